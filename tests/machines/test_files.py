@@ -331,6 +331,7 @@ def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetO
 def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path, name: str) -> None:
     need_ssh()
     from sky_jupyter.machines.ssh import file_transfer
+    from sky_jupyter.node.files.file_manifest import FILE, LINK, ManifestEntry
 
     buffer = io.BytesIO()
     outside, target = tmp_path / "outside", tmp_path / "target"
@@ -345,8 +346,9 @@ def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path,
         archive.addfile(info, io.BytesIO(b"evil"))
     buffer.seek(0)
     with tarfile.open(fileobj=buffer, mode="r|") as archive, file_transfer._receiving(target, folder=True) as to:
+        asked = {"link": ManifestEntry("link", LINK), name: ManifestEntry(name, FILE, 4)}
         with pytest.raises(OSError, match=r"leads out of the folder|should be one"):
-            list(map(partial(file_transfer._extract, archive, to=to), archive))
+            list(map(partial(file_transfer._extract, archive, to=to, left=asked), archive))
     assert os.listdir(outside) == []
     assert not (tmp_path / "evil").exists()
     assert not Path("/tmp/sky-evil-file").exists()

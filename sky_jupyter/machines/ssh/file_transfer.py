@@ -2,13 +2,12 @@
 
 SSH checks the data in transit. The rest of an earlier transfer is compared by its hash before it is used, and the
 complete file again at the end. Both sides write to a staging folder that only its user can write, and move files
-from there to their place: see ``node.receiving``.
+from there to their place. The manifest and the receiver are those of ``node.files``, as for all transfers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import secrets
@@ -16,15 +15,27 @@ import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Protocol
 
 from ...errors import LinkLost, MachineError
-from ...node.files import receiver, staging
-from ...node.files.file_manifest import shown
+from ...node.files import compare, receiver, staging
+from ...node.files.file_manifest import (
+    FILE,
+    FOLDER,
+    LINK,
+    OTHER,
+    ManifestEntry,
+    batches,
+    digest_in,
+    file_at,
+    leads_out,
+    shown,
+    total,
+    walk_opened,
+)
 from ...node.files.open_folder import Beneath
-from ...node.files.receiver import Receiver
+from ...node.files.receiver import PART, Receiver
 from ..base import Done, Moved, Progress
 from . import scripts
 from .failures import failure
@@ -95,18 +106,17 @@ def upload(
     """
     with Beneath.source(source) as folder:
         if not folder.alone and names is None:
-            names = {item.name: item.name for item in _walk(source, folder)}
+            names = {entry.name: entry.name for entry in _files_of(source, folder)}
         if names is not None:
-            items = [_item(source, folder, name, there) for name, there in names.items()]
-            return _Upload(machine, source, folder, str(target), items, progress).run()
-        item = _item(source, folder, "", PurePath(target).name)
+            return _Upload(machine, source, folder, str(target), names, progress).run()
         place = PurePath(target).parent / staging.name_for(f"{machine.label}:{target}")
-        up = _Upload(machine, source, folder, str(place), [item], progress)
+        up = _Upload(machine, source, folder, str(place), {"": PurePath(target).name}, progress)
+        (entry,) = up.entries
         try:
-            up.send(item, f"../{item.there}", folder.stat())
+            up.send(entry, f"../{PurePath(target).name}", entry.mode)
         except NoShell:
             up.count.sent = up.count.there = 0
-            _sftp_upload(up, item, str(target))
+            _sftp_upload(up, entry, str(target))
         return up.count.moved
 
 
@@ -130,40 +140,22 @@ def download(
     words = done.out.split()
     if words == [b"folder"]:
         return _download_folder(machine, str(source), target, progress)
-    item = _Remote("", int(words[0]), None, int(words[1], 8))
-    count = _Count(item.size, progress)
+    entry = ManifestEntry("", FILE, int(words[0]), mode=int(words[1], 8) & 0o777)
+    count = _Count(entry.size, progress)
     with _receiving(target, folder=False) as to:
-        _download_file(machine, to, item, where, "", count)
+        _download_file(machine, to, entry, where, "", count)
     return count.moved
 
 
 # Up
 
 
-@dataclass(frozen=True)
-class _Item:
-    """File to send: name below the source, name there, and size when it was listed."""
-
-    name: str
-    there: str
-    size: int
-
-
-def _walk(source: Path, folder: Beneath) -> Iterator[_Item]:
-    for name, info, _ in folder.walk():
-        if stat.S_ISREG(info.st_mode):
-            yield _Item(name, name, info.st_size)
-        elif not stat.S_ISDIR(info.st_mode):
-            raise OSError(f"{shown(str(source / name))} is neither file nor folder: it cannot be sent like this")
-
-
-def _item(source: Path, folder: Beneath, name: str, there: str) -> _Item:
-    info = folder.stat(name)
-    if info is None or not stat.S_ISREG(info.st_mode):
-        raise OSError(f"{shown(str(source / name))} is no file any more: it cannot be sent")
-    if PurePath(there).is_absolute() or ".." in PurePath(there).parts or not there:
-        raise OSError(f"{there!r} leads out of the folder that it is sent to")
-    return _Item(name, there, info.st_size)
+def _files_of(source: Path, folder: Beneath) -> Iterator[ManifestEntry]:
+    for entry in walk_opened(folder, source):
+        if entry.kind == LINK:
+            raise OSError(f"{shown(str(source / entry.name))} is neither file nor folder: it cannot be sent like this")
+        if entry.kind == FILE:
+            yield entry
 
 
 class _Upload:
@@ -179,8 +171,8 @@ class _Upload:
         The same, opened.
     place : str
         Staging folder on the machine.
-    items : sequence of _Item
-        Files to send.
+    names : mapping of str to str
+        Files to send, by their names below the source, and their names there.
     progress : callable or None
         Called with the bytes transferred and the total.
     """
@@ -191,47 +183,53 @@ class _Upload:
         source: Path,
         folder: Beneath,
         place: str,
-        items: Sequence[_Item],
+        names: Mapping[str, str],
         progress: Progress | None,
     ) -> None:
-        self.machine, self.source, self.folder, self.place, self.items = machine, source, folder, place, items
-        self.count = _Count(sum(item.size for item in items), progress)
+        for there in names.values():
+            if leads_out(there):
+                raise OSError(f"{there!r} leads out of the folder that it is sent to")
+        self.machine, self.source, self.folder, self.place, self.names = machine, source, folder, place, names
+        self.entries = [file_at(folder, source, name) for name in names]
+        self.count = _Count(total(self.entries), progress)
 
     def run(self) -> Moved:
         """Send all files that are not there."""
         whole = self._there()
         missing = []
-        for item in self.items:
-            if whole.get(item.there) == item.size:
-                self.count.add(there=item.size)
+        for entry in self.entries:
+            if whole.get(self.names[entry.name]) == entry.size:
+                self.count.add(there=entry.size)
             else:
-                missing.append(item)
-        for batch in _batches(missing):
+                missing.append(entry)
+        for batch in batches(missing, _BATCH, count=_BATCH_FILES, alone=_SMALL):
             if len(batch) == 1 and batch[0].size > _SMALL:
-                self.send(batch[0], f"./{batch[0].there}")
+                self.send(batch[0], f"./{self.names[batch[0].name]}")
             else:
                 archive = self._archive(batch)
                 # Owner names and numbers are not carried over: the files belong to the receiving user.
                 self._do(
                     f"{{ {scripts.take(len(archive))}; }} | tar -xof -",
-                    _told(archive, sum(item.size for item in batch), self.count),
+                    _told(archive, total(batch), self.count),
                 )
         return self.count.moved
 
-    def send(self, item: _Item, target: str, info: os.stat_result | None = None) -> None:
+    def send(self, entry: ManifestEntry, target: str, mode: int | None = None) -> None:
         """Send one file to ``target``, relative to the staging folder."""
-        part, who = (scripts.quote(f"./{item.there}{end}") for end in (".part", ".who"))
-        with self._open(item) as file:
-            offset = 0 if item.size <= _SMALL else self._left(item, file, part, who)
+        part, who = (scripts.quote(f"./{self.names[entry.name]}{end}") for end in (PART, ".who"))
+        with self.open(entry) as file:
+            offset = 0 if entry.size <= _SMALL else self._left(entry, file, part, who)
             self.count.add(there=offset)
-            whole = f'&& [ "$(sha256sum <{part})" = "{_hash(file, item.size)}  -" ]' if offset else ""
-            mode = f"&& chmod {stat.S_IMODE(info.st_mode) & 0o777:o} {part} " if info is not None else ""
+            digest = digest_in(file, most=entry.size) if offset else ""
+            whole = f'&& [ "$(sha256sum <{part})" = "{digest}  -" ]' if offset else ""
+            settle = f"&& chmod {mode:o} {part} " if mode is not None else ""
             end = f"&& rm -f -- {who} " + ('&& cd .. && rmdir -- "$OLDPWD"' if target.startswith("../") else "")
             file.seek(offset)
             self._do(
-                f"{self._above(item)}{{ {scripts.take(item.size - offset)}; }} {'>>' if offset else '>'}{part} && "
-                f"[ $(wc -c <{part}) -eq {item.size} ] {whole} {mode}&& mv -fT -- {part} {scripts.quote(target)} {end}",
-                _chunks(file, item.size - offset, self._path(item), lambda sent: self.count.add(sent=sent)),
+                f"{self._above(entry)}{{ {scripts.take(entry.size - offset)}; }} {'>>' if offset else '>'}{part} && "
+                f"[ $(wc -c <{part}) -eq {entry.size} ] {whole} {settle}"
+                f"&& mv -fT -- {part} {scripts.quote(target)} {end}",
+                _chunks(file, entry.size - offset, self.path(entry), lambda sent: self.count.add(sent=sent)),
                 "its end is not what was sent",
             )
 
@@ -245,18 +243,18 @@ class _Upload:
     def _there(self) -> dict[str, int]:
         """Return the sizes of files that arrived earlier."""
         found = {}
-        told = self._do("find . -type f ! -name '*.part' -exec stat -c '%s %n' {} +")
+        told = self._do(f"find . -type f ! -name '*{PART}' -exec stat -c '%s %n' {{}} +")
         for line in told.decode("utf-8", "surrogateescape").splitlines():
             size, _, name = line.partition(" ./")
             if size.isdecimal():
                 found[name] = int(size)
         return found
 
-    def _left(self, item: _Item, file: IO[bytes], part: str, who: str) -> int:
+    def _left(self, entry: ManifestEntry, file: IO[bytes], part: str, who: str) -> int:
         """End an earlier transfer of a file; return the size of its valid part."""
         ticks = '_t=$(cat "/proc/$1/stat" 2>/dev/null); set -- ${_t##*)}; echo "${20:-}"'
         told = self._do(
-            f"{self._above(item)}ticks() {{ {ticks}; }}; "
+            f"{self._above(entry)}ticks() {{ {ticks}; }}; "
             f"if [ -f {who} ]; then read -r a b <{who}; "
             f'if [ "$a" != $$ ] && [ "$b" ] && [ "$(ticks "$a")" = "$b" ]; '
             f'then kill -s KILL -- -"$a"; sleep 0.2; fi; fi; '
@@ -265,38 +263,40 @@ class _Upload:
         )
         words = told.split()
         there = int(words[0])
-        if 0 < there <= item.size and len(words) > 1 and _hash(file, there) == words[1].decode():
+        if 0 < there <= entry.size and len(words) > 1 and digest_in(file, most=there) == words[1].decode():
             return there
         return 0
 
-    def _above(self, item: _Item) -> str:
+    def _above(self, entry: ManifestEntry) -> str:
         """Return a script that makes a file's folder.
 
         Nobody else writes to a staging folder, so that it has no links.
         """
-        inner = str(PurePath(item.there).parent)
+        inner = str(PurePath(self.names[entry.name]).parent)
         return "" if inner == "." else f"mkdir -p -- {scripts.quote(f'./{inner}')} && "
 
-    def _open(self, item: _Item) -> IO[bytes]:
-        return open(self.folder.open(item.name), "rb")
+    def open(self, entry: ManifestEntry) -> IO[bytes]:
+        """Open one of the files, to read it."""
+        return open(self.folder.open(entry.name), "rb")
 
-    def _path(self, item: _Item) -> str:
-        return shown(str(self.source / item.name) if item.name else str(self.source))
+    def path(self, entry: ManifestEntry) -> str:
+        """Return a file's path for messages."""
+        return shown(str(self.source / entry.name) if entry.name else str(self.source))
 
-    def _archive(self, batch: Sequence[_Item]) -> bytes:
+    def _archive(self, batch: Sequence[ManifestEntry]) -> bytes:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
-            for item in batch:
-                info = tarfile.TarInfo(item.there)
-                info.size, info.mode = item.size, 0o600
-                with self._open(item) as file:
-                    if os.fstat(file.fileno()).st_size != item.size:
-                        raise OSError(f"{self._path(item)} changed while it was sent")
+            for entry in batch:
+                info = tarfile.TarInfo(self.names[entry.name])
+                info.size, info.mode = entry.size, 0o600
+                with self.open(entry) as file:
+                    if os.fstat(file.fileno()).st_size != entry.size:
+                        raise OSError(f"{self.path(entry)} changed while it was sent")
                     info.mtime = int(os.fstat(file.fileno()).st_mtime)
                     try:
                         archive.addfile(info, file)
                     except OSError as error:
-                        raise OSError(f"{self._path(item)} cannot be sent: {error.strerror or error}") from None
+                        raise OSError(f"{self.path(entry)} cannot be sent: {error.strerror or error}") from None
         return buffer.getvalue()
 
 
@@ -310,22 +310,6 @@ def _enter(place: str) -> str:
         f'{{ {{ [ "$PWD" = "$_sky_a"/{scripts.quote(name)} ] && [ -O . ]; }} || '
         f"{{ echo {scripts.quote(f'{name} {_ELSEWHERE}')}; exit 1; }}; }}"
     )
-
-
-def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
-    batch: list[_Item] = []
-    size = 0
-    for item in items:
-        if item.size > _SMALL:
-            yield [item]
-            continue
-        if batch and (size + item.size > _BATCH or len(batch) >= _BATCH_FILES):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += item.size
-    if batch:
-        yield batch
 
 
 def _told(archive: bytes, size: int, count: _Count) -> Iterator[bytes]:
@@ -342,31 +326,8 @@ def _told(archive: bytes, size: int, count: _Count) -> Iterator[bytes]:
 # Down
 
 
-@dataclass(frozen=True)
-class _Remote:
-    """File on the machine, by its name below the source."""
-
-    name: str
-    size: int
-    when: float | None
-    mode: int
-
-    @property
-    def token(self) -> str:
-        """Name in the staging folder; it differs after the file was changed."""
-        facts = f"{self.name}\0{self.size}\0{self.when}"
-        return hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:40]
-
-    @property
-    def mtime(self) -> int | None:
-        return None if self.when is None else int(self.when * 1e9)
-
-
 class _NotTaken(OSError):
     """Raised for an archive's member that is refused."""
-
-
-_UNASKED = _Remote("", 0, None, 0)
 
 
 @contextlib.contextmanager
@@ -380,11 +341,13 @@ def _receiving(target: Path, *, folder: bool) -> Iterator[Receiver]:
         to.close(whole=whole)
 
 
-def _download_file(machine: TransferMachine, to: Receiver, item: _Remote, where: str, go: str, count: _Count) -> None:
+def _download_file(
+    machine: TransferMachine, to: Receiver, entry: ManifestEntry, where: str, go: str, count: _Count
+) -> None:
     """Fetch one file: ``where``, in the folder that the script ``go`` enters."""
-    with to.part(item.token, item.name) as file:
-        size, offset = item.size, os.fstat(file.fileno()).st_size
-        if offset and (offset > size or _hash(file, offset) != _remote_hash(machine, go, where, offset)):
+    with to.part(entry.token, entry.name) as file:
+        size, offset = entry.size, os.fstat(file.fileno()).st_size
+        if offset and (offset > size or digest_in(file, most=offset) != _remote_hash(machine, go, where, offset)):
             offset = 0
         file.truncate(offset)
         file.seek(offset)
@@ -392,14 +355,14 @@ def _download_file(machine: TransferMachine, to: Receiver, item: _Remote, where:
 
         def write(data: bytes) -> None:
             if file.tell() + len(data) > size:
-                raise _changed(machine, item.name or where)
+                raise _changed(machine, entry.name or where)
             receiver.write(file, data)
 
         give = f"{go}exec {_give(where, bool(go), start=offset)}"
         got = _receive(machine, give, write, lambda sent: count.add(sent=sent))
-        if offset + got != size or (offset and _hash(file, size) != _remote_hash(machine, go, where, size)):
-            raise _changed(machine, item.name or where)
-        to.put_part(item.token, item.name, item.mode & 0o777, item.mtime)
+        if offset + got != size or (offset and digest_in(file, most=size) != _remote_hash(machine, go, where, size)):
+            raise _changed(machine, entry.name or where)
+        to.put_part(entry.token, entry.name, entry.mode, entry.mtime if go else None)
 
 
 def _give(where: str, strict: bool, start: int = 0, size: int | None = None) -> str:
@@ -423,42 +386,48 @@ def _download_folder(machine: TransferMachine, source: str, target: Path, progre
     done = machine.run(f"cd {where} && find . ! -name . -printf '%y %s %T@ %m %P\\0'")
     if done.status:
         raise failure(machine.name, f"{source} cannot be fetched", _said(done.out))
-    items = [item.split(" ", 4) for item in done.out.decode("utf-8", "surrogateescape").split("\0") if item]
-    plain = [item[1:] for item in items if item[0] == "f"]
-    files = {name: _Remote(name, int(size), float(when), int(mode, 8)) for size, when, mode, name in plain}
-    odd = [name for kind, _, _, _, name in items if kind not in "fdl"]
-    if odd:
-        raise MachineError(
-            machine.name, "odd", f"{shown(odd[0])} is neither file nor folder nor link: it is not fetched"
-        )
-    count = _Count(sum(one.size for one in files.values()), progress)
+    entries = _listed(done.out)
+    for entry in entries:
+        if entry.kind == OTHER:
+            raise MachineError(
+                machine.name, "odd", f"{shown(entry.name)} is neither file nor folder nor link: it is not fetched"
+            )
+    count = _Count(total(entries), progress)
     with _receiving(target, folder=True) as to:
-        wanted = [name for kind, _, _, _, name in items if kind == "l" or (kind == "d" and not _has_folder(to, name))]
+        wanted = [entry for entry in entries if entry.kind == LINK]
+        wanted += [entry for entry in entries if entry.kind == FOLDER and not _has_folder(to, entry.name)]
         large = []
-        for one in files.values():
-            if _has(to, one):
-                count.add(there=one.size)
-            elif one.size > _SMALL:
-                large.append(one)
+        for entry in entries:
+            if entry.kind != FILE:
+                continue
+            if compare.has_come(to.place, entry):
+                count.add(there=entry.size)
+            elif entry.size > _SMALL:
+                large.append(entry)
             else:
-                wanted.append(one.name)
+                wanted.append(entry)
         if wanted:
-            _fetch_archive(machine, where, wanted, files, to, count)
-        for one in large:
-            inner, _, name = one.name.rpartition("/")
+            _fetch_archive(machine, where, wanted, to, count)
+        for entry in large:
+            inner, _, name = entry.name.rpartition("/")
             # A folder or file that was replaced by a link meanwhile is not followed.
             go = f"CDPATH=; cd -P -- {where} && _sky_a=${{PWD%/}} && cd -P -- {scripts.quote(f'./{inner}')} && "
             go += f'[ "$PWD" = "$_sky_a"{scripts.quote(f"/{inner}" if inner else "")} ] && ' if inner else ""
-            _download_file(machine, to, one, scripts.quote(f"./{name}"), go, count)
+            _download_file(machine, to, entry, scripts.quote(f"./{name}"), go, count)
     return count.moved
 
 
-def _has(to: Receiver, one: _Remote) -> bool:
-    """Return True if a file was fetched before: its time is set last."""
-    info = to.place.stat(one.name)
-    if info is None or not stat.S_ISREG(info.st_mode) or one.when is None:
-        return False
-    return info.st_size == one.size and abs(info.st_mtime - one.when) < 1.0
+def _listed(told: bytes) -> list[ManifestEntry]:
+    """Parse the output of `find`: kind, size, time, mode and name of each entry."""
+    kinds, entries = {"f": FILE, "d": FOLDER, "l": LINK}, []
+    for item in filter(None, told.decode("utf-8", "surrogateescape").split("\0")):
+        kind, size, when, mode, name = item.split(" ", 4)
+        second, _, fraction = when.partition(".")
+        mtime = int(second) * 1_000_000_000 + int(f"{fraction:0<9}"[:9])
+        entries.append(
+            ManifestEntry(name, kinds.get(kind, OTHER), int(size) if kind == "f" else 0, mtime, int(mode, 8) & 0o777)
+        )
+    return entries
 
 
 def _has_folder(to: Receiver, name: str) -> bool:
@@ -469,13 +438,12 @@ def _has_folder(to: Receiver, name: str) -> bool:
 def _fetch_archive(
     machine: TransferMachine,
     where: str,
-    names: Sequence[str],
-    files: Mapping[str, _Remote],
+    wanted: Sequence[ManifestEntry],
     to: Receiver,
     count: _Count,
 ) -> None:
-    left = {name: files.get(name) for name in names}
-    listing = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
+    left = {entry.name: entry for entry in wanted}
+    listing = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in left)
     script = f"cd {where} && exec tar --no-recursion --hard-dereference --null -cf - -T -"
     with machine.script(f"printf 'sky-archive\\n'; {script}", [listing]) as pipes:
         reader: Any = _Reader(pipes, b"sky-archive\n")
@@ -497,36 +465,29 @@ def _fetch_archive(
         raise MachineError(machine.name, "changed", f"tar there ended with {status}: did the folder change?")
 
 
-def _extract(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, left: dict[str, _Remote | None] | None = None
-) -> None:
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, left: dict[str, ManifestEntry]) -> None:
     """Extract a member that was asked for; refuse one outside the target."""
     name = member.name.removeprefix("./")
-    parts = PurePath(name).parts
-    if PurePath(name).is_absolute() or ".." in parts or not parts:
+    if leads_out(name):
         raise _NotTaken(f"{shown(name)!r} leads out of the folder: it is not fetched")
     if not (member.isreg() or member.isdir() or member.issym()):
         raise _NotTaken(f"{shown(name)} is neither file nor folder nor symbolic link: it is not fetched")
-    expected = left.pop(name, _UNASKED) if left is not None else None
-    wrong = expected is _UNASKED or (left is not None and member.isreg() != (expected is not None))
-    if wrong or (expected is not None and member.size > expected.size):
+    kind = FILE if member.isreg() else FOLDER if member.isdir() else LINK
+    entry = left.pop(name, None)
+    if entry is None or entry.kind != kind or (kind == FILE and member.size > entry.size):
         raise _NotTaken(f"{shown(name)} changed while it was fetched; fetch it again")
-    _make_above(to, parts)
-    if member.issym():
+    to.place.make_above(name)
+    if kind == LINK:
         to.link(name, member.linkname)
-    elif member.isdir():
+    elif kind == FOLDER:
         to.place.make(name)
-        to.place.settle(name, (member.mode or 0) & 0o777 | 0o700, None)
+        to.place.settle(name, entry.mode | 0o700, None)
     else:
         source = archive.extractfile(member)
         assert source is not None
-        mode = (member.mode or 0) & 0o777 | 0o600
-        to.put(hashlib.sha256(os.fsencode(name)).hexdigest(), name, source.read(), mode, int(member.mtime * 1e9))
-
-
-def _make_above(to: Receiver, parts: Sequence[str]) -> None:
-    for count in range(1, len(parts)):
-        to.place.make("/".join(parts[:count]))
+        # Until it is in its place its user can write it, whatever a break leaves.
+        to.put(entry.token, name, source.read(), entry.mode | 0o600, entry.mtime)
+        to.place.settle(name, entry.mode, None)
 
 
 class _Reader:
@@ -602,16 +563,6 @@ def _chunks(file: Any, size: int, source: str, tell: Callable[[int], None]) -> I
         tell(got)
 
 
-def _hash(file: Any, size: int) -> str:
-    """Return the SHA-256 of a file's first bytes."""
-    file.seek(0)
-    digest = hashlib.sha256()
-    while size and (data := file.read(min(size, _CHUNK))):
-        digest.update(data)
-        size -= len(data)
-    return digest.hexdigest()
-
-
 def _remote_hash(machine: TransferMachine, go: str, where: str, size: int) -> str:
     words = machine.run(f"{go}{_give(where, bool(go), size=size)} | sha256sum").out.split()
     return words[0].decode("ascii", "replace") if words else ""
@@ -620,19 +571,19 @@ def _remote_hash(machine: TransferMachine, go: str, where: str, size: int) -> st
 # Without a shell, transfers start anew each time: a partial file cannot be hashed there.
 
 
-def _sftp_upload(up: _Upload, item: _Item, target: str) -> None:
+def _sftp_upload(up: _Upload, entry: ManifestEntry, target: str) -> None:
     import paramiko
 
     machine, count, target = up.machine, up.count, target.removeprefix("~/")
     # A random name and exclusive creation: existing files are never written to.
     part = f"{PurePath(target).parent}/.sky-{secrets.token_hex(16)}"
-    with contextlib.closing(_sftp(machine)) as sftp, up._open(item) as file:
+    with contextlib.closing(_sftp(machine)) as sftp, up.open(entry) as file:
         try:
             with sftp.open(part, "wxb") as remote:
                 remote.set_pipelined(True)
-                for data in _chunks(file, item.size, up._path(item), lambda sent: count.add(sent=sent)):
+                for data in _chunks(file, entry.size, up.path(entry), lambda sent: count.add(sent=sent)):
                     remote.write(bytes(data))
-            if sftp.lstat(part).st_size != item.size:
+            if sftp.lstat(part).st_size != entry.size:
                 raise OSError("its size there is not what was sent")
             sftp.chmod(part, stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777)
             sftp.posix_rename(part, target)
@@ -653,23 +604,23 @@ def _sftp_download(machine: TransferMachine, source: str, target: Path, progress
             info = sftp.stat(source)
             if stat.S_ISDIR(info.st_mode or 0):
                 raise MachineError(machine.name, "shell", f"{source} is a folder, and {machine.label} runs no shell")
-            item = _Remote("", info.st_size or 0, None, info.st_mode or 0o600)
-            count = _Count(item.size, progress)
-            with sftp.open(source, "rb") as remote, to.part(item.token, "") as file:
+            entry = ManifestEntry("", FILE, info.st_size or 0, mode=(info.st_mode or 0o600) & 0o777)
+            count = _Count(entry.size, progress)
+            with sftp.open(source, "rb") as remote, to.part(entry.token, "") as file:
                 file.truncate(0)
-                remote.prefetch(item.size)
+                remote.prefetch(entry.size)
                 while data := remote.read(_CHUNK):
                     receiver.write(file, data)
                     count.add(sent=len(data))
-                    if count.sent > item.size:
+                    if count.sent > entry.size:
                         raise _changed(machine, source)
         except (OSError, EOFError, paramiko.SSHException) as error:
             if _ends(machine):
                 raise LinkLost(machine.name, "broken", "the connection broke while a file was fetched") from None
             raise failure(machine.name, f"{source} cannot be fetched", str(error)) from None
-        if count.sent != item.size:
+        if count.sent != entry.size:
             raise _changed(machine, source)
-        to.put_part(item.token, "", item.mode & 0o777)
+        to.put_part(entry.token, "", entry.mode)
     return count.moved
 
 

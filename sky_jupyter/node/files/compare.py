@@ -12,8 +12,8 @@ from pathlib import Path
 from .file_manifest import FILE, FOLDER, LINK, OTHER, ManifestEntry, digest_in, kind_of
 from .open_folder import Beneath
 
-# File systems keep times more or less exactly.
-_SAME_TIME = 1_000_000
+# File systems keep times more or less exactly; archives and some of them keep whole seconds.
+_SAME_TIME, _SAME_SECOND = 1_000_000, 1_000_000_000
 
 
 @dataclass
@@ -94,6 +94,17 @@ def is_same(place: Beneath, name: str, entry: ManifestEntry) -> bool:
         return False
     with open(place.open(name), "rb") as file:
         return digest_in(file) == entry.digest
+
+
+def has_come(place: Beneath, entry: ManifestEntry) -> bool:
+    """Whether an earlier transfer from the same place has left a file: its time is set last.
+
+    Times are compared in seconds and modes not at all: an archive or a file system may not keep them.
+    """
+    info = place.stat(entry.name)
+    if info is None or entry.kind != FILE or kind_of(info.st_mode) != FILE:
+        return False
+    return info.st_size == entry.size and abs(info.st_mtime_ns - entry.mtime) < _SAME_SECOND
 
 
 def room_at(path: Path) -> int:

@@ -8,10 +8,10 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from .open_folder import Beneath
 
@@ -56,7 +56,8 @@ class ManifestEntry:
     @property
     def token(self) -> str:
         """What it is called where names of the user's have no place; another content has another one."""
-        return hashlib.blake2b(f"{self.name}\0{self.digest}".encode(*_ANY), digest_size=20).hexdigest()
+        content = self.digest or f"{self.size}\0{self.mtime}"
+        return hashlib.blake2b(f"{self.name}\0{content}".encode(*_ANY), digest_size=20).hexdigest()
 
 
 def kind_of(mode: int) -> str:
@@ -77,32 +78,51 @@ def walk(root: Path) -> list[ManifestEntry]:
         When something of it cannot be read, or can be neither file, folder nor link.
     """
     with Beneath.source(root) as source:
-        info = source.stat()
-        assert info is not None
-        if kind_of(info.st_mode) != FOLDER:
-            if not os.access(root, os.R_OK):
-                raise _unreadable(root)
-            return [_entry(root, "", info)]
-        entries = [_entry(root, "", info)]
-        for name, inner, folder in source.walk():
-            last = name.rpartition("/")[2]
-            if kind_of(inner.st_mode) == LINK:
-                entries.append(ManifestEntry(name, LINK, to=os.readlink(last, dir_fd=folder)))
-                continue
-            if not os.access(last, os.R_OK, dir_fd=folder):
-                raise _unreadable(root / name)
-            entries.append(_entry(root / name, name, inner))
-        return entries
+        return walk_opened(source, root)
+
+
+def walk_opened(source: Beneath, root: Path) -> list[ManifestEntry]:
+    """List what `walk` lists, of a root that is open; ``root`` is its name in errors."""
+    info = source.stat()
+    assert info is not None
+    if kind_of(info.st_mode) != FOLDER:
+        if not os.access(root, os.R_OK):
+            raise _unreadable(root)
+        return [_entry(root, "", info)]
+    entries = [_entry(root, "", info)]
+    for name, inner, folder in source.walk():
+        last = name.rpartition("/")[2]
+        if kind_of(inner.st_mode) == LINK:
+            entries.append(ManifestEntry(name, LINK, to=os.readlink(last, dir_fd=folder)))
+            continue
+        if not os.access(last, os.R_OK, dir_fd=folder):
+            raise _unreadable(root / name)
+        entries.append(_entry(root / name, name, inner))
+    return entries
+
+
+def file_at(source: Beneath, root: Path, name: str) -> ManifestEntry:
+    """Return the entry of one file of a root that is open.
+
+    Raises
+    ------
+    OSError
+        When something else than a file is there.
+    """
+    info = source.stat(name)
+    if info is None or kind_of(info.st_mode) != FILE:
+        raise OSError(f"{shown(str(root / name))} is no file any more: it cannot be sent")
+    return _entry(root / name, name, info)
 
 
 def _unreadable(path: Path) -> PermissionError:
-    return PermissionError(f"{path} cannot be read: permission denied")
+    return PermissionError(f"{shown(str(path))} cannot be read: permission denied")
 
 
 def _entry(path: Path, name: str, info: os.stat_result) -> ManifestEntry:
     kind = kind_of(info.st_mode)
     if kind == OTHER:
-        raise OSError(f"{path} is neither file nor folder nor symbolic link: it cannot be sent")
+        raise OSError(f"{shown(str(path))} is neither file nor folder nor symbolic link: it cannot be sent")
     mode = stat.S_IMODE(info.st_mode) & 0o777
     return ManifestEntry(name, kind, info.st_size if kind == FILE else 0, info.st_mtime_ns, mode)
 
@@ -118,13 +138,59 @@ def digest_of(path: Path) -> str:
         return digest_in(file)
 
 
-def digest_in(file: IO[bytes], tell: Callable[[int], None] = lambda size: None) -> str:
-    """The SHA-256 of an open file; ``tell`` is given the size of each piece that has been read."""
+def digest_in(file: IO[bytes], tell: Callable[[int], None] = lambda size: None, most: int | None = None) -> str:
+    """The SHA-256 of an open file, or of its first bytes; ``tell`` is given the size of each piece that was read."""
+    file.seek(0)
     digest = hashlib.sha256()
-    while data := file.read(_CHUNK):
-        digest.update(data)
-        tell(len(data))
+    feed(digest, file, tell, most)
     return digest.hexdigest()
+
+
+def feed(digest: Any, file: IO[bytes], tell: Callable[[int], None] = lambda size: None, most: int | None = None) -> int:
+    """Give a hash the rest of a file, or so many bytes of it; returns how many there were."""
+    done = 0
+    while data := file.read(_CHUNK if most is None else min(_CHUNK, most - done)):
+        digest.update(data)
+        done += len(data)
+        tell(len(data))
+    return done
+
+
+def batches(
+    entries: Iterable[ManifestEntry],
+    most: int,
+    *,
+    count: int | None = None,
+    alone: int | None = None,
+    measure: Callable[[ManifestEntry], int] = lambda entry: entry.size,
+) -> Iterator[list[ManifestEntry]]:
+    """Put entries into lists that go together.
+
+    Parameters
+    ----------
+    most : int
+        The size of a list, unless one entry is larger by itself.
+    count : int, optional
+        The most entries of a list.
+    alone : int, optional
+        An entry that is larger than this is a list by itself.
+    measure : callable
+        An entry's size; its bytes unless given.
+    """
+    batch: list[ManifestEntry] = []
+    size = 0
+    for entry in entries:
+        more = measure(entry)
+        if alone is not None and more > alone:
+            yield [entry]
+            continue
+        if batch and (size + more > most or len(batch) == count):
+            yield batch
+            batch, size = [], 0
+        batch.append(entry)
+        size += more
+    if batch:
+        yield batch
 
 
 def hashed(
@@ -182,9 +248,15 @@ def unpack(data: bytes) -> list[ManifestEntry]:
         raise ValueError(f"a list of files is {more} {len(text)} bytes: it is not unpacked")
     entries = [ManifestEntry(*fields) for fields in json.loads(text)]
     for entry in entries:
-        if entry.name.startswith("/") or ".." in PurePosixPath(entry.name).parts:
+        if entry.name and leads_out(entry.name):
             raise ValueError(f"{shown(entry.name)!r} leads out of the folder")
     return entries
+
+
+def leads_out(name: str) -> bool:
+    """Tell whether a name that somebody else has given is none of a thing below a folder."""
+    path = PurePosixPath(name)
+    return not path.parts or path.is_absolute() or ".." in path.parts
 
 
 def shown(text: str) -> str:

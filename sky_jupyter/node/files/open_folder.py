@@ -143,6 +143,12 @@ class Beneath:
 
         self._at(name, make)
 
+    def make_above(self, name: str) -> None:
+        """Have the folders there that a name is in."""
+        parts = self._parts(name)
+        for count in range(1, len(parts)):
+            self.make("/".join(parts[:count]))
+
     def create(self, name: str, *, new: bool = False) -> int:
         """A descriptor to read and write a file that only its user can read; with ``new``, of none that is there."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if new else 0)

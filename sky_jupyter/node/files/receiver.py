@@ -20,7 +20,8 @@ from typing import IO
 from . import staging
 from .open_folder import Beneath
 
-_PART = ".part"
+PART = ".part"
+"""What the name of a file that is not whole yet ends with, in any staging folder."""
 _BLOCK = 1 << 16
 _ZEROS = bytes(_BLOCK)
 
@@ -76,17 +77,17 @@ class Receiver:
         It stays when this one breaks, but on a full disk. Two transfers do not write one.
         """
         try:
-            with open(_own(self.staged, token + _PART, self._path(name)), "r+b", buffering=0) as file:
+            with open(_own(self.staged, token + PART, self._path(name)), "r+b", buffering=0) as file:
                 yield file
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 with contextlib.suppress(OSError):
-                    self.staged.unlink(token + _PART)
+                    self.staged.unlink(token + PART)
             raise
 
     def put_part(self, token: str, name: str, mode: int | None = None, mtime: int | None = None) -> None:
         """Put a part that is whole in its place."""
-        self._put(token + _PART, name, mode, mtime)
+        self._put(token + PART, name, mode, mtime)
 
     def put(self, token: str, name: str, content: bytes, mode: int | None = None, mtime: int | None = None) -> None:
         """Have a file with this content."""
@@ -104,7 +105,7 @@ class Receiver:
         info = self.place.stat(name)
         if info is not None and stat.S_ISLNK(info.st_mode) and self.place.readlink(name) == to:
             return
-        token = hashlib.sha256(os.fsencode(name)).hexdigest() + _PART
+        token = hashlib.sha256(os.fsencode(name)).hexdigest() + PART
         self.staged.unlink(token)
         self.staged.symlink(token, to)
         self.place.bring(self.staged, token, name)

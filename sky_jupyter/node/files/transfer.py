@@ -11,12 +11,12 @@ import contextlib
 import errno
 import hashlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from . import compare, receiver
-from .file_manifest import FILE, FOLDER, LINK, ManifestEntry, shown, total
+from .file_manifest import FILE, FOLDER, LINK, ManifestEntry, batches, feed, shown, total
 from .open_folder import Beneath
 from .receiver import Receiver
 
@@ -179,7 +179,7 @@ class FileTransfer:
     # -- pieces ------------------------------------------------------------------------------------
 
     async def _fetch(self, entries: Sequence[ManifestEntry]) -> None:
-        for group in _groups(entries):
+        for group in batches(entries, PIECE, count=_MOST_IN_PIECE):
             if len(group) == 1 and group[0].size > PIECE:
                 await self._fetch_large(group[0])
             else:
@@ -266,30 +266,14 @@ class FileTransfer:
         return data
 
 
-def _groups(entries: Sequence[ManifestEntry]) -> Iterator[list[ManifestEntry]]:
-    """Large files by themselves, small ones as many as go into a piece."""
-    group: list[ManifestEntry] = []
-    size = 0
-    for entry in entries:
-        if group and (size + entry.size > PIECE or len(group) >= _MOST_IN_PIECE):
-            yield group
-            group, size = [], 0
-        group.append(entry)
-        size += entry.size
-    if group:
-        yield group
-
-
 def _changed(entry: ManifestEntry) -> SourceFailed:
     return SourceFailed(f"{entry.name or 'the file'} has another hash than it was sent with")
 
 
 def _left(file: Any, size: int) -> tuple[Any, int]:
     """The hash so far and the length of what an earlier attempt left; more than the whole is nothing."""
-    digest, length = hashlib.sha256(), 0
-    while data := file.read(PIECE):
-        digest.update(data)
-        length += len(data)
+    digest = hashlib.sha256()
+    length = feed(digest, file)
     if length > size:
         file.truncate(0)
         digest, length = hashlib.sha256(), 0

@@ -113,9 +113,7 @@ def _write(code: Code, folder: Path) -> None:
 def _write_one(to: Receiver, place: str, source: Source, *, changed: bool) -> None:
     if not source.to and not changed and _is_same(to.place.stat(place), source.stamp):
         return
-    parts = place.split("/")
-    for count in range(1, len(parts)):
-        to.place.make("/".join(parts[:count]))
+    to.place.make_above(place)
     if source.to:
         to.link(place, source.to)
         return

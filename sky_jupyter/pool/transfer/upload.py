@@ -10,7 +10,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
-from ...node.files.file_manifest import FILE, ManifestEntry, from_wire, hashed, pack, shown, to_wire, total, walk
+from ...node.files.file_manifest import (
+    FILE,
+    ManifestEntry,
+    batches,
+    from_wire,
+    hashed,
+    pack,
+    shown,
+    to_wire,
+    total,
+    walk,
+)
 from ...node.files.transfer import read
 from ...node.protocol import rpc
 from ...util.text import format_size
@@ -207,7 +218,7 @@ class Sending(Moving):
     async def _upload(self, node: int, files: Sequence[ManifestEntry], size: int) -> None:
         target = from_wire(self.found[node]["spool"])
         text, before = f"{self.what} to {self.name(node)}", 0
-        for part in _parts(files):
+        for part in batches(files, _NAMES, measure=_name_size):
             names = {entry.name: entry.token for entry in part}
             told: list[int] = []
 
@@ -248,15 +259,6 @@ class Sending(Moving):
         return self._done()
 
 
-def _parts(files: Sequence[ManifestEntry]) -> Iterable[list[ManifestEntry]]:
-    """Files in lists whose names a message has room for."""
-    part: list[ManifestEntry] = []
-    size = 0
-    for entry in files:
-        if part and size + len(entry.name) > _NAMES:
-            yield part
-            part, size = [], 0
-        part.append(entry)
-        size += 6 * len(entry.name) + 64
-    if part:
-        yield part
+def _name_size(entry: ManifestEntry) -> int:
+    """Bytes of a message that a file's name and what it is called there take at most."""
+    return 6 * len(entry.name) + 64
