@@ -19,6 +19,7 @@ SUBJECTS = {
     "cell": "cell",
     "start": "start",
     "output": "output",
+    "journal": "journal",
     "page": "page",
     "watch": "watch",
     "array": "array",
