@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from benchmarks import report
+from benchmarks import report, way
 from benchmarks.__main__ import SUBJECTS
 from benchmarks.measure import HEAD, Options, Row, by_turns, rows
 
@@ -127,3 +128,46 @@ def test_quick_and_repeat_choose_the_number_of_repetitions() -> None:
     assert Options().times(300, quick=60) == 300
     assert Options(quick=True).times(300, quick=60) == 60
     assert Options(quick=True, repeat=1).times(300, quick=60) == 1
+
+
+SOURCE = """
+class A:
+    def __init__(self, x):
+        self.x = x
+
+    @property
+    def y(self):
+        return make(self.x)
+
+    def get(self):
+        return self.x
+
+    def do(self):
+        def inner():
+            return 1
+        return call(inner)
+
+def go(a):
+    while a:
+        a -= 1
+"""
+
+
+def test_the_way_of_a_cell_counts_what_a_reader_opens(tmp_path: Path) -> None:
+    path = tmp_path / "source.py"
+    path.write_text(SOURCE)
+    found = way.functions(str(path))
+    assert [name for _, _, name in found] == ["", "", "", "A.do", "go"]
+    # What is written within a function is read with it.
+    line = SOURCE.splitlines().index("        def inner():") + 1
+    assert [name for first, last, name in found if first <= line <= last] == ["A.do"]
+
+
+def test_a_coroutine_that_a_loop_begins_belongs_to_the_file_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "source.py"
+    path.write_text("def near():\n    pass\n\ndef far():\n    loop.start(near)\n")
+    made: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), made)
+    near, far = made["near"].__code__, made["far"].__code__
+    assert [way.is_own(near, ""), way.is_own(far, "")] == [True, False]
+    assert [way.is_own(far, str(path)), way.is_own(near, "another.py")] == [True, False]
