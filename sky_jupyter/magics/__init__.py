@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from ..api import attach_pool, describe, get_files, kept_row, put_files, resize_pool, start_pool
 from ..capture.cell_names import analyse
-from ..capture.collect import collect
 from ..capture.process_settings import Settings
 from ..capture.project_files import check_path
 from ..capture.untracked_changes import statements
@@ -21,16 +19,16 @@ from ..display import views as display
 from ..display.base.prompts import agrees, person
 from ..display.notebook import pool_panel
 from ..errors import PoolError, SkyError, SpecError, shortened
-from ..pool.base.events import NoticeEvent, Tape
 from ..pool.lifecycle import status
 from ..pool.open_pools import pools
-from ..pool.pool import Detached, Pool
+from ..pool.pool import Pool
 from ..pool.registry.pool_record import PoolRecord
-from ..pool.runs.result import CellError, CellResult
-from ..pool.runs.run import Run
+from ..pool.runs.result import CellError
 from ..pool.transfer import blobs
+from ..session import cells
+from ..session.cells import Cell
+from ..session.pools import attach_pool, describe, get_files, kept_row, put_files, resize_pool, start_pool
 from ..spec.pool_spec import PoolSpec
-from ..util.text import rank_label
 from . import clean, control_channel, logs, pull, refusals, runs_table, tracebacks
 from . import kernel_status as busy
 from . import names_table as names
@@ -38,9 +36,6 @@ from .completion import sky_matcher
 from .manual import MANUAL
 from .option_table import chosen, without_values
 from .parsing import Given, HelpAsked, check_shown, parse
-
-RESULT = "_sky"
-_NAMES_SHOWN = 12
 
 
 @magics_class
@@ -80,7 +75,6 @@ class SkyMagics(Magics):
                 f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells"
             )
         code = _numbered(line, body)
-        namespace = self.shell.user_ns
         # The number that the notebook shows; the shell's own counter may be one ahead of it.
         count = self.shell.displayhook.prompt_count
         transformed = tracebacks.transform(self.shell, code, count)
@@ -93,99 +87,28 @@ class SkyMagics(Magics):
         ranks = pool.check_ranks(chosen(given.on, size))
         shown = pool.check_ranks(chosen(given.only, size)) if given.only is not None else ranks
         check_shown(shown, ranks)
-        self.gather(pool)
-        self.settle(pool)
-        for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
-            print(news)
-        pool.include(given.include, pool.spec.image.excludes)
-        with display.LateView("values") as late:
-            capture = collect(
+        cells.run_cell(
+            pool,
+            Cell(
+                code,
                 transformed,
-                namespace,
-                pool.ledger,
-                exclude=_exclude(given),
+                count,
+                ranks,
+                shown,
+                include=given.include,
+                exclude="all" if "all" in given.no_capture else frozenset(given.no_capture),
                 push=given.push,
                 shard=given.shard,
-                ranks=pool.spec.world_size,
-                tell=blobs.reading(late.on_event, late.refresh),
-            )
-        tape = Tape()
-        view: Any = display.Silent() if given.quiet else run_view(pool, ranks, shown)
-        if given.saved is not None:
-            display.keep(view, given.saved)
-        with pool.stopping():
-            with display.LateView("values") as late:
-                run = pool.begin_cell(
-                    code,
-                    capture,
-                    ranks=ranks,
-                    count=count,
-                    grace=given.grace,
-                    timeout=given.timeout,
-                    sync=given.sync,
-                    follow="all" not in given.no_capture,
-                    listener=tape if given.detach else view.on_event,
-                    on_send=late.on_event,
-                    tick=late.refresh,
-                )
-            if given.detach:
-                pool.detached[run.id] = Detached(run, tape, given.out)
-                bound = f" and assigns {given.out}, as the next cell on the pool does" if given.out else ""
-                print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
-            else:
-                self.attend(pool, run, view, given.out)
-
-    def attend(self, pool: Pool, run: Run, view: Any, out: str | None = None) -> None:
-        """Show a run to its end and bind its result.
-
-        What the ranks assigned counts from now on.
-        """
-        try:
-            result = pool.attend(run, view.refresh)
-        except CellError as error:
-            self.bind(out, error.result)
-            raise
-        finally:
-            pool.note_writes(run, self.shell.user_ns)
-            # That kernels are new has been told when they were replaced.
-            _, lost = self.take_restarts(pool)
-            if lost:
-                view.on_event(NoticeEvent(lost))
-            view.finish(run.elapsed)
-        self.bind(out, result)
-
-    def settle(self, pool: Pool) -> None:
-        """Wait until the pool has repaired what the last run broke, with a view of it."""
-        with display.LateView("new kernels", failed="not there", pool=pool.spec.name) as late:
-            pool.settle(late.on_event, late.refresh)
-
-    def gather(self, pool: Pool, *, over: bool = False) -> None:
-        """Wait for detached runs: the next cell needs what they assigned.
-
-        With ``over``, only those are seen to that have ended: before kernels go that have what they assigned.
-        """
-        for id, detached in list(pool.detached.items()):
-            if over and not detached.run.over.is_set():
-                continue
-            if not detached.run.over.is_set():
-                print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
-            try:
-                with display.LateView(f"run {id}", "over", "not over", pool=pool.spec.name) as late:
-                    with pool.watchdog.telling(late.on_event):
-                        silent = display.Silent(late.refresh)
-                        self.await_end(pool, detached.run, silent, detached.tape)
-                        self.attend(pool, detached.run, silent, detached.out)
-            except CellError as error:
-                print(f"run {id}: {error}; `%sky logs {id}` shows what it printed")
-            del pool.detached[id]
-
-    def bind(self, out: str | None, result: CellResult) -> None:
-        """Assign the result to its names in the notebook."""
-        self.shell.user_ns[RESULT] = result
-        if out is not None:
-            self.shell.user_ns[out] = result
-            for pool in pools.all():
-                pool.ledger.notebook_wrote([out])
+                grace=given.grace,
+                timeout=given.timeout,
+                sync=given.sync,
+                quiet=given.quiet,
+                saved=given.saved,
+                detach=given.detach,
+                out=given.out,
+            ),
+            self.shell.user_ns,
+        )
 
     def pool_for(self, given: Given) -> Pool:
         """Return the pool that the options mean; start it if there is none."""
@@ -236,32 +159,10 @@ class SkyMagics(Magics):
         if differences := kept.differences(given.spec(kept)):
             raise PoolError(refusals.other(kept, given, differences, attached=False))
         pool = attach_pool(row.id)
-        for id in self.running(pool):
-            tape = Tape()
-            pool.detached[id] = Detached(pool.adopt(id, tape), tape)
+        for id in cells.running(pool):
+            cells.detach(pool, id)
             print(f"run {id} goes on there; `%sky wait` shows it, `%sky interrupt` stops it")
         return pool
-
-    def running(self, pool: Pool) -> list[str]:
-        """Return the runs that go on on a pool and that are not detached."""
-        return [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]
-
-    def take_restarts(self, pool: Pool) -> tuple[str, str]:
-        """Tell the ledger which kernels are new; return what is new and what is lost."""
-        pool.calls.note_writes(self.shell.user_ns)
-        fresh = pool.take_restarted()
-        if not fresh:
-            return "", ""
-        own = _only_there(pool)
-        back = _listing("back to what the notebook has", own & self.shell.user_ns.keys())
-        lost = own - self.shell.user_ns.keys()
-        if len(fresh) == pool.spec.world_size:
-            pool.ledger.forget_nodes(self.shell.user_ns)
-            return "all kernels are new", _both(_listing("lost, as only the nodes had them", lost), back)
-        pool.ledger = pool.ledger.unsent(fresh, pool.spec.world_size)
-        ranks = rank_label(sorted(fresh))
-        missing = _listing(f"missing on {ranks}, while the others have them", lost)
-        return f"new kernels: {ranks}", _both(missing, back and f"{back}, on {ranks}")
 
     # -- %sky --------------------------------------------------------------------------------------
 
@@ -291,7 +192,7 @@ class SkyMagics(Magics):
 
     def do_restart(self, given: Given) -> None:
         pool = pools.need(given.name)
-        self.gather(pool, over=True)
+        cells.gather(pool, self.shell.user_ns, over=True)
         spec = given.spec(pool.spec)
         if pool.spec.differences(spec):
             self.end(pool)
@@ -306,7 +207,7 @@ class SkyMagics(Magics):
             view.finish("the restart failed", ok=False)
             raise
         view.finish("new kernels on all ranks")
-        _, lost = self.take_restarts(pool)
+        _, lost = cells.take_restarts(pool, self.shell.user_ns)
         if lost:
             print(lost)
 
@@ -316,7 +217,7 @@ class SkyMagics(Magics):
         if pool.planned(nodes, given.add, given.remove).is_of(pool.spec):
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, as it was")
             return
-        self.gather(pool, over=True)
+        cells.gather(pool, self.shell.user_ns, over=True)
         _take_patience(pool, given)
         if given.yes:
             pool.change_spec(replace(pool.spec, options=replace(pool.spec.options, crowded=True)))
@@ -324,7 +225,7 @@ class SkyMagics(Magics):
             print(f"pool {pool.spec.name} stays as it was")
             return
         resize_pool(pool, nodes, add=given.add, remove=given.remove)
-        _, lost = self.take_restarts(pool)
+        _, lost = cells.take_restarts(pool, self.shell.user_ns)
         for line in filter(None, [lost, _unsure(pool).lstrip("; ")]):
             print(line)
 
@@ -337,10 +238,10 @@ class SkyMagics(Magics):
             When nobody can be asked.
         """
         on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
-        own, here = _only_there(pool), self.shell.user_ns.keys()
+        own, here = cells.only_there(pool), self.shell.user_ns.keys()
         what = [f"run {', '.join(on)} ends"] if on else []
-        what += [_listing("these names are lost, as only the nodes have them", own - here)]
-        what += [_listing("these go back to what the notebook has", own & here)]
+        what += [cells.listing("these names are lost, as only the nodes have them", own - here)]
+        what += [cells.listing("these go back to what the notebook has", own & here)]
         what = list(filter(None, what))
         if not what:
             return True
@@ -380,49 +281,15 @@ class SkyMagics(Magics):
                 pools.discard(pool)
             pool = attach_pool(given.name, take_over=given.take_over)
         pools.use(pool)
-        running = self.running(pool)
+        running = cells.running(pool)
         for id in running:
-            self.follow(pool, id)
+            cells.follow(pool, id, self.shell.user_ns)
         if not running:
             print("nothing runs on it; `%sky runs` lists what ran, and `%sky wait RUN` brings a result back")
 
-    def follow(self, pool: Pool, id: str) -> None:
-        """Show a run of another notebook, or a detached one, from its first byte on."""
-        detached = pool.detached.pop(id, None)
-        if detached is not None:
-            view = run_view(pool, list(detached.run.outcomes))
-            detached.tape.play(view.on_event)
-            self.attend(pool, detached.run, view, detached.out)
-        else:
-            # The pool may have had another size then.
-            view = run_view(pool, sorted(pool.homes(id)))
-            self.attend(pool, pool.adopt(id, view.on_event), view)
-
-    def watch(self, pool: Pool, id: str) -> None:
-        """Show a run as `follow` does; an interrupt ends only that."""
-        detached = pool.detached.get(id)
-        if detached is None:
-            tape = Tape()
-            detached = pool.detached[id] = Detached(pool.adopt(id, tape), tape)
-        view = run_view(pool, list(detached.run.outcomes))
-        detached.tape.play(view.on_event)
-        self.await_end(pool, detached.run, view, detached.tape)
-        del pool.detached[id]
-        self.attend(pool, detached.run, view, detached.out)
-
-    def await_end(self, pool: Pool, run: Run, view: Any, tape: Tape) -> None:
-        """Wait for the end of a run that goes on when this is interrupted."""
-        if pool.watch(run, view.refresh):
-            return
-        tape.stop()
-        text = f"run {run.id} goes on; `%sky wait` shows it again, `%sky interrupt` stops it"
-        view.on_event(NoticeEvent(text))
-        view.finish(run.elapsed)
-        raise KeyboardInterrupt(text)
-
     def do_wait(self, given: Given) -> None:
         pool, id = runs_table.find(given)
-        self.watch(pool, id)
+        cells.watch(pool, id, self.shell.user_ns)
 
     def do_logs(self, given: Given) -> None:
         pool, id = runs_table.find(given)
@@ -442,8 +309,8 @@ class SkyMagics(Magics):
 
     def do_pull(self, given: Given) -> None:
         pool = pools.need(given.name)
-        self.gather(pool)
-        self.settle(pool)
+        cells.gather(pool, self.shell.user_ns)
+        cells.settle(pool)
         print(pull.pull(given, pool, self.shell.user_ns))
 
     def do_runs(self, given: Given) -> None:
@@ -451,7 +318,7 @@ class SkyMagics(Magics):
 
     def do_names(self, given: Given) -> None:
         pool = pools.need(given.name)
-        for news in filter(None, self.take_restarts(pool)):
+        for news in filter(None, cells.take_restarts(pool, self.shell.user_ns)):
             print(news)
         lines = names.table(pool.ledger.facts(self.shell.user_ns), pool.modules), names.kept_line(blobs.kept(pool))
         print("\n".join(filter(None, lines)))
@@ -487,7 +354,7 @@ class SkyMagics(Magics):
         """Say where a name is that a plain cell lacks and the nodes have."""
         name = getattr(error, "name", None) if isinstance(error, NameError) else None
         for pool in pools.all() if name else ():
-            if name in _only_there(pool):
+            if name in cells.only_there(pool):
                 of = "" if pool is pools.current else f" --name {pool.spec.name}"
                 print(f"{name} is on the nodes: `%sky pull {name}{of}`", file=sys.stderr)
                 return
@@ -503,14 +370,6 @@ def started(spec: PoolSpec) -> Pool:
     except BaseException as error:
         pools.fail(spec, error)
         raise
-
-
-def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = None) -> Any:
-    """Return the view of a run; ``shown`` are the ranks whose output is shown."""
-    name = pool.spec.name
-    title = f"sky · {name}" if name != "default" else "sky"
-    seen = [rank for rank in ranks if shown is None or rank in shown]
-    return display.run_view(title, seen, pool=name, unseen=[rank for rank in ranks if rank not in seen])
 
 
 def status_of(pool: Pool) -> dict[str, Any]:
@@ -541,25 +400,6 @@ def _numbered(line: str, body: str) -> str:
     with the run, here and on the nodes.
     """
     return body if body.lstrip().startswith("%%") else f"# %%sky {without_values(line)}\n{body}"
-
-
-def _only_there(pool: Pool) -> set[str]:
-    """Return the names whose values only the nodes have."""
-    return {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
-
-
-def _listing(what: str, names: Iterable[str]) -> str:
-    shown = sorted(names)
-    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
-    return f"{what}: {', '.join(shown[:_NAMES_SHOWN])}{more}" if shown else ""
-
-
-def _both(*texts: str) -> str:
-    return "; ".join(filter(None, texts))
-
-
-def _exclude(given: Given) -> Any:
-    return "all" if "all" in given.no_capture else frozenset(given.no_capture)
 
 
 def _with_body(lines: list[str]) -> list[str]:

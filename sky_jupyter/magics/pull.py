@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..api import pull_value
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.transfer import pull as pulling
+from ..session.pools import pull_value
 from ..util.text import rank_label
 from .option_table import chosen
 from .parsing import Given

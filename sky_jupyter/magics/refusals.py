@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ..api import kept_row
 from ..errors import nearest
 from ..pool.open_pools import pools
 from ..pool.registry.ended_pools import changes
+from ..session.pools import kept_row
 from ..spec.pool_spec import PoolSpec
 from ..util.redaction import without_secrets
 from . import runs_table

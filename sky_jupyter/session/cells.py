@@ -1,0 +1,280 @@
+"""Run cells on a pool: send what they read, show what they print, and bind what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..capture.collect import collect
+from ..display import views as display
+from ..pool.base.events import NoticeEvent, Tape
+from ..pool.open_pools import pools
+from ..pool.pool import DEFAULT_GRACE, Detached, Pool
+from ..pool.runs.result import CellError, CellResult
+from ..pool.runs.run import Run
+from ..pool.transfer import blobs
+from ..util.text import rank_label
+
+RESULT = "_sky"
+_NAMES_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is to run, with its options; made by the magic.
+
+    Parameters
+    ----------
+    code : str
+        Its text, before IPython transforms it.
+    source : str
+        Its text afterwards.
+    count : int
+        Its number in the notebook.
+    ranks, shown : sequence of int
+        The ranks that run it, and those of them whose output is shown.
+    include : sequence of str
+        Files and folders that go with the user's own code.
+    exclude : frozenset of str, or "all"
+        Names that are not sent though the cell reads them.
+    push, shard : sequence of str
+        Names that are sent whatever the nodes have, and names of which each rank is sent a part.
+    grace, timeout : float
+        Seconds that other ranks get after one has failed, and that all get.
+    sync : bool
+        Whether nodes are given the packages that its imports need.
+    quiet : bool
+        Whether nothing is shown.
+    saved : int, optional
+        How much of its text the saved notebook keeps.
+    detach : bool
+        Whether nobody waits for it.
+    out : str, optional
+        A name for its result, besides `RESULT`.
+    """
+
+    code: str
+    source: str
+    count: int
+    ranks: Sequence[int]
+    shown: Sequence[int]
+    include: Sequence[str] = ()
+    exclude: frozenset[str] | Literal["all"] = frozenset()
+    push: Sequence[str] = ()
+    shard: Sequence[str] = ()
+    grace: float = DEFAULT_GRACE
+    timeout: float | None = None
+    sync: bool = False
+    quiet: bool = False
+    saved: int | None = None
+    detach: bool = False
+    out: str | None = None
+
+
+def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
+    """Run a cell on a pool that is live; show it to its end and bind its result, or let it go.
+
+    Parameters
+    ----------
+    namespace : dict
+        The notebook's.
+
+    Raises
+    ------
+    CaptureError
+        When something that it reads cannot be sent; nothing has run.
+    CellError
+        When ranks failed.
+    """
+    gather(pool, namespace)
+    settle(pool)
+    restarts = "; ".join(filter(None, take_restarts(pool, namespace)))
+    for news in filter(None, [*pool.take_news(), restarts]):
+        print(news)
+    pool.include(cell.include, pool.spec.image.excludes)
+    with display.LateView("values") as late:
+        capture = collect(
+            cell.source,
+            namespace,
+            pool.ledger,
+            exclude=cell.exclude,
+            push=cell.push,
+            shard=cell.shard,
+            ranks=pool.spec.world_size,
+            tell=blobs.reading(late.on_event, late.refresh),
+        )
+    tape = Tape()
+    view: Any = display.Silent() if cell.quiet else run_view(pool, cell.ranks, cell.shown)
+    if cell.saved is not None:
+        display.keep(view, cell.saved)
+    with pool.stopping():
+        with display.LateView("values") as late:
+            run = pool.begin_cell(
+                cell.code,
+                capture,
+                ranks=cell.ranks,
+                count=cell.count,
+                grace=cell.grace,
+                timeout=cell.timeout,
+                sync=cell.sync,
+                # With all names the notebook's settings stay here too.
+                follow=cell.exclude != "all",
+                listener=tape if cell.detach else view.on_event,
+                on_send=late.on_event,
+                tick=late.refresh,
+            )
+        if cell.detach:
+            pool.detached[run.id] = Detached(run, tape, cell.out)
+            bound = f" and assigns {cell.out}, as the next cell on the pool does" if cell.out else ""
+            print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
+        else:
+            attend(pool, run, view, namespace, cell.out)
+
+
+def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str | None = None) -> None:
+    """Show a run to its end and bind its result.
+
+    What the ranks assigned counts from now on.
+    """
+    try:
+        result = pool.attend(run, view.refresh)
+    except CellError as error:
+        _bind(error.result, namespace, out)
+        raise
+    finally:
+        pool.note_writes(run, namespace)
+        # That kernels are new has been told when they were replaced.
+        _, lost = take_restarts(pool, namespace)
+        if lost:
+            view.on_event(NoticeEvent(lost))
+        view.finish(run.elapsed)
+    _bind(result, namespace, out)
+
+
+def _bind(result: CellResult, namespace: dict[str, Any], out: str | None) -> None:
+    """Assign a result to its names in the notebook."""
+    namespace[RESULT] = result
+    if out is not None:
+        namespace[out] = result
+        for pool in pools.all():
+            pool.ledger.notebook_wrote([out])
+
+
+def settle(pool: Pool) -> None:
+    """Wait until the pool has repaired what the last run broke, with a view of it."""
+    with display.LateView("new kernels", failed="not there", pool=pool.spec.name) as late:
+        pool.settle(late.on_event, late.refresh)
+
+
+def gather(pool: Pool, namespace: dict[str, Any], *, over: bool = False) -> None:
+    """Wait for detached runs: the next cell needs what they assigned.
+
+    With ``over``, only those are seen to that have ended: before kernels go that have what they assigned.
+    """
+    for id, detached in list(pool.detached.items()):
+        if over and not detached.run.over.is_set():
+            continue
+        if not detached.run.over.is_set():
+            print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
+        try:
+            with display.LateView(f"run {id}", "over", "not over", pool=pool.spec.name) as late:
+                with pool.watchdog.telling(late.on_event):
+                    silent = display.Silent(late.refresh)
+                    _await_end(pool, detached, silent)
+                    attend(pool, detached.run, silent, namespace, detached.out)
+        except CellError as error:
+            print(f"run {id}: {error}; `%sky logs {id}` shows what it printed")
+        del pool.detached[id]
+
+
+def running(pool: Pool) -> list[str]:
+    """Return the runs that go on on a pool and that are not detached."""
+    return [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]
+
+
+def detach(pool: Pool, id: str) -> Detached:
+    """Take up a run of another notebook as one that nobody waits for yet."""
+    tape = Tape()
+    detached = pool.detached[id] = Detached(pool.adopt(id, tape), tape)
+    return detached
+
+
+def follow(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
+    """Show a run of another notebook, or a detached one, from its first byte on."""
+    detached = pool.detached.pop(id, None)
+    if detached is not None:
+        view = run_view(pool, list(detached.run.outcomes))
+        detached.tape.play(view.on_event)
+        attend(pool, detached.run, view, namespace, detached.out)
+    else:
+        # The pool may have had another size then.
+        view = run_view(pool, sorted(pool.homes(id)))
+        attend(pool, pool.adopt(id, view.on_event), view, namespace)
+
+
+def watch(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
+    """Show a run as `follow` does; an interrupt ends only that."""
+    detached = pool.detached.get(id) or detach(pool, id)
+    view = run_view(pool, list(detached.run.outcomes))
+    detached.tape.play(view.on_event)
+    _await_end(pool, detached, view)
+    del pool.detached[id]
+    attend(pool, detached.run, view, namespace, detached.out)
+
+
+def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
+    """Wait for the end of a run that goes on when this is interrupted."""
+    run = detached.run
+    if pool.watch(run, view.refresh):
+        return
+    detached.tape.stop()
+    text = f"run {run.id} goes on; `%sky wait` shows it again, `%sky interrupt` stops it"
+    view.on_event(NoticeEvent(text))
+    view.finish(run.elapsed)
+    raise KeyboardInterrupt(text)
+
+
+def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = None) -> Any:
+    """Return the view of a run; ``shown`` are the ranks whose output is shown."""
+    name = pool.spec.name
+    title = f"sky · {name}" if name != "default" else "sky"
+    seen = [rank for rank in ranks if shown is None or rank in shown]
+    return display.run_view(title, seen, pool=name, unseen=[rank for rank in ranks if rank not in seen])
+
+
+# -- what the ranks have ---------------------------------------------------------------------------
+
+
+def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
+    """Tell the ledger which kernels are new; return what is new and what is lost."""
+    pool.calls.note_writes(namespace)
+    fresh = pool.take_restarted()
+    if not fresh:
+        return "", ""
+    own = only_there(pool)
+    back = listing("back to what the notebook has", own & namespace.keys())
+    lost = own - namespace.keys()
+    if len(fresh) == pool.spec.world_size:
+        pool.ledger.forget_nodes(namespace)
+        return "all kernels are new", _both(listing("lost, as only the nodes had them", lost), back)
+    pool.ledger = pool.ledger.unsent(fresh, pool.spec.world_size)
+    ranks = rank_label(sorted(fresh))
+    missing = listing(f"missing on {ranks}, while the others have them", lost)
+    return f"new kernels: {ranks}", _both(missing, back and f"{back}, on {ranks}")
+
+
+def only_there(pool: Pool) -> set[str]:
+    """Return the names whose values only the nodes have."""
+    return {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
+
+
+def listing(what: str, names: Iterable[str]) -> str:
+    """Return a few of the names with what there is to say of them; empty if there are none."""
+    shown = sorted(names)
+    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
+    return f"{what}: {', '.join(shown[:_NAMES_SHOWN])}{more}" if shown else ""
+
+
+def _both(*texts: str) -> str:
+    return "; ".join(filter(None, texts))
