@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Sets this project up and runs it: the one command that a fresh machine needs.
+"""Set-up and commands of this project: all that a fresh machine needs.
 
-Needs a Python of 3.10 or later and nothing else. Makes `.venv` beside this file, installs what the
-verb needs at the versions of constraints.txt, and then runs it; the second time it only runs it.
+It needs Python 3.10 or later and nothing else. It makes `.venv` beside this file, installs what the command needs at
+the versions of constraints.txt, and then runs the command; later calls only run it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def lab(args: Sequence[str]) -> int:
         # What is run and saved there changes nothing in the repository.
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(QUICKSTART, copy)
-    # Containers run as root, which the server refuses unless it is told.
+    # Containers run as root, which the server refuses without this option.
     root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     env = environment()
     env["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [lab_settings(), env.get("JUPYTER_CONFIG_PATH")]))
@@ -106,7 +106,7 @@ def lab(args: Sequence[str]) -> int:
 
 
 def lab_settings() -> str:
-    """Write a folder of settings that switch the benchmarks' peers off in Jupyter; one puts its kernels before ours."""
+    """Write Jupyter settings that disable the benchmarks' peers; return the folder."""
     folder = VENV / "dev-lab"
     servers = {"ServerApp": {"jpserver_extensions": dict.fromkeys(PEERS.values(), False)}}
     pages = {"disabledExtensions": dict.fromkeys(PEERS, True)}
@@ -152,7 +152,7 @@ def slow(args: Sequence[str]) -> int:
 
 
 def daily_and_slow(args: Sequence[str]) -> int:
-    """Run the daily tests, then the slow ones whatever became of the first; the worst status of both."""
+    """Run the daily tests, then the slow ones; return the worse status."""
     if args:
         return pytest(["-m", "not long", *args])
     status = daily()
@@ -168,11 +168,11 @@ def long(args: Sequence[str]) -> int:
 
 
 def tier(which: str, args: Sequence[str] = ()) -> int:
-    """Run the tests that a marker expression names: beside each other first, then alone what asserts a time."""
+    """Run the tests of a marker expression: in parallel, then those of timings alone."""
     status = pytest(["-m", f"{which} and not timing", *args])
     if status == INTERRUPTED:
         return status
-    # It would else measure its neighbours.
+    # Other tests would disturb its measurements.
     alone = python("-m", "pytest", "-m", f"{which} and timing", *args)
     return max(status, 0 if alone == NOTHING_RAN else alone)
 
@@ -187,12 +187,15 @@ def pytest(args: Sequence[str]) -> int:
 
 
 def check(args: Sequence[str]) -> int:
-    """Run ruff, mypy, import-linter, pydoclint, Sphinx and the front end's lint rule; --fix lets ruff repair."""
+    """Run ruff, mypy, import-linter, pydoclint, Sphinx and the front end's lint.
+
+    With --fix, ruff repairs what it can.
+    """
     return max(check_python(args), python(FRONT_END, "lint"))
 
 
 def check_python(args: Sequence[str]) -> int:
-    """Run what checks the Python code and the documentation: the front end's own check holds it to its rule."""
+    """Run the checks of Python code and documentation, without the front end's."""
     if unknown := set(args) - {"--fix"}:
         raise SetUpError(f"check takes --fix alone, not {' '.join(sorted(unknown))}")
     lint, style = (["--fix"], []) if args else ([], ["--check"])
@@ -206,7 +209,7 @@ def check_python(args: Sequence[str]) -> int:
 
 
 def docs(args: Sequence[str]) -> int:
-    """Build the documentation, with the API reference, in artifacts/docs; arguments are sphinx-build's."""
+    """Build the documentation in artifacts/docs; arguments are sphinx-build's."""
     folder = ROOT / "artifacts" / "docs"
     shutil.rmtree(folder, ignore_errors=True)  # pages that have been renamed
     if status := sphinx("html", str(folder), *args):
@@ -216,13 +219,13 @@ def docs(args: Sequence[str]) -> int:
 
 
 def sphinx(builder: str, folder: str, *args: str) -> int:
-    """Have Sphinx read all pages and docstrings anew; a warning is an error."""
+    """Read all pages and docstrings with Sphinx; a warning is an error."""
     strict = ["-q", "-W", "--keep-going", "-E", "-a"]
     return python("-m", "sphinx", "-b", builder, "-c", "docs", *strict, *args, ".", folder)
 
 
 def front(args: Sequence[str]) -> int:
-    """Build the front end, look at its types and run its tests; with arguments, vitest alone with these."""
+    """Build, type-check and test the front end; arguments are for vitest alone."""
     if args:
         return python(FRONT_END, "test", *args)
     if status := python(FRONT_END):
@@ -233,7 +236,7 @@ def front(args: Sequence[str]) -> int:
 
 
 def screenshots(args: Sequence[str]) -> int:
-    """Take the pictures of docs/images anew, which the README shows; others go to artifacts/."""
+    """Take the screenshots of docs/images; others go to artifacts/."""
     folder = ROOT / "artifacts"
     os.environ["SKY_SCREENSHOTS"] = str(folder)
     if status := python("-m", "pytest", "tests/browser/test_pages.py", "-m", "slow", "-k", "glance", *args):
@@ -249,7 +252,7 @@ def bench(args: Sequence[str]) -> int:
 
 
 def gpu(args: Sequence[str]) -> int:
-    """Run all that needs a GPU with this Python as it is, and write docs/gpu.md; --help says more."""
+    """Run all GPU tests with this Python, and write docs/gpu.md; see --help."""
     env = dict(os.environ)
     if "--fetch" in args:
         set_up(set())  # for uv
@@ -326,7 +329,7 @@ def set_up(extras: set[str]) -> None:
 
 
 def facts() -> dict[str, str]:
-    """What an installed `.venv` depends on."""
+    """Return the versions and inputs that an installed `.venv` depends on."""
     inputs = hashlib.sha256()
     for path in (ROOT / "pyproject.toml", CONSTRAINTS, *front_end_sources()):
         inputs.update(path.read_bytes() if path.exists() else b"")
@@ -335,7 +338,7 @@ def facts() -> dict[str, str]:
 
 
 def front_end_sources() -> list[Path]:
-    """What an installation builds the front end from, so that a change there makes it build again."""
+    """Return the source files of the front end, which is rebuilt when they change."""
     spec = importlib.util.spec_from_file_location("front_end", ROOT / FRONT_END)
     assert spec is not None
     assert spec.loader is not None
@@ -354,7 +357,7 @@ def read_stamp() -> dict[str, Any]:
 
 
 def unusable(stamp: dict[str, Any], now: dict[str, str]) -> str:
-    """Why the `.venv` that is there cannot be built upon; empty when it can."""
+    """Return why the existing `.venv` cannot be used; empty if it can."""
     if not (BIN / "python").exists():
         return "its Python is gone"
     if stamp and stamp["facts"]["root"] != now["root"]:
@@ -374,7 +377,7 @@ def make_venv() -> None:
     if done.returncode == 0:
         return
     shutil.rmtree(VENV, ignore_errors=True)
-    # Debian packs the part of venv that brings pip separately; a pip or uv outside of it will do as well.
+    # Debian packs the part of venv that installs pip separately; a pip or uv outside of it will do as well.
     if not (importlib.util.find_spec("pip") or shutil.which("uv")):
         raise SetUpError(
             f"this Python cannot make a virtual environment:\n{done.stdout}{done.stderr}"
@@ -385,7 +388,7 @@ def make_venv() -> None:
 
 
 def pip() -> list[str]:
-    """The pip that installs into `.venv`: its own, else this Python's; empty when there is none."""
+    """Return the pip that installs into `.venv`: its own, else this Python's, if any."""
     if any(VENV.glob("lib/python*/site-packages/pip")):
         return [str(BIN / "python"), "-m", "pip"]
     if importlib.util.find_spec("pip"):
@@ -394,7 +397,7 @@ def pip() -> list[str]:
 
 
 def pip_settings() -> dict[str, str]:
-    """Where pip has been told to find packages, as uv's environment variables."""
+    """Return pip's package indexes as environment variables of uv."""
     if not pip():
         return {}
     listing = subprocess.run([*pip(), "config", "list"], env=environment(), capture_output=True, text=True).stdout
@@ -423,11 +426,11 @@ def install_uv(env: dict[str, str]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The environment of all that runs here: `.venv` comes first, and uv finds packages where set-up found them."""
+    """Return the environment of all commands: `.venv` first in PATH, uv's indexes."""
     settings = {name: value for name, value in read_stamp().get("settings", {}).items() if name.startswith("UV_")}
     path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
     env = {**settings, **os.environ, "VIRTUAL_ENV": str(VENV), "PATH": path}
-    # Without bytecode each start of a rank would compile all that it imports.
+    # Without bytecode, each start of a rank would compile all of its imports.
     for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME"):
         env.pop(name, None)
     return env

@@ -75,13 +75,7 @@ def read(answer: str) -> Findings:
 
 
 def refuse(found: Findings, *, offline: bool) -> None:
-    """Refuse a host that lacks packages which cannot be installed there.
-
-    Raises
-    ------
-    BootstrapError
-        With the command that helps.
-    """
+    """Raise BootstrapError, with advice, if packages cannot be installed on a host."""
     names = ", ".join(found.missing)
     if not found.missing:
         return
@@ -114,13 +108,7 @@ def installation(found: Findings) -> str:
 
 
 def check_here(packages: Iterable[str]) -> None:
-    """Check that this machine has packages, for local nodes; install nothing.
-
-    Raises
-    ------
-    BootstrapError
-        When some are missing.
-    """
+    """Raise BootstrapError if this machine lacks packages; install nothing."""
     asked = list(packages)
     if not asked:
         return

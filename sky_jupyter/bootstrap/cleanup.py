@@ -40,17 +40,9 @@ def pools_on(machine: Machine) -> list[str]:
 
 
 def check_host(machine: Machine, names: Mapping[str, str]) -> None:
-    """Refuse a host on which something uses what would be removed.
+    """Raise PoolError if a pool or an installation uses what would be removed.
 
-    Parameters
-    ----------
-    names : mapping of str to str
-        The names of known pools by their ids.
-
-    Raises
-    ------
-    PoolError
-        Which pool is there; or that an environment is being built.
+    ``names`` are the names of known pools, by id.
     """
     script = f'{_look()}; for l in {_CACHE_THERE}/environments/*.lock; do [ -e "$l" ] || continue; {_LOCKED}; done; :'
     _refuse(machine.name, machine.run(script, timeout=_PATIENCE).out.decode("utf-8", "replace"), names)
@@ -59,17 +51,7 @@ def check_host(machine: Machine, names: Mapping[str, str]) -> None:
 def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
     """Remove environments, packages, uv, its Pythons and our code from a host.
 
-    Returns
-    -------
-    int
-        Bytes that it took.
-
-    Raises
-    ------
-    PoolError
-        When a pool is there.
-    MachineError
-        When it cannot be removed.
+    Return the number of bytes removed. Raise PoolError if a pool is there, MachineError if the removal fails.
     """
     check_host(machine, names)
     gone = f"{_CACHE_THERE}.gone-{secrets.token_hex(4)}"
@@ -93,15 +75,7 @@ def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
 def clean_here(names: Mapping[str, str], cache: Path | None = None) -> int:
     """Remove environments of local pools, and packages for hosts, from this machine.
 
-    Returns
-    -------
-    int
-        Bytes that it took.
-
-    Raises
-    ------
-    PoolError
-        When a pool uses it.
+    Return the number of bytes removed. Raise PoolError if a pool uses them.
     """
     cache = cache or platformdirs.user_cache_path("sky_jupyter")
     _refuse("this machine", "\n".join([*_users(cache), *_builders(cache)]), names)

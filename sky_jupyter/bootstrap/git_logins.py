@@ -25,12 +25,9 @@ def without(requirement: str) -> str:
 
 
 def variables(requirements: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Tell git of the logins that `without` takes out.
+    """Return variables that tell git the logins which `without` removes.
 
-    Parameters
-    ----------
-    env : mapping of str to str
-        What git's environment has already.
+    ``env`` is git's environment so far.
     """
     found: dict[str, str] = {}
     for item in requirements:

@@ -97,16 +97,23 @@ class Facts:
 
 
 def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Facts:
-    """Ask a host, in one round trip, for all that decides whether it can take part.
+    """Ask a host, in one round trip, for all facts that a node depends on.
 
     Parameters
     ----------
+    machine : Machine
+        The host.
     python : str
-        The wanted minor version, such as ``"3.12"``.
+        The required minor version, such as ``"3.12"``.
     uv : str
-        The wanted version of uv.
+        The required version of uv.
     env : mapping of str to str
         The image's variables.
+
+    Returns
+    -------
+    Facts
+        Its system, resources and software.
 
     Raises
     ------
@@ -181,15 +188,8 @@ def warnings(facts: Facts) -> list[str]:
 def check_alike(facts: Mapping[str, Facts], spec: PoolSpec) -> None:
     """Refuse hosts that differ in kind, and accelerators that do not fit the spec.
 
-    Parameters
-    ----------
-    facts : mapping of str to Facts
-        By the hosts' names, in the order of the nodes.
-
-    Raises
-    ------
-    BootstrapError
-        Which node lacks what; where it is about accelerators, with those of all hosts.
+    ``facts`` are by the hosts' names, in the order of the nodes. Raise BootstrapError with the node and what it lacks;
+    an error about accelerators lists those of all hosts.
     """
     head, first = next(iter(facts.items()))
     has = "; ".join(f"{name}: {host.devices}" for name, host in facts.items())

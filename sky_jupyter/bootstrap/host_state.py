@@ -83,10 +83,7 @@ class Site:
 def on_all(sites: Sequence[Site], work: Callable[[Site], T], phase: str, stop: threading.Event) -> list[T]:
     """Run a function on hosts in parallel, and wait for all.
 
-    Raises
-    ------
-    BootstrapError
-        For the first host that failed; the others that did are named in it.
+    Raise BootstrapError for the first host that failed; its message names the others.
     """
     if not sites:
         return []

@@ -57,7 +57,7 @@ _MARK = ".ok"
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a node's processes find what they import.
+    """Python environment of a node's processes.
 
     Parameters
     ----------
@@ -251,17 +251,9 @@ def _additions(plan: list[str], wanted: list[str]) -> list[str]:
 
 
 def _check_installed(part: Path, wanted: list[str], beside: Sequence[str] = ()) -> None:
-    """Refuse an environment that lacks what was wanted, whatever uv has said of it.
+    """Raise BootstrapError if an environment lacks a package, whatever uv reported.
 
-    Parameters
-    ----------
-    beside : sequence of str
-        Folders that the environment's Python searches behind its own.
-
-    Raises
-    ------
-    BootstrapError
-        With the name of what is missing.
+    ``beside`` are folders at the end of the environment's ``sys.path``.
     """
     folders = [*(str(path) for path in part.glob("lib/python3*/site-packages")), *beside]
     versions: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What hosts are sent from here: uv, and wheels if they fetch none themselves."""
+"""Packages for hosts without a package index: uv, and wheels."""
 
 from __future__ import annotations
 
@@ -60,10 +60,7 @@ class Supplies:
     def lock(self, aim: wheels.Aim, tell: OnLine) -> list[str]:
         """Return the packages of the environment, each with its version.
 
-        Raises
-        ------
-        BootstrapError
-            When there is no such set for these hosts; with uv's words.
+        Raise BootstrapError, with uv's message, if these hosts have no such set.
         """
         with self.finding:
             if aim not in self._locks:
@@ -90,10 +87,7 @@ class Supplies:
     def python(self, version: str, machine: str, tell: OnLine) -> Standalone:
         """Return a Python of uv's own for hosts of an architecture.
 
-        Raises
-        ------
-        BootstrapError
-            When there is none here, and none can be fetched.
+        Raise BootstrapError if there is none here and none can be fetched.
         """
         with self.finding:
             if (version, machine) not in self._pythons:
@@ -123,7 +117,6 @@ class Supplies:
 
     def send(self, site: Site, sent: Sequence[wheels.Wheel], aim: wheels.Aim, tell: OnLine) -> None:
         """Send missing wheels and uv; each gets its name when it is complete."""
-
         cache = site.facts.cache
         where = shlex.quote(f"{cache}/wheels")
         listed = site.machine.run(f"ls -1 {where} 2>/dev/null; :", timeout=PATIENCE).out.decode().split()

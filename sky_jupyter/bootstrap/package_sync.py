@@ -49,14 +49,9 @@ def _stamp() -> tuple[tuple[str, int], ...]:
 
 
 def behind(modules: Iterable[str]) -> dict[str, str]:
-    """Return the distributions, with versions, that modules are from.
+    """Return the distributions that modules are from, with their versions.
 
-    Editable ones travel as source.
-
-    Parameters
-    ----------
-    modules : iterable of str
-        Full names.
+    ``modules`` are full names. Editable distributions are left out: they are sent as source.
     """
     names = sorted(set(modules))
     tops = sorted({name.partition(".")[0] for name in names})
@@ -197,21 +192,10 @@ def _untold(line: str) -> None:
 def plan_here(
     python: str, image: Image, requirements: Sequence[str], there: Mapping[str, str], stop: threading.Event
 ) -> list[str]:
-    """Return what local nodes need for requirements, besides what they have.
+    """Return the distributions that local nodes lack for requirements.
 
-    Parameters
-    ----------
-    python : str
-        Their interpreter.
-    image : Image
-        Whose indexes count.
-    there : mapping of str to str
-        The versions of the distributions that they see.
-
-    Raises
-    ------
-    BootstrapError
-        When uv finds no such set; it says why.
+    ``python`` is their interpreter, ``there`` has the versions that they see, and the indexes are those of ``image``.
+    Raise BootstrapError, with uv's message, if there is no such set.
     """
     # Of an overlay uv sees the packages that it adds to the notebook's, and not the notebook's.
     seen = sys.executable if local_environment.is_own_python(image.python) else python
@@ -243,13 +227,7 @@ def public(requirement: str) -> str:
 def install_here(
     python: str, folder: str, image: Image, requirements: Sequence[str], say: OnLine, stop: threading.Event
 ) -> None:
-    """Install distributions into a folder of this machine, for an interpreter.
-
-    Raises
-    ------
-    BootstrapError
-        When uv fails.
-    """
+    """Install distributions into a folder of this machine; raise BootstrapError."""
     with package_indexes.arguments(requirements, image) as (asked, lines):
         env = package_indexes.environment(image, os.environ)
         run_uv([*_install(python, folder), *asked], phase="environment", on_line=say, stop=stop, env=env, stdin=lines)
@@ -264,8 +242,16 @@ class Addition(Crew):
 
     Parameters
     ----------
+    machines : sequence of Machine
+        The hosts.
+    spec : PoolSpec
+        The pool's spec.
     places : sequence of (str, str)
-        For each host its environment's interpreter, and the folder to install into.
+        For each host, its environment's interpreter and the folder to install into.
+    offline : bool
+        True if hosts are sent all packages from here.
+    stop : threading.Event
+        Set to end the installation.
     """
 
     def __init__(
@@ -283,10 +269,7 @@ class Addition(Crew):
     def install(self, requirements: Sequence[str], say: OnLine) -> None:
         """Install distributions on all hosts.
 
-        Raises
-        ------
-        BootstrapError
-            When uv fails on a host, or one cannot be sent what it needs.
+        Raise BootstrapError if uv fails on a host, or a host cannot be sent its packages.
         """
         self.look(say)
         if not self.offline or any(site.facts.devices.all for site in self.sites):
@@ -294,17 +277,10 @@ class Addition(Crew):
         self.each(lambda site: self._add(site, requirements, say), "environment")
 
     def add(self, requirements: Sequence[str], there: Mapping[str, str], say: OnLine) -> list[str]:
-        """Install on all hosts what they lack for requirements; return what that is.
+        """Install missing distributions for requirements on all hosts; return them.
 
-        Parameters
-        ----------
-        there : mapping of str to str
-            The versions of the distributions that they have: their environments are alike.
-
-        Raises
-        ------
-        BootstrapError
-            When uv finds no such set, or fails on a host, or one cannot be sent what it needs.
+        ``there`` has the versions that the hosts have; their environments are equal. Raise BootstrapError if there is
+        no such set, if uv fails on a host, or if a host cannot be sent its packages.
         """
         self.look(say)
         site = self.sites[0]

@@ -28,14 +28,8 @@ def run(
 ) -> None:
     """Run the commands of all plugins in order, once on each machine.
 
-    The environment's programs are found first.
-
-    When ``stop`` is set, the one that runs is ended.
-
-    Raises
-    ------
-    BootstrapError
-        For a command that fails: phase ``"plugins"``, the node, and its last lines.
+    Programs of the environment come first in PATH. Setting ``stop`` ends the running command. Raise BootstrapError for
+    a command that fails, with phase ``"plugins"``, its node and its last lines.
     """
     steps = [step for plugin in spec.plugins for step in steps_of(plugin, spec)]
     done: set[str] = set()

@@ -16,13 +16,7 @@ from ..util.redaction import HIDDEN, without_secrets
 
 
 def parse(text: str) -> Requirement:
-    """Parse one requirement as pip would.
-
-    Raises
-    ------
-    SpecError
-        When the text is no requirement by PEP 508.
-    """
+    """Parse one requirement as pip would; raise SpecError if it is invalid."""
     try:
         requirement = Requirement(text)
         if requirement.url:

@@ -44,17 +44,8 @@ class Standalone:
 def standalone(version: str, machine: str, *, on_line: OnLine, stop: threading.Event | None = None) -> Standalone:
     """Return a Python for Linux on an architecture; fetch it if it is not here.
 
-    Parameters
-    ----------
-    version : str
-        A minor version, or a whole one.
-    machine : str
-        As ``uname -m`` says.
-
-    Raises
-    ------
-    BootstrapError
-        When it is not here, and uv cannot fetch it.
+    ``version`` is a minor or full version, ``machine`` the architecture as ``uname -m`` prints it. Raise BootstrapError
+    if uv cannot fetch it.
     """
     place = Path(run_uv(["python", "dir"], phase=PHASE, on_line=lambda line: None, stop=stop)[-1])
     found = _found(place, version, machine)

@@ -78,17 +78,8 @@ def resolve(
 ) -> list[str]:
     """Return all distributions that requirements resolve to, each with its version.
 
-    Parameters
-    ----------
-    prefer : sequence of str
-        Which versions to take of several that would do, as ``name==version``.
-    image : Image
-        Whose indexes count.
-
-    Raises
-    ------
-    BootstrapError
-        When there is no such set of wheels; uv says why.
+    ``prefer`` has versions to choose if several fit, as ``name==version``. The indexes are those of ``image``. Raise
+    BootstrapError, with uv's message, if there is no such set of wheels.
     """
     with tempfile.TemporaryDirectory(prefix="sky-lock-") as folder:
         asked, lock = _asked(Path(folder), requirements, image), Path(folder, "lock.txt")
@@ -118,17 +109,10 @@ def gather(
     on_line: OnLine = lambda line: None,
     stop: threading.Event | None = None,
 ) -> list[Wheel]:
-    """Return the wheels of what `resolve` found; fetch those that uv's cache lacks.
+    """Return the wheels that `resolve` found; fetch those that uv's cache lacks.
 
-    Parameters
-    ----------
-    cache : Path
-        The folder where wheels are kept, each below the name of its content.
-
-    Raises
-    ------
-    BootstrapError
-        When one cannot be fetched.
+    ``cache`` is the folder for wheels, each in a subfolder named by its content. Raise BootstrapError if one cannot be
+    fetched.
     """
     cache.mkdir(parents=True, exist_ok=True)
     # Beside the cache: uv links there from its own, where both are on one disk.

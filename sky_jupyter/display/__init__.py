@@ -1,1 +1,1 @@
-"""What a person sees: views that listen to a pool's events, for notebooks and for terminals."""
+"""Views of a pool's events for people, in notebooks and terminals."""

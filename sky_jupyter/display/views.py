@@ -57,14 +57,18 @@ class StartView(Protocol):
 class LateView:
     """View that appears only if the operation takes longer than a moment.
 
-    A context manager: left with an error, it says so.
+    It is a context manager, and reports failure if the block raises.
 
     Parameters
     ----------
-    title, done, failed : str
-        What stands first, and what is said at the end.
+    title : str
+        Title of the view.
+    done : str
+        Word for success.
+    failed : str
+        Word for failure.
     pool : str
-        The name of the pool that it is of; of one that is muted nothing is shown.
+        Name of the pool; nothing is shown if it is muted.
     """
 
     def __init__(self, title: str, done: str = "there", failed: str = "not sent", *, pool: str = "") -> None:
@@ -138,15 +142,20 @@ def run_view(
     Parameters
     ----------
     title : str
-        What stands first.
+        Title of the view.
     ranks : sequence of int
-        Those whose output is shown.
+        Ranks whose output is shown.
     results : bool
-        Whether their values are shown.
+        Show their values.
     pool : str
-        The name of the pool that runs it.
+        Name of the pool that runs it.
     unseen : sequence of int
-        The other ranks that it runs on: only how they fare is shown.
+        Other ranks of the run: only their state is shown.
+
+    Returns
+    -------
+    RunView
+        The view.
     """
     if pool in _muted and not results:
         return Silent()
@@ -230,11 +239,16 @@ def start_view(
     Parameters
     ----------
     title : str
-        What stands first.
+        Title of the view.
     pool : str
-        The name of the pool that is being started or changed; empty where it is none.
+        Name of the pool that is started or changed; empty if there is none.
     phases : callable, optional
-        What the start has come through, as `PhaseLog.facts` tells it.
+        Returns the phases of the start, as `PhaseLog.facts` does.
+
+    Returns
+    -------
+    StartView
+        The view.
     """
     if in_marimo():
         from .notebook.marimo_view import MarimoStartView

@@ -1,4 +1,4 @@
-"""Fetch models of the Hub into this user's cache: ``python -m sky_jupyter.plugins.fetch_models NAME[@REVISION]...``.
+"""Script that fetches models of the Hub, ``NAME[@REVISION]``, into the cache.
 
 Run on each machine by the plugin `huggingface`; the token is in the variable HF_TOKEN, if there is one.
 """

@@ -1,4 +1,4 @@
-"""The plugin `huggingface`: transformers, datasets and tokenizers, a token, and models that are fetched ahead.
+"""Plugin `huggingface`: its packages, a token, and models fetched in advance.
 
 The token is a secret: it goes from here to the ranks over the pool's own channel and into the environment of
 their processes, once these run. It is in no file, argument, log or message of the pool; see `secrets`.
@@ -31,12 +31,12 @@ _LIKE_A_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}\Z")
 
 
 class Token(Secret):
-    """A token of Hugging Face's; where it was not given, that of the user's own log-in."""
+    """Token for Hugging Face; by default, that of the user's own log-in."""
 
     __slots__ = ()
 
     def find(self) -> str | None:
-        """As huggingface_hub looks for it: the variable HF_TOKEN, then the file that `hf auth login` writes."""
+        """Return HF_TOKEN's value, or the token that `hf auth login` has stored."""
         given = os.environ.get(VARIABLE) or os.environ.get(_FORMER)
         if given is None:
             cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -87,10 +87,7 @@ def _parsed(given: Iterable[str | Plugin]) -> list[Plugin]:
 def validate_order(plugins: Sequence[Plugin]) -> None:
     """Refuse duplicate plugins, missing ones, and a wrong order.
 
-    Raises
-    ------
-    SpecError
-        With the list as it must be written.
+    Raise SpecError with the list as it must be written.
     """
     names = [plugin.name for plugin in plugins]
     for name in names:

@@ -153,7 +153,7 @@ class Accelerator:
 
     @property
     def is_custom(self) -> bool:
-        """Whether the catalogue lacks it."""
+        """True if the catalogue lacks it."""
         return self.name.startswith(_CUSTOM)
 
     @property
@@ -173,17 +173,17 @@ class Accelerator:
 
     @property
     def arm(self) -> bool:
-        """Whether the machines that it is made for have Arm processors."""
+        """True if the machines that it is made for have Arm processors."""
         return not self.is_custom and CATALOGUE[self.name].arm
 
     @property
     def maker(self) -> str:
-        """The manufacturer. A custom one is NVIDIA's: nodes are asked for no others yet."""
+        """Manufacturer. A custom one is NVIDIA's: nodes report no others yet."""
         return NVIDIA if self.is_custom else CATALOGUE[self.name].maker
 
     @property
     def jax(self) -> str | None:
-        """The best package of JAX, such as ``"jax[cuda13]"``; None if PyPI has none."""
+        """Best package of JAX, such as ``"jax[cuda13]"``; None if PyPI has none."""
         return self.jax_for()
 
     def jax_for(self, python: int = 14) -> str | None:
@@ -208,7 +208,7 @@ class Accelerator:
 
     @property
     def torch(self) -> str | None:
-        """The best build of torch, such as ``"cu130"``; None if PyTorch has none."""
+        """Best build of torch, such as ``"cu130"``; None if PyTorch has none."""
         return self.torch_for()
 
     def torch_for(self, release: tuple[int, ...] | None = None) -> str | None:

@@ -1,4 +1,4 @@
-"""What a node must have before a cell runs: `Image` and `PipIndex`."""
+"""Environment of a node before a cell runs: `Image` and `PipIndex`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PipIndex:
 
     @property
     def shown(self) -> str:
-        """Its URL without user name and password."""
+        """URL without user name and password."""
         return _URL.sub(r"\g<scheme>://\g<rest>", self.url)
 
     @property

@@ -1,4 +1,4 @@
-"""How a pool is started and supervised: `Options`, with Skyward's names."""
+"""Options of a pool's start and supervision, with Skyward's names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_EXIT_TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Worker:
-    """How many calls a node runs at a time; the pool's ``ranks_per_node``.
+    """Number of calls that a node runs at a time: the pool's ``ranks_per_node``.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Options:
-    """How a pool is started and supervised.
+    """Options of a pool's start and supervision.
 
     Parameters
     ----------

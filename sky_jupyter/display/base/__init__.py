@@ -1,1 +1,1 @@
-"""What all views need to know of the front end and of the person before it."""
+"""Facts about the front end, and prompts, that all views need."""

@@ -26,7 +26,7 @@ _TRIES = 3
 
 
 class _Question(Generic[T]):
-    """What is to be asked, and what stands where nobody answers."""
+    """Question to a person, with the answer to assume if nobody answers."""
 
     def __init__(self, ask: Callable[[], T], otherwise: T) -> None:
         self._ask, self._otherwise = ask, otherwise

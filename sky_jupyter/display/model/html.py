@@ -26,7 +26,7 @@ State = Literal["running", "done", "failed", "died", "timed out", "interrupted"]
 
 @dataclass(frozen=True)
 class RankView:
-    """What one rank has shown and how it fares.
+    """Output and state of one rank.
 
     Parameters
     ----------
@@ -35,15 +35,15 @@ class RankView:
     segments : tuple of Text and Rich
         Its output in order, as `RankOutput.segments` gives it.
     dropped : int
-        How many lines before them are left out.
+        Number of dropped lines before them.
     state : str
         ``"running"``, ``"done"``, ``"failed"``, ``"died"``, ``"timed out"`` or ``"interrupted"``.
     note : str
-        What is to be said about it, such as the signal that killed it.
+        Note about it, such as the signal that killed it.
     result : Rich, optional
         The value of its last expression.
     traceback : str
-        What it raised, with colours; the notebook shows it as the cell's error too.
+        Traceback, with colours; the notebook shows it as the cell's error too.
     """
 
     rank: int
@@ -57,22 +57,22 @@ class RankView:
 
 @dataclass(frozen=True)
 class RunViewModel:
-    """What is to be shown of a run.
+    """View of a run.
 
     Parameters
     ----------
     title : str
-        What stands first, such as the pool's name.
+        Title, such as the pool's name.
     elapsed : float
         Seconds since the run began.
     ranks : tuple of RankView
-        Those whose output is shown.
+        Ranks whose output is shown.
     finished : bool
-        Whether nothing will change any more.
+        True if nothing will change any more.
     notices : tuple of str
-        What else there is to say about the run, such as that kernels are new.
+        Notices about the run, such as new kernels.
     unseen : tuple of RankView
-        The other ranks that it runs on: how they fare is told, and their output is not.
+        Other ranks of the run, without their output.
     """
 
     title: str
@@ -84,7 +84,7 @@ class RunViewModel:
 
     @property
     def all(self) -> tuple[RankView, ...]:
-        """All ranks that it runs on, in their order."""
+        """Ranks of the run, in order."""
         return tuple(sorted((*self.ranks, *self.unseen), key=lambda view: view.rank))
 
 

@@ -20,18 +20,18 @@ _LONGEST = 2000
 
 
 class Bar(NamedTuple):
-    """How far something is.
+    """State of a progress bar.
 
     Parameters
     ----------
     label : str
-        What goes on, such as tqdm's description.
+        Label, such as tqdm's description.
     done : str
-        How much is done of how much, in words.
+        Progress in words.
     part : float
-        The same from 0 to 1.
+        Progress from 0 to 1.
     aside : str
-        What the bar says beside, such as the time that is left.
+        Further text of the bar, such as the remaining time.
     """
 
     label: str

@@ -213,7 +213,7 @@ class RunModel:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come."""
+        """True after the run's end."""
         return self._elapsed is not None
 
     def _time(self) -> float:

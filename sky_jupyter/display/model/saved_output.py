@@ -37,15 +37,7 @@ def run_state(states: Iterable[State], *, finished: bool) -> State:
 
 
 def to_json(state: RunState, view: str) -> dict[str, Any]:
-    """Return a run as a JSON value.
-
-    Parameters
-    ----------
-    state : RunState
-        What is known of it.
-    view : str
-        The id of its view, by which a page asks for more.
-    """
+    """Return a run as a JSON value; ``view`` is the id by which a page asks for more."""
     items = _Items()
     ranks = [_rank(rank, items) for rank in state.ranks]
     # What older pages do not know of is only there where there is something to tell.
@@ -72,15 +64,8 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
 def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str, Any]:
     """Return a run in all forms that a saved notebook keeps.
 
-    Parameters
-    ----------
-    model : RunModel
-        The run.
-    view : str
-        The id of its view.
-    most_text : int, optional
-        How many characters the forms may have together, without pictures; as many of the last lines
-        are kept as fit. Without it, as many as the model has been asked to keep.
+    ``view`` is the id of its view. ``most_text`` limits the characters of all forms together, without pictures: as many
+    of the last lines are kept as fit. By default, as many are kept as the model does.
     """
     done = _forms(model, view, most_text)
     return {**done, MIME: _without_pictures(done[MIME], done["text/html"])}

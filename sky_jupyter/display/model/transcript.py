@@ -26,11 +26,10 @@ _WIDTH = 1000
 
 
 class Transcript:
-    """The text of one rank, fed piece by piece as the rank printed it.
+    """Text of one rank, fed in the pieces that the rank has printed.
 
-    Understands ``\\n``, ``\\r`` and ``\\b``, the cursor's movements and erasures that progress bars
-    use, and colours; other escapes are dropped. Each line stands for itself: it sets the colours
-    it needs and ends plain.
+    It supports line feed, carriage return and backspace, the cursor movements and erasures that progress bars use, and
+    colours; other escapes are dropped. Each line sets the colours that it needs and ends without any.
 
     Parameters
     ----------
@@ -60,12 +59,12 @@ class Transcript:
 
     @property
     def dropped(self) -> int:
-        """How many lines from the beginning are not kept any more."""
+        """Number of lines dropped from the beginning."""
         return self._dropped + max(0, len(self) - self.max_lines)
 
     @property
     def lines(self) -> list[str]:
-        """The lines that are kept, the unfinished one included."""
+        """Kept lines, the unfinished one included."""
         return self.tail(self.max_lines)
 
     def __len__(self) -> int:
@@ -128,7 +127,7 @@ class Transcript:
 
     @property
     def open(self) -> bool:
-        """Whether the last line is not finished."""
+        """True if the last line is not finished."""
         return len(self) == len(self._rows)
 
     def _at_end(self) -> bool:
@@ -278,12 +277,9 @@ class Streams:
         self._ended: set[str] = set()
 
     def next(self, name: str, text: str, *, open: bool) -> tuple[bool, str]:
-        """Tell whether a stream's text needs a new line, and what of it to show.
+        """Return whether a stream's text needs a new line, and the part to show.
 
-        Parameters
-        ----------
-        open : bool
-            Whether the last line is not finished.
+        ``open`` is True if the last line is not finished.
         """
         late = _NEWLINE.match(text) if name in self._ended else None
         if text:
@@ -394,7 +390,7 @@ class RankOutput:
 
     @property
     def _left_out(self) -> str:
-        """What stands for the items that are not kept."""
+        """Note in place of the items that were dropped."""
         count = self._gone_items
         return f"… {count:,} earlier item{'s' * (count != 1)} left out …" if count else ""
 
@@ -418,7 +414,7 @@ class RankOutput:
 
     @property
     def stream(self) -> str:
-        """The stream that came last; empty before the first."""
+        """Name of the last stream; empty before the first."""
         return self._streams.last
 
     def parts(self, max_lines: int) -> tuple[list[Part], int]:

@@ -19,5 +19,5 @@ class Troubles:
 
     @property
     def events(self) -> tuple[TroubleEvent, ...]:
-        """What is the matter now, the newest last."""
+        """Current problems, the newest last."""
         return tuple(self._events.values())

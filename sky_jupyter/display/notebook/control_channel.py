@@ -92,23 +92,23 @@ views = Views()
 def register(kernel: Any, name: str, handler: Handler) -> bool:
     """Register a request handler on a kernel's control channel.
 
-    It is named among the kernel's supported features.
-
-    A request that a kernel does not know is an error in the server's log, and is not answered: pages look there first.
+    The request becomes one of the kernel's supported features. Pages look there first: a kernel does not answer unknown
+    requests, and the server logs an error.
 
     Parameters
     ----------
-    kernel
-        The ipykernel that this process is; another has no such channel.
+    kernel : ipykernel.kernelbase.Kernel
+        This process's kernel; other kernels have no such channel.
     name : str
-        The request's type.
+        Type of the request.
     handler : callable
-        An async one, called with the stream, whom to answer, and the request, on the kernel's control thread.
+        Coroutine function, called on the kernel's control thread with the stream, the identity to answer, and the
+        request.
 
     Returns
     -------
     bool
-        Whether it can.
+        True if the kernel has the channel.
     """
     handlers = getattr(kernel, "control_handlers", None)
     if not isinstance(handlers, dict):
@@ -140,7 +140,7 @@ def _announce(kernel: Any, handlers: dict[str, Any]) -> None:
 
 
 def install(kernel: Any) -> None:
-    """Have a kernel answer pages, if it can."""
+    """Install the handler of pages' requests in a kernel, if it can have one."""
     if REQUEST in getattr(kernel, "control_handlers", ()):
         return
 

@@ -74,12 +74,12 @@ class Mirror:
 
 
 class Widgets:
-    """All widgets of ranks that a kernel's pages can have; one per kernel, see `of`.
+    """Widgets of ranks in a kernel's pages; one instance per kernel, see `of`.
 
     Parameters
     ----------
-    kernel
-        The ipykernel that this process is.
+    kernel : ipykernel.kernelbase.Kernel
+        This process's kernel.
     """
 
     def __init__(self, kernel: Any) -> None:

@@ -46,7 +46,7 @@ class _Lines:
 
     @property
     def open(self) -> str:
-        """The unfinished line as it looks now."""
+        """Unfinished line as it looks now."""
         return _carried_out(self._open)
 
     def feed(self, text: str, name: str = "stdout") -> None:

@@ -40,12 +40,12 @@ class Step:
 
     @property
     def command(self) -> list[str]:
-        """The program and its arguments."""
+        """Program and arguments."""
         return ["/bin/sh", "-c", self.argv] if isinstance(self.argv, str) else list(self.argv)
 
     @property
     def variables(self) -> dict[str, str]:
-        """Its own variables, with the secrets that are known here."""
+        """Variables of the command, with the secrets that are known here."""
         values = {key: value.reveal() if isinstance(value, Secret) else value for key, value in self.env.items()}
         return {key: value for key, value in values.items() if value is not None}
 
@@ -73,7 +73,7 @@ Steps = Sequence["Step | Sequence[str] | str"]
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a framework needs of a pool, as a frozen value with hooks.
+    """Requirements of a framework on a pool: a frozen value with hooks.
 
     Two plugins are equal when their names and arguments are; hooks follow from those.
 
@@ -366,7 +366,7 @@ def steps_of(plugin: Plugin, spec: PoolSpec) -> list[Step]:
 
 
 def given(**arguments: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments that a plugin was made with, those that are not None, as `Plugin.args` has them."""
+    """Return the arguments that are not None, for `Plugin.args`."""
     return tuple((name, value) for name, value in arguments.items() if value is not None)
 
 

@@ -136,7 +136,7 @@ def _major(cuda: str) -> int:
 def _transform(cuda: str | None, image: Image, spec: PoolSpec) -> Image:
     rank_network.check_accelerators(spec)
     if any(_WITH_EXTRAS.match(item) for item in image.pip):
-        # Two of them for different releases of CUDA would be in each other's way.
+        # Two packages for different releases of CUDA would conflict.
         return image
     if _is_here(cuda, image, spec):
         return image.adding(pip=("jax",))
@@ -144,9 +144,9 @@ def _transform(cuda: str | None, image: Image, spec: PoolSpec) -> Image:
 
 
 def _is_here(cuda: str | None, image: Image, spec: PoolSpec) -> bool:
-    """Whether local nodes find JAX with CUDA in the notebook's environment, whatever brought it CUDA's libraries.
+    """Return True if local nodes find JAX with CUDA in the notebook's environment.
 
-    The extras ask for libraries as packages of their own, which a toolkit of the system makes needless.
+    The extras install CUDA's libraries as packages, which are not needed with a toolkit of the system.
     """
     if getattr(spec.provider, "survives_manager", True) or image.python is not None:
         return False
@@ -155,7 +155,7 @@ def _is_here(cuda: str | None, image: Image, spec: PoolSpec) -> bool:
 
 
 def _package(cuda: str | None, image: Image, accelerator: Accelerator | None) -> str:
-    """JAX as the nodes need it."""
+    """Return the requirement for JAX on the nodes."""
     if accelerator is None:
         return "jax"
     if accelerator.maker == NVIDIA and cuda is not None:
@@ -184,7 +184,7 @@ def _package(cuda: str | None, image: Image, accelerator: Accelerator | None) ->
 
 
 def _python(image: Image) -> int:
-    """The 12 of the nodes' Python 3.12."""
+    """Return the minor version of the nodes' Python."""
     return int(image.python.split(".")[1]) if image.python else sys.version_info.minor
 
 
@@ -199,7 +199,7 @@ def _around(devices: int | None, init: bool, info: InstanceInfo) -> Iterator[Non
 
 
 def _configure(info: InstanceInfo, devices: int | None) -> None:
-    """What must be decided before any backend starts."""
+    """Set the options that must be set before any backend starts."""
     import jax
 
     from . import compile_cache
@@ -209,20 +209,20 @@ def _configure(info: InstanceInfo, devices: int | None) -> None:
     if devices is not None and not forced:
         jax.config.update("jax_num_cpu_devices", devices)
     if count > 1 and not info.accelerators and not os.environ.get("JAX_PLATFORMS"):
-        # Ranks that share a machine were promised no accelerator, and collectives among ranks
-        # fail where they share one: a GPU that happens to be there is left alone.
+        # Ranks that share a machine were promised no accelerator, and collectives fail if ranks share one: a GPU that
+        # happens to be there is not used.
         jax.config.update("jax_platforms", "cpu")
     compile_cache.install(info)
     # A survivor of a killed peer gets an error, not SIGABRT.
     _update("jax_enable_recoverability", True)
-    # The service catches SIGTERM, and the rank would not end when it is told to.
+    # The service catches SIGTERM, and the rank would not end on it.
     _update("jax_enable_preemption_service", False)
-    # It would warn of any proxy; `machine.past_proxies` has seen to that.
+    # It would warn of any proxy; `rank_network.past_proxies` handles them.
     _update("jax_check_proxy_envs", False)
 
 
 def _update(name: str, value: Any) -> None:
-    """Set an option of JAX where this release of JAX has it."""
+    """Set an option of JAX if this release has it."""
     import jax
 
     try:
@@ -239,7 +239,7 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
     from . import programs
 
     programs.install(info, init=init)
-    # Not where our own coordinator listens: what a cell starts as a process of its own has its coordinator there.
+    # Not our own coordinator's address: a process that a cell starts has its coordinator there.
     os.environ["JAX_COORDINATOR_ADDRESS"] = rank_network.endpoint(
         info.head_addr, rank_network.programs_port(info, "jax")
     )
@@ -267,7 +267,7 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
 
 
 def _initialize_options(info: InstanceInfo) -> dict[str, Any]:
-    """The arguments of `jax.distributed.initialize`; older releases of JAX lack some of them."""
+    """Return the arguments of `jax.distributed.initialize`, for the newest release."""
     return {
         "coordinator_address": rank_network.endpoint(info.head_addr, info.port("jax")),
         # Without it the service listens on every interface of the machine.
@@ -282,7 +282,7 @@ def _initialize_options(info: InstanceInfo) -> dict[str, Any]:
 
 
 def _devices_of_one(info: InstanceInfo) -> int:
-    """How many devices a rank without peers will have, as far as can be told before JAX starts."""
+    """Return the expected number of devices of a single rank, before JAX starts."""
     import jax
 
     if info.accelerators:
@@ -292,10 +292,10 @@ def _devices_of_one(info: InstanceInfo) -> int:
 
 
 def _bind_gloo(addr: str) -> None:
-    """Have JAX's CPU collectives listen on this node's own address.
+    """Make JAX's CPU collectives listen on this node's own address.
 
-    JAX asks gloo to use the host's name, which Debian and Ubuntu map to 127.0.1.1, and has no
-    option for another. Where a release of JAX keeps this elsewhere, it works as without us.
+    JAX passes the host's name to gloo, which Debian and Ubuntu map to 127.0.1.1, and has no option for another. If a
+    release of JAX has this elsewhere, it keeps its default.
     """
     native = getattr(importlib.import_module("jax._src.lib"), "_jax", None)
     make = getattr(native, "make_gloo_tcp_collectives", None)
@@ -312,7 +312,7 @@ def _bind_gloo(addr: str) -> None:
 
 
 def _leave() -> None:
-    """Part from the other ranks; they may be gone already, and nothing here waits long for them."""
+    """Disconnect from the other ranks; wait only briefly, as they may have ended."""
     client, service = _let_go()
     for part in (client, service):
         if part is not None:
@@ -320,7 +320,7 @@ def _leave() -> None:
 
 
 def _let_go() -> tuple[Any, Any]:
-    """JAX's own client and service, taken out of its state so that new ones may take their place."""
+    """Remove JAX's client and service from its state, and return them."""
     from jax._src import distributed
 
     from . import programs
@@ -333,9 +333,9 @@ def _let_go() -> tuple[Any, Any]:
 
 
 def again(info: InstanceInfo, *, init: bool = True) -> None:
-    """Set JAX up anew in a living process, on the new port of `info`; all ranks call it together.
+    """Set JAX up anew in a living process, on the new port; all ranks call it.
 
-    Arrays that spanned the old ranks keep their local parts but take part in nothing any more.
+    Arrays that spanned the old ranks keep their local parts but cannot be used in collectives.
     """
     import jax.extend.backend
 
@@ -349,34 +349,34 @@ def again(info: InstanceInfo, *, init: bool = True) -> None:
         with contextlib.suppress(ValueError, TypeError):
             set_mesh(None)
     jax.extend.backend.clear_backends()
-    # The old backend, and the port its collectives listen on, may hang in reference cycles.
+    # Reference cycles may keep the old backend alive, and the port of its collectives.
     gc.collect()
     _join(info, init=init)
     if service is not None:
-        # Only now: a rank that still holds on to the old service would be aborted. All have
-        # joined the new one, so all have left the old one.
+        # Only now: a rank that is still connected to the old service would be aborted. All have joined the new one, so
+        # all have left the old one.
         rank_network.within(rank_network.LEAVE_SECONDS, service.shutdown)
 
 
 def ended(info: InstanceInfo) -> str:
-    """What of the pool's cluster the user's code has ended, in words."""
+    """Return what the user's code has ended of the pool's cluster, in words."""
     from . import programs
 
     return programs.ended(info)
 
 
 def abort(info: InstanceInfo) -> None:
-    """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
+    """Free this rank from a blocked collective; call `again` on all ranks next."""
     _break_meetings()
     rank_network.break_connections("jax")
 
 
 def _break_meetings() -> None:
-    """Free devices that wait for those of other ranks to tell where they can be reached.
+    """Free devices that wait for the addresses of other ranks' devices.
 
-    Each group of devices meets once, when it first has something in common, through keys of JAX's coordinator that
-    name the group's devices and the number of one. Nothing is connected yet that could be broken: a word that is no
-    address ends the wait. The next cluster has another coordinator.
+    Each group of devices meets once, before its first collective, through keys of JAX's coordinator that have the
+    group's devices and the index of one. No connection exists yet: a value that is not an address ends the wait. The
+    next cluster has another coordinator.
     """
     from jax._src import distributed
 
@@ -388,19 +388,16 @@ def _break_meetings() -> None:
             there.setdefault(group, set()).add(number)
     for group, numbers in there.items():
         for number in set(map(str, range(group.count(",") + 1))) - numbers:
-            # Another rank may have said so.
+            # Another rank may have set it.
             with contextlib.suppress(Exception):
                 client.key_value_set_bytes(f"{group}/{number}", _NO_ADDRESS)
 
 
 def check(info: InstanceInfo) -> None:
-    """Meet all other ranks in a collective that carries a name.
+    """Run a collective with a name on all ranks; raise SkyError if out of step.
 
-    Raises
-    ------
-    SkyError
-        When this one paired with another collective of a peer, so that the ranks are out of step.
-        It may also hang then, and whoever calls it must not wait for ever.
+    A rank is out of step if this collective is paired with another one of a peer. It may also hang then: the caller
+    must not wait forever.
     """
     from jax._src import distributed
     from jax.experimental import multihost_utils

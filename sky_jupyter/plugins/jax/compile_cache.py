@@ -148,10 +148,7 @@ def install(info: InstanceInfo) -> None:
 def _install(path: Path) -> None:
     """Make JAX use `Kept` for this folder, and every rank write there.
 
-    Raises
-    ------
-    ImportError, AttributeError, TypeError
-        When this release of JAX has no such places.
+    Raise ImportError, AttributeError or TypeError if this release of JAX has changed.
     """
     from jax._src import compilation_cache, compiler, distributed
 

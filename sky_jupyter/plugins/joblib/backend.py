@@ -144,13 +144,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
 
 
 def newest() -> Any:
-    """Return the pool that loops run on.
-
-    Raises
-    ------
-    PoolError
-        When there is none any more.
-    """
+    """Return the pool that loops run on; raise PoolError if there is none."""
     for pool in reversed(_pools):
         return pool
     raise PoolError("the pool that this parallel loop was for has ended; start one with the plugin joblib")

@@ -33,12 +33,9 @@ def hold(values: Mapping[str, Any]) -> None:
 
 
 def call_with(call: Callable[[Callable[[Any], Any]], Any], keys: Collection[str], keep: Collection[str]) -> Any:
-    """Make a call that names values; release those that are not in ``keep``.
+    """Make a call with shared values; release those that are not in ``keep``.
 
-    Raises
-    ------
-    NotHeld
-        When some of ``keys`` are not here; nothing has been called.
+    Raise NotHeld, before the call, if values of ``keys`` are missing here.
     """
     for key in set(_held).difference(keep):
         del _held[key]

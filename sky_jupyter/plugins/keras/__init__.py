@@ -35,7 +35,7 @@ BACKENDS = ("jax", "torch", "tensorflow")
 
 
 def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
-    """Have Keras train one model: each rank calls ``fit`` with its share of the data.
+    """Make Keras train one model: each rank calls ``fit`` with its share of data.
 
     On several ranks the plugin `jax` must come before it with ``backend="jax"``; with ``backend="torch"``
     the plugin `torch` must be there too, before or after. With ``backend="tensorflow"`` neither may be

@@ -145,12 +145,9 @@ def marks_of(values: Sequence[np.ndarray]) -> list[int]:
 
 
 def must_follow(method: str, by_rank: Sequence[Sequence[int]]) -> bool:
-    """Tell by `marks_of` whether models differ; then all take the head's values.
+    """Return True if models differ by `marks_of`, so that all take the head's values.
 
-    Raises
-    ------
-    SpecError
-        When it is not even the same model.
+    Raise SpecError if the models are not even the same.
     """
     for position, what in enumerate(("shapes", "values")):
         others = [rank for rank, row in enumerate(by_rank) if row[position] != by_rank[0][position]]

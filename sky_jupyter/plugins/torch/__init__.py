@@ -120,10 +120,7 @@ def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSp
 def _build(cuda: str | None, version: str | None, accelerator: Accelerator | None, *, own: bool) -> str | None:
     """Return the build of torch as uv calls it; None for the index's own.
 
-    Raises
-    ------
-    SpecError
-        When there is none that runs there, unless the image asks for a torch of the user's own.
+    Raise SpecError if there is none for the device, unless the image has a torch of the user's own.
     """
     if accelerator is None or accelerator.maker != NVIDIA:
         return None
@@ -281,13 +278,10 @@ def _abort_nccl() -> None:
 
 
 def check(info: InstanceInfo) -> None:
-    """Meet all other ranks in a collective that carries a name.
+    """Run a collective with a name on all ranks; raise SkyError if out of step.
 
-    Raises
-    ------
-    SkyError
-        When this one paired with another collective of a peer, so that the ranks are out of step.
-        It may also wait for the group's timeout then.
+    A rank is out of step if this collective is paired with another one of a peer. It may also wait for the group's
+    timeout.
     """
     import torch
     import torch.distributed as dist

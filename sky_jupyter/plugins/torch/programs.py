@@ -109,12 +109,9 @@ def _init(original: Callable[..., None], call: dict[str, Any]) -> None:
 
 
 def _suits(asked: Any) -> bool:
-    """Tell whether the existing group fits the backend that a program asks for.
+    """Return True if the existing group fits the backend that a program asks for.
 
-    Raises
-    ------
-    ValueError
-        When no group of these ranks could have it.
+    Raise ValueError if no group of these ranks can have that backend.
     """
     text = str(asked).lower()
     if asked is None or text == "undefined":
