@@ -73,6 +73,7 @@ class Compute(Running, SharedNames):
         Memory that a node must have at least.
     ttl : float or str, optional
         After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``; 0 is never.
+        A pool whose machines are made for it ends after a day, unless a time is given here.
     name : str, optional
         What the pool is called; ``%%sky --name`` finds it by this name. Without one each block has a pool of its own.
     keep : bool

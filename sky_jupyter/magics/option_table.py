@@ -17,6 +17,7 @@ from ..spec.options import DEFAULT_EXIT_TIMEOUT
 from ..spec.pool_spec import (
     DEFAULT_IDLE_TIMEOUT,
     DEFAULT_JOURNAL,
+    DEFAULT_PROVISIONED_TTL,
     DEFAULT_REMOTE_IDLE_TIMEOUT,
     Accelerator,
     seconds,
@@ -270,7 +271,8 @@ POOL = (
         "S",
         seconds,
         "a length of time such as 90s, 30m or 12h",
-        "the pool ends after this long, whatever it does and whoever is there (never)",
+        "the pool ends after this long, whatever it does and whoever is there "
+        f"({DEFAULT_PROVISIONED_TTL / 3600:g}h where its machines are made for it, else never)",
     ),
     Option(
         "--exit-timeout",

@@ -34,6 +34,8 @@ DEFAULT_REMOTE_IDLE_TIMEOUT = 30 * 60.0
 # A manager is heard once a second; what is shorter could end under its hands.
 MIN_IDLE_TIMEOUT = 10.0
 MAX_TTL = 10 * 366 * 86_400.0
+# Machines that are made for a pool cost money until they end: none goes on for ever because nobody said how long.
+DEFAULT_PROVISIONED_TTL = 24 * 3600.0
 ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
 # What says which machine a provider is to make; of no meaning where machines are there already.
 WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
@@ -129,7 +131,8 @@ class PoolSpec:
     vcpus, memory_gb : float, optional
         What a node must have at least.
     ttl : float, optional
-        Seconds after which the pool ends, whatever it does; never by itself unless given.
+        Seconds after which the pool ends, whatever it does. Unless given, a day where the provider makes the
+        machines, and never by itself where they are there.
     blob_limit : int, optional
         Bytes of sent values that a machine keeps for later runs though no name there holds them; a quarter
         of the memory or disk that is free unless given.
@@ -234,6 +237,11 @@ class PoolSpec:
         return self.idle_timeout or (DEFAULT_REMOTE_IDLE_TIMEOUT if self.provider.survives_manager else None)
 
     @property
+    def lifetime(self) -> float | None:
+        """Seconds after which the pool ends: its ``ttl``, or the default of machines that are made for it."""
+        return DEFAULT_PROVISIONED_TTL if self.ttl is None and self.provider.provisions else self.ttl
+
+    @property
     def full_image(self) -> Image:
         """Image with the additions of all plugins, in order."""
         image = self.image
@@ -301,6 +309,7 @@ __all__ = [
     "ALLOCATIONS",
     "DEFAULT_IDLE_TIMEOUT",
     "DEFAULT_JOURNAL",
+    "DEFAULT_PROVISIONED_TTL",
     "DEFAULT_REMOTE_IDLE_TIMEOUT",
     "MAX_NODES",
     "MAX_RANKS_PER_NODE",

@@ -7,7 +7,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import sky_jupyter as sky
 from sky_jupyter.errors import ProvisionError
 from sky_jupyter.magics import clean, runs_table
 from sky_jupyter.pool import end_pool
@@ -25,7 +26,7 @@ from sky_jupyter.pool.registry.orders import OrderRow
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.providers.base import Order
 from sky_jupyter.spec.options import Options
-from sky_jupyter.spec.pool_spec import PoolSpec
+from sky_jupyter.spec.pool_spec import DEFAULT_PROVISIONED_TTL, PoolSpec
 from tests.pool.remote import wait_until
 from tests.providers import starts
 from tests.providers.cloud import Cloud
@@ -48,6 +49,18 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
     made = Registry()
     yield made
     made.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets this process's time of day, which goes on from there."""
+    real = time.time
+
+    def set_to(now: float) -> None:
+        ahead = now - real()
+        monkeypatch.setattr(time, "time", lambda: real() + ahead)
+
+    return set_to
 
 
 def seed(usual: int = 0) -> int:
@@ -96,9 +109,10 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
     assert orders.every(registry) == []
 
 
-def pool_of(cloud: Cloud, nodes: int = 2, **options: Any) -> Pool:
+def pool_of(cloud: Cloud, nodes: int = 2, ttl: float | None = None, **options: Any) -> Pool:
     """A pool whose machines can be had, and which nobody has started."""
-    spec = PoolSpec(provider=cloud, nodes=nodes, name="bought", options=Options(console=False, **options))
+    options = {"console": False, **options}
+    spec = PoolSpec(provider=cloud, nodes=nodes, name="bought", ttl=ttl, options=Options(**options))
     pool = Pool(spec)
     pool.lifecycle.provisioning.plan(spec)
     pool.registry.intend(pool.id, spec.name, cloud.kind, nodes, keep=False)
@@ -192,15 +206,57 @@ def test_the_intent_is_recorded_before_each_call(cloud: Cloud, registry: Registr
             sent.extend(row for row in orders.of(registry, order.pool) if row.token == order.token)
             return super().create(spec, count, order)
 
-    spec = replace(pool.spec, provider=Watched(cloud.store), ttl=100.0)
+    spec = replace(pool.spec, provider=Watched(cloud.store))
     with pytest.raises(ProvisionError, match="authorized"):
         pool.lifecycle.provisioning.acquire(spec, 2)
     (row,) = sent
     assert (row.state, row.account, row.region, row.zone, row.count) == ("sent", "somebody", "here", "here-a", 2)
     assert json.loads(row.recipe) == cloud.recipe()
     assert row.until is not None
-    assert row.until > time.time() + 100
+    assert row.until > time.time() + DEFAULT_PROVISIONED_TTL
     pool.down()
+
+
+@pytest.mark.parametrize("ttl", [None, 7200.0])
+def test_machines_have_a_deadline_that_a_sweep_keeps_whoever_manages_them(
+    cloud: Cloud, registry: Registry, clock: Callable[[float], None], ttl: float | None
+) -> None:
+    pool = pool_of(cloud, 2, ttl)
+    first = buy(pool)
+    life = ttl or 24 * 3600.0
+    clock(time.time() + life - 60)
+    # What is bought later ends with the pool as well.
+    cloud.vanish(first[:1])
+    buy(pool, first)
+    deadlines = {one.until for one in cloud.machines()} | {row.until for row in orders.of(registry, pool.id)}
+    (deadline,) = deadlines
+    assert deadline is not None
+    assert pool.expiry.ttl == life
+    # The pool has ended by then.
+    left = pool.lifecycle.provisioning.left(pool.spec)
+    assert left is not None
+    assert time.time() + left < deadline
+    clock(deadline - 30)
+    assert sweep_machines(registry).machines == 0
+    assert len(cloud.alive()) == 2
+    clock(deadline + 1)
+    assert sweep_machines(registry).machines == 2
+    assert cloud.alive() == []
+    pool.down()
+
+
+def test_a_pool_says_when_its_machines_end_unless_it_was_told(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "denied")
+    cloud.plan("create", "denied")
+    told: list[str] = []
+    for ttl in (None, 7200.0):
+        pool = Pool(PoolSpec(provider=cloud, ttl=ttl, options=Options(console=False)))
+        with pytest.raises(ProvisionError, match="authorized"):
+            pool.start(lambda event: told.append(getattr(event, "text", "")))
+    assert [text for text in told if "at the latest" in text] == [
+        "the machines that are made for this pool end with it, after 24 h at the latest"
+    ]
+    assert PoolSpec(provider=sky.Local()).lifetime is None
 
 
 def test_a_pool_is_ending_until_its_machines_were_seen_going(cloud: Cloud, registry: Registry, took: Took) -> None:

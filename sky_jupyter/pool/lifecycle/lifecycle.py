@@ -124,7 +124,7 @@ class PoolLifecycle:
         # Whether its ttl is over, and the callback for that, as no cell may be running.
         self.expired = False
         self.farewell: Callable[[str], None] = _say_nothing
-        self.expiry = Expiry(spec.ttl, self.expire)
+        self.expiry = Expiry(spec.lifetime, self.expire, given=spec.ttl is not None)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
         # Machines that were unreachable when the pool was ended: what runs there ends by its lease.
@@ -217,7 +217,8 @@ class PoolLifecycle:
             self.logger.write(logging.INFO, f"{name} has no meaning on {self.spec.provider.kind} nodes")
         kind = _kind_of_start(self.spec)
         self.began = time.perf_counter()
-        self.provisioning.plan(self.spec)
+        if text := self.provisioning.plan(self.spec):
+            self.notify(text)
         self.generation = self.registry.intend(
             self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
         )
@@ -330,7 +331,7 @@ class PoolLifecycle:
         spec, provider = self.spec, self.spec.provider
         await self.making.have()
         launch_all, direct = await self.making.prepare()
-        self.expiry.begin()
+        self.expiry.begin(self.provisioning.left(spec))
         with self.phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
             # Retrieve its error: a cancelled start does not.

@@ -52,14 +52,38 @@ class Provisioning:
         self._open: tuple[Order, int] | None = None
         self._refused: dict[tuple[str, str, str], float] = {}
         self._account: str | None = None
+        self._deadline: float | None = None
 
-    def plan(self, spec: PoolSpec) -> None:
+    def plan(self, spec: PoolSpec) -> str:
         """Record that machines will be created, if the provider creates any.
 
-        Raises PoolError if the registry cannot be written.
+        Returns a notice about the machines' lifetime, or "". Raises PoolError if the registry cannot be written.
         """
-        if self.buys(spec):
-            self._write(self._row(spec, Order(self._pool, until=_until(spec)), 0, orders.PLANNED))
+        if not self.buys(spec):
+            return ""
+        self._write(self._row(spec, Order(self._pool, until=self.deadline(spec)), 0, orders.PLANNED))
+        if spec.ttl is not None or spec.lifetime is None:
+            return ""
+        return f"the machines that are made for this pool end with it, after {spec.lifetime / 3600:g} h at the latest"
+
+    def deadline(self, spec: PoolSpec) -> float:
+        """Return when a sweep may destroy the machines, as Unix time: the same for all machines of the pool.
+
+        It is later than the pool's own end. It is set with the first order, and a later manager keeps it.
+        """
+        if self._deadline is None:
+            known: list[OrderRow] = []
+            with contextlib.suppress(PoolError):
+                known = orders.of(self._registry, self._pool)
+            self._deadline = max((row.until for row in known if row.until is not None), default=None)
+        if self._deadline is None:
+            limits = spec.options.provision_timeout + spec.options.bootstrap_timeout
+            self._deadline = time.time() + limits + (spec.lifetime or 0.0) + _after(spec)
+        return self._deadline
+
+    def left(self, spec: PoolSpec) -> float | None:
+        """Return the seconds until the pool must end, so that it ends before its machines; None for no limit."""
+        return self.deadline(spec) - _after(spec) - time.time() if self.buys(spec) else None
 
     @staticmethod
     def buys(spec: PoolSpec) -> bool:
@@ -218,7 +242,7 @@ class Provisioning:
         number = sum(1 for row in self._known() if row.token)
         for offer, zone in self._places(spec):
             token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
-            order = Order(self._pool, token, offer, zone, _until(spec), _owner())
+            order = Order(self._pool, token, offer, zone, self.deadline(spec), _owner())
             try:
                 if made := self._send(spec, order, count, halt):
                     return made
@@ -304,13 +328,9 @@ def _provisioner(spec: PoolSpec) -> Provisioner:
     return spec.provider
 
 
-def _until(spec: PoolSpec) -> float | None:
-    """Return when a sweep may destroy the machines; None if there is no ``ttl``."""
-    if spec.ttl is None:
-        return None
-    options = spec.options
-    start = options.provision_timeout + options.bootstrap_timeout
-    return time.time() + start + spec.ttl + options.shutdown_timeout + _MARGIN
+def _after(spec: PoolSpec) -> float:
+    """Return the seconds from the pool's end until a sweep may destroy its machines."""
+    return spec.options.shutdown_timeout + _MARGIN
 
 
 def _owner() -> str:

@@ -1,4 +1,4 @@
-"""The manager's timer of a pool's ``ttl``; the nodes have timers of their own."""
+"""The manager's timer of a pool's lifetime (``ttl`` or its default); the nodes have timers of their own."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class Expiry:
         Seconds from the nodes' start; None for no limit.
     end : callable
         Ends the pool; called in a thread.
+    given : bool
+        Whether the user gave it; else it is the default for machines that a provider creates.
     """
 
-    def __init__(self, ttl: float | None, end: Callable[[], None]) -> None:
+    def __init__(self, ttl: float | None, end: Callable[[], None], *, given: bool = True) -> None:
         self.ttl = ttl
-        self._end = end
+        self._end, self._given = end, given
         self._at: float | None = None
         self._timer: threading.Timer | None = None
 
@@ -45,13 +47,15 @@ class Expiry:
     @property
     def text(self) -> str:
         """Return the reason of the pool's end, for a message."""
+        if not self._given and self.ttl is not None:
+            return f"the {self.ttl / 3600:g} h of machines that are made for a pool are over (`--ttl` gives them more)"
         return f"its ttl of {self.ttl:g} s is over"
 
     def begin(self, left: float | None = None) -> None:
-        """Start the timer, unless it runs; an attached pool has only ``left`` seconds."""
+        """Start the timer, unless it runs; it takes at most ``left`` seconds."""
         if self.ttl is None or self._at is not None:
             return
-        wait = self.ttl if left is None else max(0.0, left)
+        wait = self.ttl if left is None else min(self.ttl, max(0.0, left))
         self._at = time.monotonic() + wait
         self._timer = threading.Timer(min(wait, threading.TIMEOUT_MAX), self._end)
         self._timer.daemon = True
