@@ -188,7 +188,7 @@ class Machine(Protocol):
         Raises
         ------
         TimeoutError
-            When it has not ended after ``timeout`` seconds; it may still run there.
+            If it has not ended after ``timeout`` seconds. It is ended there, except over SSH, where it may go on.
         """
 
     def exec(

@@ -20,6 +20,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +28,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sky_jupyter.errors import LoginRefused, NoCapacity, OrderSpent, ProvisionError, SpecError
+from sky_jupyter.errors import LoginRefused, MachineError, NoCapacity, OrderSpent, ProvisionError, SpecError
 from sky_jupyter.providers import SSH, kinds
 from sky_jupyter.providers.base import ConnectionSession, MachineRecord, Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.pool.remote import links
 
 if TYPE_CHECKING:
     from tests.hosts.world import World
 
+# What the provider is made of where it is made without arguments, as `--provider cloud` does.
+STORE, HOSTS = "SKY_TEST_CLOUD", "SKY_TEST_CLOUD_HOSTS"
 ZONES = ("here-a", "here-b", "there-a")
 # What can happen to a call; each is planned by `Cloud.plan`.
 FAULTS = {
@@ -44,7 +48,10 @@ FAULTS = {
     ),
     "list": ("error", "hang", "interrupt-before", "kill-before", "vanish"),
     "destroy": ("error", "lost", "unknown", "half-lost", "kill-before", "kill-after", "interrupt-after"),
-    "connect": ("refused", "kill-link", "kill-before", "interrupt-before", "vanish"),
+    "connect": (
+        *("refused", "kill-before", "interrupt-before", "vanish"),
+        *("kill-link", "kill-link-starting", "kill-link-soon", "kill-link-later"),
+    ),
 }
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS machines (
@@ -55,6 +62,9 @@ CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY, pool TEXT, call TE
 """
 # How long a call takes that hangs, and how long a machine is seen ending before it is gone.
 _HANG, _ENDING = 1.2, 0.05
+
+# When a link is killed that has come up: while its machines are connected to, and as it ends or its machines do.
+_DEATHS = {"kill-link": 0.0, "kill-link-soon": 0.05, "kill-link-later": 0.15}
 
 _worlds: dict[str, World] = {}
 
@@ -67,11 +77,13 @@ class Cloud:
     Parameters
     ----------
     store : str
-        The file.
+        The file; the one that the environment names unless given.
     zones : tuple of str
         Where machines are made; the word before the dash is the region.
     shown_after : float
         Seconds until a machine that was made is listed.
+    hosts : tuple of str
+        Names of hosts that its machines are; those of the environment unless given, and none for a light cloud.
     """
 
     kind = "cloud"
@@ -80,10 +92,10 @@ class Cloud:
     survives_manager = True
     offline = True
 
-    store: str
+    store: str = field(default_factory=lambda: os.environ[STORE])
     zones: tuple[str, ...] = ZONES
     shown_after: float = 0.03
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = field(default_factory=lambda: tuple(os.environ.get(HOSTS, "").split()))
     visible_within: float = field(default=0.1, compare=False)
 
     # -- the contract ------------------------------------------------------------------------------
@@ -130,7 +142,8 @@ class Cloud:
             return [one for one in found if one.state != "ended" and (not regions or one.region in regions)]
 
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
-        return [one for one in self.machines() if one.id in ids]
+        known = {one.id: one for one in self.machines()}
+        return [known.get(id, MachineRecord(id, "unknown")) for id in ids]
 
     def destroy(self, ids: Sequence[str]) -> None:
         if not ids:
@@ -156,12 +169,14 @@ class Cloud:
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Any]:
         pool = next((one.pool for one in self.machines() if one.id in ids), "")
         with self._call("connect", pool) as fault:
-            if fault == "kill-link":
-                os.kill(session.open_link().pid, signal.SIGKILL)
+            if fault.startswith("kill-link"):
+                _with_link_killed(session, pool, fault)
             if fault == "vanish":
                 self.vanish(ids[:1])
         if self.hosts:
-            names = {one.id: one.addresses[0] for one in self.machines()}
+            names = {one.id: one.addresses[0] for one in self.machines() if one.is_there}
+            if gone := [id for id in ids if id not in names]:
+                raise MachineError(gone[0], "closed", "there is no such machine any more")
             ssh = SSH(hosts=[names[id] for id in ids], offline=True)
             return ssh.connect(ssh.hosts, session)
         raise LoginRefused(ids[0], "keys", "a light machine lets nobody in")
@@ -336,3 +351,37 @@ class Cloud:
             connection.execute("COMMIT")
         finally:
             connection.close()
+
+
+def _with_link_killed(session: ConnectionSession, pool: str, fault: str) -> None:
+    """Have the pool's link be killed at some moment, in a thread where that is not now."""
+    if fault in _DEATHS:
+        link = os.pidfd_open(session.open_link().pid)
+        if not (wait := _DEATHS[fault]):
+            _kill(link)
+            return
+        threading.Timer(wait, _kill, [link]).start()
+        time.sleep(0.1)
+        return
+    up = threading.Event()
+
+    def kill_early() -> None:
+        while not up.is_set():
+            for process in links(pool):
+                with contextlib.suppress(OSError):
+                    _kill(os.pidfd_open(process.pid))
+                return
+
+    watcher = threading.Thread(target=kill_early)
+    watcher.start()
+    try:
+        session.open_link()
+    finally:
+        up.set()
+        watcher.join()
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)

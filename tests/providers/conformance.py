@@ -10,12 +10,15 @@
         @classmethod
         def provider(cls) -> Provider: ...
 
+One that makes machines passes `ProvisionerConformance` as well, for which nobody needs to connect to them.
+
 The suite looks at a machine through the machine alone: its files and processes need not be this machine's. The machine
 has a POSIX shell, the usual tools of a Linux system, and a Python (`MachineConformance.python`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,9 +34,10 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.errors import MachineError, SkyError
+from sky_jupyter.errors import MachineError, OrderSpent, SkyError
 from sky_jupyter.machines.base import Machine
-from sky_jupyter.providers.base import ConnectionSession, Order, Provider
+from sky_jupyter.providers import kinds
+from sky_jupyter.providers.base import ConnectionSession, Order, Provider, Provisioner
 from sky_jupyter.spec.pool_spec import WISHES, PoolSpec
 
 PATIENCE = 60.0
@@ -63,6 +67,8 @@ class MachineConformance:
     """Commands, files, ports and processes of one machine, which the fixture ``machine`` gives."""
 
     python = "python3"
+    # Whether a script that is given up ends there, with what it has started in its group.
+    ends_scripts = True
 
     @pytest.fixture
     def there(self, machine: Machine) -> Iterator[PurePosixPath]:
@@ -134,7 +140,9 @@ class MachineConformance:
         with pytest.raises(TimeoutError):
             machine.run(f"sleep 600 & echo $! >{there}/pid; wait", timeout=1.0)
         assert machine.run("echo on", timeout=PATIENCE).out == b"on\n"
-        # What it has started goes on, where the machine ends no sessions.
+        if self.ends_scripts:
+            state = f"s=$(cat /proc/$(cat {there}/pid)/stat 2>/dev/null); case $s in ''|*') Z '*) ;; *) exit 1;; esac"
+            eventually(lambda: machine.run(state).status == 0)
         machine.run(f"kill $(cat {there}/pid) || true")
 
     def test_scripts_run_side_by_side(self, machine: Machine) -> None:
@@ -413,6 +421,79 @@ class ProviderConformance:
             assert list(kept.spares(ids[:1]) or ()) == list(ids[1:])
             assert list(provider.resized(ids[:1], [], ids[1:]).spares(ids[:1]) or ()) == []
             assert next(iter(provider.resized(ids[:1], ["added"], []).spares(ids[:1]) or ())) == "added"
+
+
+class ProvisionerConformance:
+    """What a provider does that makes machines, which the fixture ``provider`` gives; it can have `count` of them."""
+
+    count = 2
+
+    @pytest.fixture
+    def spec(self, provider: Provisioner) -> PoolSpec:
+        """Of a pool of its machines."""
+        return PoolSpec(provider=provider, nodes=self.count)
+
+    @pytest.fixture
+    def placed(self, provider: Provisioner, spec: PoolSpec) -> Iterator[Order]:
+        """A call that makes machines of a pool of its own; none is left behind."""
+        offer, pool = provider.offers(spec)[0], uuid.uuid4().hex[:8]
+        until = time.time() + 3600
+        zone = next(iter(offer.zones), "")
+        yield Order(pool, token=uuid.uuid4().hex, offer=offer, zone=zone, until=until, owner="a test")
+        if left := [record.id for record in provider.list(pool) if record.is_there]:
+            provider.destroy(left)
+
+    def there(self, provider: Provisioner, pool: str) -> set[str]:
+        return {record.id for record in provider.list(pool) if record.is_there}
+
+    def test_it_is_made_again_from_what_is_recorded_of_it(self, provider: Provisioner) -> None:
+        again = kinds.restore(provider.kind, json.dumps(provider.recipe()))
+        assert (again, again.account()) == (provider, provider.account())
+        assert provider.account()
+        assert provider.provisions
+        assert provider.visible_within >= 0
+
+    def test_machines_are_marked_as_the_order_says(self, provider: Provisioner, spec: PoolSpec, placed: Order) -> None:
+        ids = set(provider.create(spec, self.count, placed))
+        eventually(lambda: self.there(provider, placed.pool) == ids)
+        assert placed.offer is not None
+        for found in (
+            provider.list(placed.pool),
+            provider.list(placed.pool, [placed.offer.region]),
+            provider.list(None),
+        ):
+            mine = [record for record in found if record.id in ids]
+            assert {record.id for record in mine} == ids
+            assert {(record.pool, record.region) for record in mine} == {(placed.pool, placed.offer.region)}
+            assert placed.zone in ("", *(record.zone for record in mine))
+            assert all(record.is_usable for record in mine)
+            assert all(record.until == pytest.approx(placed.until, abs=1.0) for record in mine)
+
+    def test_a_call_that_is_sent_again_makes_nothing_twice(
+        self, provider: Provisioner, spec: PoolSpec, placed: Order
+    ) -> None:
+        ids = set(provider.create(spec, self.count, placed))
+        assert set(provider.create(spec, self.count, placed)) == ids
+        time.sleep(provider.visible_within)
+        assert self.there(provider, placed.pool) == ids
+
+    def test_a_call_whose_machines_have_ended_makes_no_others(
+        self, provider: Provisioner, spec: PoolSpec, placed: Order
+    ) -> None:
+        ids = list(provider.create(spec, self.count, placed))
+        provider.destroy(ids)
+        eventually(lambda: not self.there(provider, placed.pool))
+        with contextlib.suppress(OrderSpent):
+            assert set(provider.create(spec, self.count, placed)) <= set(ids)
+        time.sleep(provider.visible_within)
+        assert self.there(provider, placed.pool) == set()
+
+    def test_one_machine_ends_and_the_others_stay(self, provider: Provisioner, spec: PoolSpec, placed: Order) -> None:
+        ids = list(provider.create(spec, self.count, placed))
+        provider.destroy(ids[:1])
+        eventually(lambda: self.there(provider, placed.pool) == set(ids[1:]))
+        (gone, *_), (kept, *_) = provider.describe(ids[:1]), provider.describe(ids[1:])
+        assert (gone.is_there, kept.is_there) == (False, True)
 
 
 def _say(near: socket.socket, data: bytes) -> None:

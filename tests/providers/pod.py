@@ -14,15 +14,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.errors import MachineError, ProvisionError
 from sky_jupyter.machines.ssh.shell_machine import ShellMachine
 from sky_jupyter.providers.base import ConnectionSession, MachineRecord, Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
+
+if TYPE_CHECKING:
+    from tests.hosts.world import Host
 
 # The API's address, so to speak: a JSON file with each pod's first process, address and user.
 API = "SKY_TEST_PODS"
@@ -111,6 +114,15 @@ class Pod(ShellMachine):
             made.close()
             raise MachineError(str(self.name), "refused", f"{host}:{port} cannot be reached: {why}")
         return made
+
+
+def announce(hosts: Iterable[Host], api: Path) -> None:
+    """Have hosts be pods of the API at this path."""
+    found = {
+        f"pod-{number}": {"pid": host.pid, "address": host.private, "user": host.users[0], "uid": 1000}
+        for number, host in enumerate(hosts)
+    }
+    api.write_text(json.dumps(found))
 
 
 def _pods() -> dict[str, dict[str, Any]]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sky_jupyter.errors import SkyError
-from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import orders
 from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.providers.base import Provider
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, links, nothing_here, wait_until
 from tests.providers.cloud import Cloud
+from tests.providers.conformance import ProviderConformance, ProvisionerConformance
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("config")]
 
@@ -38,6 +38,15 @@ def cloud(world: World, tmp_path: Path) -> Iterator[Cloud]:
     made = Cloud(str(tmp_path / "cloud.sqlite"), hosts=tuple(host.name for host in world))
     with made.powered(world):
         yield made
+
+
+class TestCloud(ProviderConformance, ProvisionerConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def provider(cls, world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
+        made = Cloud(str(tmp_path_factory.mktemp("cloud") / "cloud.sqlite"), hosts=tuple(host.name for host in world))
+        with made.powered(world):
+            yield made
 
 
 def gone(cloud: Cloud, pool: Pool) -> bool:
@@ -143,32 +152,6 @@ def test_a_start_that_loses_a_machine_as_it_connects_has_another(cloud: Cloud) -
     try:
         assert run(pool, "6 * 7").values == [42, 42]
         assert len(cloud.machines()) == 3
-    finally:
-        pool.down()
-    wait_until(lambda: gone(cloud, pool))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_the_model_of_the_quickstart_is_trained_on_bought_machines(cloud: Cloud) -> None:
-    pytest.importorskip("keras")
-    pool = Pool(PoolSpec(provider=cloud, nodes=2, name="bought", plugins=parse_plugins("jax,keras")))
-    pool.start()
-    try:
-        code = """
-        import keras, numpy as np
-        keras.utils.set_random_seed(1)
-        x = np.random.default_rng(0).normal(size=(256, 16)).astype("float32")
-        y = (x[:, 0] > 0).astype("int32")
-        layers = [keras.Input((16,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(2, "softmax")]
-        model = keras.Sequential(layers)
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        history = model.fit(x, y, batch_size=32, epochs=12, verbose=0).history["accuracy"]
-        history[-1] > history[0], float(np.abs(model.get_weights()[0]).sum())
-        """
-        values = run(pool, textwrap.dedent(code)).values
-        assert values[0] == values[1]
-        assert values[0][0]
     finally:
         pool.down()
     wait_until(lambda: gone(cloud, pool))

@@ -14,7 +14,8 @@ from sky_jupyter.providers.base import ConnectionSession, Provider
 
 from ..machines.conftest import need_ssh
 from ..machines.sshd import Server, serve
-from .conformance import MachineConformance, ProviderConformance
+from .cloud import Cloud
+from .conformance import MachineConformance, ProviderConformance, ProvisionerConformance
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,7 @@ class TestThisMachine(MachineConformance):
 
 class TestMachineOverSSH(MachineConformance):
     python = sys.executable
+    ends_scripts = False
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -67,6 +69,7 @@ class TestMachineOverSSH(MachineConformance):
 
 class TestMachineOverTheLink(MachineConformance):
     python = sys.executable
+    ends_scripts = False
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -100,3 +103,12 @@ class TestSSHOverTheLink(TestSSH):
         (again,) = provider.connect(["two"], ConnectionSession(open_link=session.open_link, known=known))
         assert again == machine
         machine.close()
+
+
+class TestCloud(ProvisionerConformance):
+    """That has no hosts; `test_cloud_hosts` has those."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def provider(cls, tmp_path_factory: pytest.TempPathFactory) -> Provider:
+        return Cloud(str(tmp_path_factory.mktemp("cloud") / "cloud.sqlite"))

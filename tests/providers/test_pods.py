@@ -18,7 +18,8 @@ from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, is_clean, links, wait_until
 from tests.providers.conformance import MachineConformance, ProviderConformance
-from tests.providers.pod import API, Pod, Pods
+from tests.providers.distribution import install
+from tests.providers.pod import API, Pod, Pods, announce
 
 pytestmark = MARKS
 
@@ -29,11 +30,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
     api = tmp_path_factory.mktemp("api") / "pods.json"
     with hosts(2, python=True, warm=True) as world, pytest.MonkeyPatch.context() as patch:
-        found = {
-            f"pod-{number}": {"pid": host.pid, "address": host.private, "user": host.users[0], "uid": 1000}
-            for number, host in enumerate((world[0], world[1]))
-        }
-        api.write_text(json.dumps(found))
+        announce(world, api)
         patch.setenv(API, str(api))
         # No SSH is to be had.
         patch.setenv("SKY_SSH_CONFIG", "/nonexistent")
@@ -60,10 +57,7 @@ class TestPods(ProviderConformance):
 def test_a_pool_of_a_third_partys_provider_runs_in_pods_without_ssh_and_link(
     pods: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = tmp_path / "sky_pods-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sky-pods\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sky_jupyter.providers]\npods = tests.providers.pod:Pods\n")
+    install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     spec = parse("--provider pods --nodes 2", cell=True).spec()
     assert (spec.provider, spec.nodes) == (Pods(), 2)

@@ -97,6 +97,22 @@ def signal(name: str, pid: int, ticks: int) -> str:
     )
 
 
+def naming_itself(script: str, mark: str) -> str:
+    """Run a script after a line that says which process runs it, so that it can be ended."""
+    return (
+        f'{{ IFS= read -r _sky_t </proc/$$/stat; }} 2>/dev/null; printf \'%s %s %s\\n\' {mark} "$$" "$_sky_t"; '
+        f"( exec 2>&1; {script} )"
+    )
+
+
+def end(pid: int, ticks: int) -> str:
+    """End a script and what it has started; where it has no group of its own, the script alone."""
+    return (
+        f"_sky_t=$(cat /proc/{pid}/stat 2>/dev/null); set -- ${{_sky_t##*)}}; "
+        f'[ "${{20:-}}" != {ticks} ] || if [ "$3" = {pid} ]; then kill -s KILL -- -{pid}; else kill -s KILL {pid}; fi'
+    )
+
+
 def alive(pid: int, ticks: int) -> str:
     """Return a script that succeeds if the process started at ``ticks`` still runs."""
     return (

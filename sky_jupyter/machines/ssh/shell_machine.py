@@ -11,7 +11,7 @@ import functools
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Protocol
 
@@ -26,6 +26,8 @@ from .failures import failure
 _TICKS = 100
 _BEGIN_PATIENCE = 60.0
 _SIGNAL_PATIENCE = 30.0
+# Whoever gives a script up has waited already.
+_END_PATIENCE = 5.0
 _MAX_NOISE = 16 << 20
 _READ = 1 << 16
 
@@ -255,10 +257,28 @@ class ShellMachine(ABC):
         return {}
 
     def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
-        """Run a script in a shell of its own; see `base.Machine.run`."""
+        """Run a script in a shell of its own; see `base.Machine.run`. One that is given up is ended there."""
+        return self._run(script, stdin, timeout, self._end)
+
+    def _run(
+        self,
+        script: str,
+        stdin: Iterable[bytes] | None,
+        timeout: float | None,
+        give_up: Callable[[bytes], None] = lambda said: None,
+    ) -> Done:
+        """Run a script; ``give_up`` gets the line that names it, should it not run to its end."""
         over = threading.Event()
-        with self.script(f"( exec 2>&1; {script} )", stdin) as pipes, _timed(pipes.close, timeout, over) as failed:
-            parts = []
+        mark = f"sky-{secrets.token_hex(8)}"
+        parts: list[bytes] = []
+
+        def end() -> None:
+            # Before its pipes are closed: who writes into closed ones may end without what it has started.
+            give_up(_after_mark(parts, mark)[0])
+            pipes.close()
+
+        named = scripts.naming_itself(script, mark)
+        with self.script(named, stdin) as pipes, _timed(end, timeout, over) as failed:
             try:
                 while data := pipes.recv(_READ):
                     parts.append(data)
@@ -266,11 +286,20 @@ class ShellMachine(ABC):
             except (OSError, EOFError, LinkLost) as error:
                 status = -1
                 failed.append(error)
+            except BaseException:
+                end()
+                raise
         if over.is_set():
             raise TimeoutError(f"a script on {self.label} has not ended after {timeout:g} s")
         if failed:
             raise LinkLost(self.name, "broken", f"the connection broke while a script ran ({failed[0]})") from None
-        return Done(status if status >= 0 else 128 - status, b"".join(parts))
+        return Done(status if status >= 0 else 128 - status, _after_mark(parts, mark)[1])
+
+    def _end(self, named: bytes) -> None:
+        """End a script that is given up, and what it has started, by the line that names it."""
+        with contextlib.suppress(MachineError, OSError, ValueError):
+            pid, ticks = who(named.decode("utf-8", "replace"))
+            self._run(scripts.end(pid, ticks), None, _END_PATIENCE)
 
     @contextlib.contextmanager
     def script(self, script: str, stdin: Iterable[bytes] | None = None) -> Iterator[Pipes]:
@@ -377,6 +406,13 @@ class ShellMachine(ABC):
     def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
         """Raise MachineError: no connection leads back from the machine."""
         raise MachineError(self.name, "relay", "no port of it can lead to another machine through here")
+
+
+def _after_mark(parts: Sequence[bytes], mark: str) -> tuple[bytes, bytes]:
+    """The rest of our own line, and what a script said after it; what a login's own files print before is left out."""
+    _, _, found = b"".join(parts).partition(mark.encode() + b" ")
+    line, _, said = found.partition(b"\n")
+    return line, said
 
 
 def who(text: str) -> tuple[int, int]:
