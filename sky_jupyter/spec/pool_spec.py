@@ -238,7 +238,7 @@ class PoolSpec:
 
     @property
     def lifetime(self) -> float | None:
-        """Seconds after which the pool ends: its ``ttl``, or the default of machines that are made for it."""
+        """Return the seconds after which the pool ends: its ``ttl``, or the default for machines that are created."""
         return DEFAULT_PROVISIONED_TTL if self.ttl is None and self.provider.provisions else self.ttl
 
     @property
