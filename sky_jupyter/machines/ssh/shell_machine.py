@@ -409,7 +409,7 @@ class ShellMachine(ABC):
 
 
 def _after_mark(parts: Sequence[bytes], mark: str) -> tuple[bytes, bytes]:
-    """The rest of our own line, and what a script said after it; what a login's own files print before is left out."""
+    """Return the rest of our own line, and what the script said after it; noise of the login before it is left out."""
     _, _, found = b"".join(parts).partition(mark.encode() + b" ")
     line, _, said = found.partition(b"\n")
     return line, said
