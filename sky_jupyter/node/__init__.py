@@ -1,1 +1,1 @@
-"""All that runs on a node: host, agent, kernels, journal, and the runtime that user code sees."""
+"""Everything that runs on a node: host, agent, kernels, journal and runtime."""

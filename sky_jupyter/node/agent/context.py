@@ -12,7 +12,7 @@ from .kernel_client import RankKernel
 
 
 class AgentContext(Protocol):
-    """The agent of a node, as the parts that serve function calls use it.
+    """Agent of a node, as the parts that run function calls use it.
 
     Attributes
     ----------

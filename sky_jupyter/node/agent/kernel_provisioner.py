@@ -143,7 +143,10 @@ class ForkProvisioner(KernelProvisionerBase):
         return self.end is not None and not self.end.done()
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Fork a kernel; ``cmd`` is its connection file, ``kwargs`` its ``env``, ``cwd`` and ``log``."""
+        """Fork a kernel for the connection file in ``cmd``.
+
+        ``kwargs`` are its ``env``, ``cwd`` and ``log``.
+        """
         request = {"connection_file": cmd[0], "env": kwargs["env"], "cwd": kwargs["cwd"], "log": kwargs["log"]}
         self.pid, self.end, self.preload_failed = await self.forkserver.fork(request)
         return self.connection_info

@@ -1,1 +1,1 @@
-"""Widgets of ranks: their comms, on the node."""
+"""Comms of ranks, on the node: widgets above all."""

@@ -1,7 +1,7 @@
-"""The comms of a node's ranks, widgets above all: what their code tells pages, and what pages tell their code.
+"""Hub for the comms of a node's ranks, between their code and the pages.
 
-They outlive the run that opened them, so they are in no journal: the agent holds what is open, whole,
-and forwards what changes in numbered batches. Whoever misses one asks for all that is open.
+Comms outlive the run that opened them, so they are in no journal: the agent holds the state of all open comms, and
+forwards changes in numbered batches. A receiver that misses a batch asks for everything that is open.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from .output_widgets import Outputs
 from .revival import CommRevival
 from .states import OpenComms, shown
 
-# So many messages go out as one.
+# Messages in one batch.
 _MOST = 200
-# Brings a message to a rank's kernel.
+# Sends a message to a rank's kernel.
 Tell = Callable[[dict[str, Any], list[bytes]], None]
 
 
 class CommHub:
-    """Made by the agent, one a node.
+    """Comm hub of a node; made by the agent.
 
     Parameters
     ----------
     tells : mapping
-        How each of the node's ranks is told something.
+        Sends a message to each of the node's ranks.
     incarnation : str
-        The agent's; another one has other comms.
+        The agent's incarnation; another one has other comms.
     ready : callable
         Whether a batch can be forwarded now.
     forward : callable
@@ -50,11 +50,11 @@ class CommHub:
         self._number = 0
         self._held: dict[int, OpenComms] = {}
         self._revivals: dict[int, CommRevival] = {}
-        # The run that each rank was last at: what its callbacks open later is counted as that one's.
+        # Latest run of each rank: comms that callbacks open later belong to it.
         self._latest: dict[int, str] = {}
 
     def held(self, rank: int) -> OpenComms:
-        """What a rank has open."""
+        """Return a rank's open comms."""
         if rank not in self._held:
 
             def drop(ids: list[str]) -> None:
@@ -67,7 +67,10 @@ class CommHub:
     # -- what the ranks say ------------------------------------------------------------------------
 
     def on_message(self, rank: int, message: Mapping[str, Any], run: str) -> None:
-        """A comm's message of a rank's kernel; ``run`` is the run that it belongs to, empty where to none."""
+        """Handle a comm message of a rank's kernel.
+
+        ``run`` is the run that it belongs to; empty if it belongs to none.
+        """
         held = self.held(rank)
         content = message.get("content")
         id = content.get("comm_id") if isinstance(content, Mapping) else None
@@ -89,11 +92,11 @@ class CommHub:
                 self._pending.add(one)
 
     def on_output(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
-        """A rank prints or shows something for a message; whether a widget takes it."""
+        """Offer a rank's output to its `Output` widgets; return True if one took it."""
         return self.outputs.take(rank, parent, event)
 
     def on_shown(self, rank: int, run: str, data: Any) -> None:
-        """A run shows something: a widget's comm lives as long as the run is known."""
+        """Note that a run displays a widget: its comm lives as long as the run."""
         id = shown(data)
         if id is not None:
             self._latest[rank] = run
@@ -105,13 +108,13 @@ class CommHub:
         self._tells[rank]({"msg_type": "comm_msg", "id": "", "content": content, "metadata": {}}, [])
 
     def on_end(self, rank: int) -> None:
-        """A rank's kernel has ended, and with it what it had open."""
+        """Close the comms of a rank whose kernel has ended."""
         if rank in self._held:
             self._close(rank, self._held[rank].clear())
             self._revivals[rank].clear()
 
     def forget(self, run: str) -> None:
-        """A run is forgotten, and with it what no later one has used."""
+        """Close the comms that no later run has used."""
         for held in self._held.values():
             held.forget(run)
 
@@ -122,7 +125,7 @@ class CommHub:
             self._pending.add(message)
 
     def flush(self) -> None:
-        """Forward what has gathered, as far as that can go now."""
+        """Forward pending messages as far as the manager is ready."""
         for change in self.outputs.changes() if self._ready() else ():
             self.held(change.rank).take(change)
             self._pending.add(change)
@@ -138,13 +141,13 @@ class CommHub:
     # -- what the manager asks ---------------------------------------------------------------------
 
     async def sky_open_comms(self) -> dict[str, Any]:
-        """All that is open on this node, and the number of the last batch before that."""
+        """Return all open comms of this node, and the number of the last batch."""
         self._pending.forget_states()
         opened = [message.wire() for held in self._held.values() for message in held.openings()]
         return {"open": opened, **self._numbered()}
 
     async def sky_send_comms(self, messages: list[Any]) -> None:
-        """What pages tell the node's ranks; what is not open any more is told nothing."""
+        """Pass messages of pages on to the ranks; ignore closed comms."""
         for facts in messages:
             message = CommMessage.unwire(facts)
             tell = None if message is None else self._tells.get(message.rank)

@@ -1,7 +1,7 @@
-"""What ranks print and show inside of `Output` widgets: put into these widgets' state, as a page would do.
+"""`Output` widgets of ranks: captured output becomes the widget's state.
 
-A page knows only what a notebook's own kernel prints. While a run is on, the same stands in its journal
-too: nothing is lost where nobody shows widgets.
+A page does that for the notebook's own kernel only. During a run the journal has the same output too, so that nothing
+is lost where no widgets are shown.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 from ..protocol.comm_messages import CommMessage
 
-# Of one widget; what is older goes, as each change sends all of it.
+# Limit of one widget's outputs; older ones are dropped, as each change sends all of them.
 MOST = 256 << 10
 _MODEL = '"OutputModel"'
 
 
 class _Area:
-    """What stands in one widget: outputs as a notebook has them, each with its display's id."""
+    """Outputs of one widget, in notebook format, each with its display id."""
 
     def __init__(self) -> None:
         self.outputs: list[tuple[dict[str, Any], str | None]] = []
@@ -34,14 +34,14 @@ class _Area:
             self.outputs.append((output, display))
 
     def change(self, display: str, event: dict[str, Any]) -> bool:
-        """Have what was shown under an id be something else; whether there was any."""
+        """Replace the output with a display id; return True if there is one."""
         found = [output for output, id in self.outputs if id == display]
         for output in found:
             output.update(data=event["data"], metadata=event["metadata"])
         return bool(found)
 
     def text(self) -> str:
-        """It as JSON, without the oldest where it is too large."""
+        """Return the outputs as JSON, without the oldest beyond the limit."""
         texts = [json.dumps(output) for output, _ in self.outputs]
         while len(texts) > 1 and sum(map(len, texts)) > MOST:
             del texts[0], self.outputs[0]
@@ -49,11 +49,11 @@ class _Area:
 
 
 class Outputs:
-    """The `Output` widgets of a node's ranks; made by `Comms`, which hands it what they say."""
+    """`Output` widgets of a node's ranks; made by `CommHub`."""
 
     def __init__(self) -> None:
         self._areas: dict[tuple[int, str], _Area] = {}
-        # Which widget of a rank takes what is printed for a message; the innermost last.
+        # Widgets that capture output, by rank and parent message; the innermost last.
         self._takes: dict[tuple[int, str], list[str]] = {}
         self._changed: set[tuple[int, str]] = set()
 
@@ -61,7 +61,7 @@ class Outputs:
         return bool(self._changed)
 
     def on_state(self, message: CommMessage) -> None:
-        """A widget is opened, changes or is closed."""
+        """Follow an `Output` widget's open, update and close messages."""
         key = message.rank, message.comm
         if message.kind == "open" and message.state.get("_model_name") == _MODEL:
             self._areas[key] = _Area()
@@ -88,7 +88,7 @@ class Outputs:
             ]
 
     def take(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
-        """Put what a rank prints or shows for a message into the widget that takes it; whether there is one."""
+        """Put a rank's output into the widget that captures it; False if none does."""
         kind = event["kind"]
         if kind == "update":
             found = [key for key, area in self._areas.items() if key[0] == rank and self._change(area, event)]
@@ -121,7 +121,7 @@ class Outputs:
         return event.get("display_id") is not None and area.change(event["display_id"], event)
 
     def changes(self) -> list[CommMessage]:
-        """What has changed since this was last asked."""
+        """Return updates for the widgets that changed since the last call."""
         changed, self._changed = self._changed, set()
         return [
             CommMessage("update", id, rank, state={"outputs": self._areas[rank, id].text()}) for rank, id in changed

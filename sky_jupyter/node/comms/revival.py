@@ -1,4 +1,4 @@
-"""Widgets that were let go and are shown again: their rank is asked for their state, which opens them anew."""
+"""Revival of evicted widgets that are shown again, from their rank's state."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Callable
 from ..protocol.comm_messages import WIDGET, CommMessage
 from .states import OpenComms, references
 
-# So many are asked for at a time; one that has been closed never answers.
+# Limit of pending requests; a closed widget never answers.
 _MOST = 5000
-# What ipywidgets says as it opens one.
+# Header of ipywidgets' own comm_open.
 _HEAD = {"target_name": WIDGET, "target_module": None, "metadata": {"version": "2.1.0"}}
 
 
 class CommRevival:
-    """Those of one rank; made by `Comms`.
+    """Revivals of one rank's widgets; made by `CommHub`.
 
     Parameters
     ----------
     held : OpenComms
-        What the rank has open.
+        The rank's open comms.
     ask : callable
-        Asks the rank for the state of a widget.
+        Requests a widget's state from the rank.
     """
 
     def __init__(self, held: OpenComms, ask: Callable[[str], None]) -> None:
         self._held, self._ask = held, ask
-        # What was asked for, and what opens it once that has come.
+        # Requested widgets, with the message that opens each once its state has come.
         self._found: dict[str, CommMessage | None] = {}
 
     def __contains__(self, id: object) -> bool:
         return id in self._found
 
     def want(self, id: str) -> None:
-        """One is shown, or is a part of one, that is not open."""
+        """Request the state of a displayed widget that is not open."""
         if id in self._found or self._held.get(id) is not None:
             return
         self._found[id] = None
@@ -42,7 +42,10 @@ class CommRevival:
         self._ask(id)
 
     def take(self, message: CommMessage) -> list[CommMessage]:
-        """The rank answers; what opens now: those of which all that they refer to is open, or opens before them."""
+        """Handle a rank's answer; return the messages that can be opened now.
+
+        A widget is opened once all widgets that it refers to are open.
+        """
         if message.kind != "update" or "_model_name" not in message.state:
             return []
         opening = CommMessage("open", message.comm, message.rank, head=dict(_HEAD))
@@ -62,5 +65,5 @@ class CommRevival:
         return all(id in there or self._held.get(id) is not None for id in references(opening))
 
     def clear(self) -> None:
-        """The rank's kernel has ended."""
+        """Drop all requests: the rank's kernel has ended."""
         self._found.clear()

@@ -1,7 +1,7 @@
-"""What is open between ranks and pages: each comm, a widget's with its whole state, as far as there is room.
+"""Open comms with the state of their widgets, up to a size limit.
 
-The agent holds those of its ranks, so that a manager that comes later finds them whole; the notebook's
-side holds them all, for pages that do.
+The agent holds those of its ranks, so that a later manager finds them complete; the notebook's side holds all of them
+for its pages.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from typing import Any
 from ..protocol.comm_messages import WIDGET, CommMessage, joined
 
 VIEW = "application/vnd.jupyter.widget-view+json"
-# Of one rank; those that were not used for the longest time go first.
+# Limits of one rank; the least recently used comms are evicted first.
 MOST = 5000
 MOST_BYTES = 128 << 20
 _REFERENCE = re.compile(r"IPY_MODEL_([\w-]+)")
 
 
 class Comm:
-    """One that is open; made by `OpenComms`.
+    """Open comm; made by `OpenComms`.
 
     Parameters
     ----------
     opening : CommMessage
-        What opened it, brought up to date by all that was told of its state since.
+        Message that opens it, with its current state.
     run : str
-        The last run that made, changed or showed it.
+        The last run that opened, changed or displayed it.
     """
 
     def __init__(self, opening: CommMessage, run: str) -> None:
         self.opening, self.run = opening, run
         self.size = opening.size
-        # The ids of the widgets that its state refers to.
+        # Ids of the widgets that its state refers to.
         self.refers = references(opening)
 
     @property
     def target(self) -> str:
-        """What it was opened for, as ``jupyter.widget``."""
+        """Target name, such as ``jupyter.widget``."""
         return str(self.opening.head.get("target_name"))
 
     @property
     def widget(self) -> bool:
-        """Whether it is a widget's."""
+        """Whether it belongs to a widget."""
         return self.target == WIDGET
 
     def change(self, message: CommMessage) -> None:
-        """Take in a change of its state."""
+        """Apply an update of its state."""
         may_refer = [*message.state.values(), *(self.opening.state.get(key, "") for key in message.state)]
         whole = joined(self.opening, message)
         self.opening.state, self.opening.binary = whole.state, whole.binary
@@ -58,18 +58,22 @@ class Comm:
 
 
 class OpenComms:
-    """The comms of one rank, the last used last.
+    """Open comms of one rank, least recently used first.
 
     Parameters
     ----------
     on_drop : callable
-        Told the ids of those that were dropped, as there was no room or their run was forgotten.
+        Called with the ids of comms that were evicted, or whose run was forgotten.
+    most : int
+        Limit of their number.
+    most_bytes : int
+        Limit of their total size.
     """
 
     def __init__(self, on_drop: Callable[[list[str]], None], most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self._on_drop, self._most, self._most_bytes = on_drop, most, most_bytes
         self._comms: OrderedDict[str, Comm] = OrderedDict()
-        # Which others refer to one.
+        # Ids of the widgets that refer to each one.
         self._users: dict[str, set[str]] = {}
         self._size = 0
 
@@ -77,17 +81,17 @@ class OpenComms:
         return len(self._comms)
 
     def get(self, id: str) -> Comm | None:
-        """One that is open."""
+        """Return an open comm; None if there is none."""
         return self._comms.get(id)
 
     def take(self, message: CommMessage, run: str = "") -> bool:
-        """Take in what was told; whether it is of a comm that is held, and so to be told on."""
+        """Apply a message; return True if its comm is open, and it is to be forwarded."""
         comm = self._comms.get(message.comm)
         before: frozenset[str] = frozenset()
         if message.kind == "open":
             if comm is not None:
                 self._remove(message.comm)
-            # Its own copy: what is on its way says how it was.
+            # A copy: the original may still be queued with its former state.
             kept = CommMessage("open", message.comm, message.rank, head=message.head, data=message.data)
             kept.state, kept.binary, kept.buffers = dict(message.state), dict(message.binary), message.buffers
             self._comms[message.comm] = comm = Comm(kept, run)
@@ -111,9 +115,9 @@ class OpenComms:
         return message.comm in self._comms
 
     def use(self, id: str, run: str = "", *, anew: bool = False) -> None:
-        """One is used, by a run where one is given; and with it all that it refers to, and all that it is a part of.
+        """Mark a comm as used, with all that it refers to and all that contain it.
 
-        These are looked at once a run, unless what it refers to is ``anew``.
+        This is done once per run, unless its references are ``anew``.
         """
         comm = self._comms.get(id)
         if comm is not None and not anew and run in ("", comm.run):
@@ -148,7 +152,7 @@ class OpenComms:
             self._users.setdefault(other, set()).add(id)
 
     def forget(self, run: str) -> None:
-        """A run is forgotten, and with it what no later one has used."""
+        """Close the comms that no run after this one has used."""
         gone = [id for id, comm in self._comms.items() if comm.run == run]
         for id in gone:
             self._remove(id)
@@ -156,7 +160,7 @@ class OpenComms:
             self._on_drop(gone)
 
     def clear(self) -> list[str]:
-        """The rank's kernel has ended; the ids of what was open."""
+        """Drop all comms of a kernel that has ended; return their ids."""
         gone = list(self._comms)
         self._comms.clear()
         self._users.clear()
@@ -164,14 +168,14 @@ class OpenComms:
         return gone
 
     def openings(self) -> list[CommMessage]:
-        """What opens all of it as it is now; what others refer to comes before them."""
+        """Return messages that open all comms; referenced ones come first."""
         done: dict[str, CommMessage] = {}
         for id in self._comms:
             self._put(id, done)
         return list(done.values())
 
     def with_references(self, ids: Iterable[str]) -> list[CommMessage]:
-        """The same for some of them, and all that they refer to."""
+        """Return messages that open some comms and all that they refer to."""
         done: dict[str, CommMessage] = {}
         for id in ids:
             self._put(id, done)
@@ -207,13 +211,13 @@ class OpenComms:
 
 
 def references(message: CommMessage) -> frozenset[str]:
-    """The ids of the widgets that a state refers to."""
+    """Return the ids of the widgets that a state refers to."""
     texts = (text for text in message.state.values() if "IPY_MODEL_" in text)
     return frozenset(id for text in texts for id in _REFERENCE.findall(text))
 
 
 def shown(data: Any) -> str | None:
-    """The id of the widget that an output shows; None where it shows none."""
+    """Return the id of the widget that an output displays; None if none."""
     view = data.get(VIEW) if isinstance(data, Mapping) else None
     id = view.get("model_id") if isinstance(view, Mapping) else None
     return id if isinstance(id, str) else None

@@ -1,1 +1,1 @@
-"""Dask on the head: the control plane's scheduler, and the user's own cluster."""
+"""Dask processes: the control plane's scheduler and the user's cluster."""

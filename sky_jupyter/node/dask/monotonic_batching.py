@@ -1,4 +1,4 @@
-"""What Dask measures by the machine's clock, freed of it: that clock may be set meanwhile."""
+"""Patch that frees Dask's batched sending from the wall clock, which may jump."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from distributed.batched import BatchedSend
 
 
 def patch_batched_send() -> None:
-    """Have Dask's message streams send whatever the machine's clock says.
+    """Make Dask's batched streams send whatever the wall clock says.
 
-    Such a stream notes the time of day before which it sends nothing more, milliseconds ahead; where
-    the clock is set back before that has come, it is hours ahead. Without such a time it sends at once,
-    and batches what gathers while it writes. Called by each process that has such streams.
+    A stream stores the time of day before which it sends nothing more, some milliseconds ahead; after the clock is set
+    back, that is hours ahead. Without a deadline it sends at once, and batches what arrives while it writes. Each
+    process with such streams calls this.
     """
     BatchedSend.next_deadline = property(_none, _forget)
 
 
 def _none(stream: BatchedSend) -> None:
-    """No time to wait for."""
+    """Return None: no deadline."""
 
 
 def _forget(stream: BatchedSend, deadline: float | None) -> None:
-    """Dask's own deadline, which is not kept."""
+    """Ignore a deadline that Dask sets."""

@@ -1,4 +1,4 @@
-"""The scheduler process of the head: Dask's own, over TLS, on one address and a free port."""
+"""Scheduler process of the head: Dask's over TLS, on one address and port."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tornado.httpserver import HTTPServer
 from .monotonic_batching import patch_batched_send
 from .shared_state import SharedStateExtension
 
-# The default for both sides: certificates of the pool only, nothing in the clear.
+# Settings of both sides: TLS only.
 DASK_SETTINGS: dict[str, Any] = {
     "distributed.comm.require-encryption": True,
     # A broadcast would otherwise make a TLS connection to every agent each time.
     "distributed.scheduler.reuse-broadcast-comm": True,
-    # Output passes through events, megabytes each; the journal is what keeps it.
+    # Output passes through events of megabytes; the journal keeps it.
     "distributed.admin.low-level-log-length": 1,
-    # Counted by the clock of the machine, which may be set; who is there is seen by the connections,
-    # and who does not answer is the manager's to notice.
+    # It uses the wall clock, which may jump. Connections show who is there, and the manager detects members that do
+    # not answer.
     "distributed.scheduler.worker-ttl": None,
     "distributed.scheduler.work-stealing": False,
-    # A function call waits here until a rank is free for it: nobody knows how long the one before takes.
+    # Function calls are queued here until a rank is free: their durations are unknown.
     "distributed.scheduler.worker-saturation": 1.0,
-    # How often a call may lose its node is for each to say.
+    # Each call sets how often it may lose its node.
     "distributed.scheduler.allowed-failures": 1000,
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.worker.profile.enabled": False,
@@ -42,7 +42,7 @@ DASK_SETTINGS: dict[str, Any] = {
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "2s",
-    # Nobody looks at either; as they are, they fill for hours.
+    # Both are unused and would grow for hours.
     "distributed.admin.system-monitor.log-length": 10,
     "distributed.admin.log-length": 100,
     "distributed.diagnostics.nvml": False,
@@ -50,35 +50,42 @@ DASK_SETTINGS: dict[str, Any] = {
 
 
 class WithoutHttp:
-    """A Dask server without its web server, which would listen on one port more, in the clear."""
+    """Mixin for a Dask server without its web server.
+
+    That one would listen on another port, without encryption.
+    """
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:
-        """Nothing is listened to; what Dask looks for when it stops is there."""
+        """Set the attributes that Dask uses on stop; listen to nothing."""
         self.http_application = RoutingApplication([])
         self.http_server = HTTPServer(self.http_application)
 
 
-# What the names of function calls, as tasks, begin with; which note says how often one may lose its node.
+# Prefix of function calls' task keys, and the annotation for how often a call may lose its node.
 CALL, RETRIES = "sky-call", "sky_retries"
 
 
 class PoolScheduler(WithoutHttp, Scheduler):
-    """A pool's scheduler."""
+    """Scheduler of a pool."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.commons = SharedStateExtension(self)
 
     def is_rootish(self, ts: TaskState) -> bool:
-        """Whether a task waits for a free place: Dask's rule, and any function call that may be on any rank."""
+        """Return True if a task is queued until a worker is free.
+
+        Besides Dask's rule, this holds for any function call that may run on any rank.
+        """
         call = isinstance(ts.key, str) and ts.key.startswith(CALL)
         anywhere = not (ts.resource_restrictions or ts.worker_restrictions or ts.host_restrictions)
         return (call and anywhere) or super().is_rootish(ts)
 
     async def add_worker(self, comm: Any, *, address: str, **facts: Any) -> None:
-        """Take a worker in, or tell it at once that its address is taken: Dask would have it wait for ever.
+        """Add a worker; refuse an address in use at once, so that it retries.
 
-        So it is where an agent is back before its former connection is seen to be gone, at an address that stays.
+        This happens when an agent reconnects, at a fixed address, before its former connection is known to be gone.
+        Dask would make it wait for ever.
         """
         if comm is not None and self.coerce_address(address) in self.workers:
             await comm.write({"status": "error", "message": f"there is a worker at {address}", "time": time.time()})
@@ -86,7 +93,7 @@ class PoolScheduler(WithoutHttp, Scheduler):
         await super().add_worker(comm, address=address, **facts)
 
     async def remove_worker(self, address: str, **how: Any) -> Any:
-        """Let a worker go; of the calls that it had, those that may not lose another are not begun again."""
+        """Remove a worker; fail its calls that may not lose another node."""
         worker = self.workers.get(address)
         if worker is not None and not how.get("expected"):
             self._end_calls(worker)
@@ -97,7 +104,7 @@ class PoolScheduler(WithoutHttp, Scheduler):
             if _at_its_end(ts):
                 ts.suspicious = self.allowed_failures
         for ts in worker.has_what:
-            # It is over, and what it answered is nowhere else. Without its function it cannot be done again.
+            # It has finished, and its result is only there. Without its run_spec it cannot be repeated.
             if _at_its_end(ts) and len(ts.who_has or ()) == 1:
                 ts.run_spec = None
 
@@ -108,12 +115,12 @@ def _at_its_end(ts: TaskState) -> bool:
 
 
 def listening_host(address: str) -> str:
-    """Return an address as Dask takes it for ``host``: IPv6 ones go in brackets."""
+    """Return an address for Dask's ``host``, with IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address
 
 
 def security(folder: Path) -> Security:
-    """The pool's TLS material, as the manager laid it into the pool's folder."""
+    """Return the pool's TLS settings, from files in the pool's folder."""
     names = {
         f"tls_{role}_{part}": str(folder / f"pool.{part}")
         for role in ("client", "scheduler", "worker")
@@ -123,7 +130,7 @@ def security(folder: Path) -> Security:
 
 
 def serve(folder: Path, address: str, port: int, write: int) -> None:
-    """Run the scheduler until the process ends; its address goes to the file descriptor ``write``.
+    """Run the scheduler until it ends; write its address to descriptor ``write``.
 
     A ``port`` of 0 is a free one.
     """

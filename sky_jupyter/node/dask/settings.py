@@ -1,4 +1,4 @@
-"""Dask's settings in the pool's own processes: its defaults and ours, whatever the person's own Dask is set to."""
+"""Dask settings of the pool's own processes, independent of the user's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import dask.config
 
 
 def forget_the_persons() -> None:
-    """Have this process know none of the DASK_* variables and configuration files; to be called ahead of distributed.
+    """Ignore DASK_* variables and configuration files in this process.
 
-    Its children are started with the variables all the same: a rank's code, and `pool.dask`, are the person's.
+    Call it before `distributed` is imported. Child processes still get the variables: a rank's code and `pool.dask`
+    follow the user's settings.
     """
     dask.config.refresh(paths=[], env={})
 
 
 def defaults() -> dict[str, Any]:
-    """For ``dask.config.set``, where the process is the person's: what Dask's settings are where nobody has set any."""
+    """Return Dask's own default settings, for ``dask.config.set``.
+
+    For a process in which the user's settings are loaded.
+    """
     merged = dask.config.merge(*dask.config.defaults)
     return {"distributed": merged["distributed"], "scheduler-address": None, "client-name": None}

@@ -1,11 +1,10 @@
-"""What a pool's ranks share by name, as the scheduler holds it: dicts, sets, counters, queues, locks, barriers.
+"""Shared objects of a pool, held by the scheduler.
 
-Queues and locks are Dask's own; of the others Dask has none that changes at once. Values are bytes here,
-and so are keys: what they hold is unpickled by who asks, in kernels and notebooks only.
+Queues and locks are Dask's own; Dask has no dicts, sets, counters and barriers that change atomically. Keys and values
+are bytes here: only the requesting kernels and notebooks unpickle them.
 
-Each request has an id, and is done once however often it comes: a connection may break before its answer
-is there. Who asks has a name that begins with its agent's, so that what it waits for and the locks that it
-holds end with either of them.
+Each request has an id and is executed once, however often it is sent: a connection may break before the answer
+arrives. A requester's name begins with its agent's, so that its requests and locks end with either of them.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from ..protocol import rpc
 from ..shared.agent_channel import MOST_VALUE
 
 T = TypeVar("T")
-# So long after the connection of an agent broke, what it held is let go of.
+# Seconds after a broken connection until the agent's locks are released.
 ABSENCE = 30.0
 MOST_ALL = 1 << 30
 _MOST_NAMES = 100_000
-# Answers are kept for those who ask again, as long as a broken connection may take to come back.
+# Answers are kept for retries, as long as a broken connection may take to come back.
 _KEEP_ANSWERS, _KEEP_SECONDS = 2000, 60.0
 Answer = tuple[Any, list[bytes]]
 
 
 class RequestRefused(Exception):
-    """A request that cannot be done; told to who asked, as the exception named first."""
+    """Request that cannot be executed; `kind` names the exception to raise."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -43,7 +42,7 @@ class RequestRefused(Exception):
 
 @dataclass
 class PendingRequest:
-    """A request that was made, and its answer when there is one."""
+    """Request with its answer, once there is one."""
 
     who: str
     what: dict[str, Any]
@@ -52,26 +51,26 @@ class PendingRequest:
 
 
 class SharedStateExtension(SchedulerPlugin):
-    """One a scheduler, made with it.
+    """Shared state of a pool; made by its scheduler.
 
     Parameters
     ----------
-    scheduler
-        Dask's.
+    scheduler : PoolScheduler
+        The pool's scheduler.
     """
 
     name = "sky-commons"
 
     def __init__(self, scheduler: Any) -> None:
         self.queues, self.locks = scheduler.extensions["queues"], scheduler.extensions["semaphores"]
-        # Another scheduler in this one's place has another, and nothing of what was shared.
+        # A restarted scheduler has another epoch, and none of the shared objects.
         self.epoch = secrets.token_hex(8)
         self.size = 0
         self.dicts: dict[str, dict[str, tuple[bytes, bytes]]] = {}
         self.counters: dict[str, int] = {}
         self.barriers: dict[str, Barrier] = {}
         self.asks: OrderedDict[str, PendingRequest] = OrderedDict()
-        # By the first part of a name of those who ask: its node, and the connection through which it did.
+        # Node and connection of each agent or notebook, by the first part of its requesters' names.
         self.homes: dict[str, tuple[str, str]] = {}
         for call in rpc.SCHEDULER_CALLS:
             scheduler.handlers[call.op] = getattr(self, call.op)
@@ -82,7 +81,7 @@ class SharedStateExtension(SchedulerPlugin):
     async def sky_shared_request(
         self, who: str, ask: str, what: dict[str, Any], data: Sequence[bytes] = (), epoch: str | None = None
     ) -> dict[str, Any]:
-        """Do a request, once, and answer when it is done.
+        """Execute a request, once, and return its answer.
 
         Parameters
         ----------
@@ -91,11 +90,16 @@ class SharedStateExtension(SchedulerPlugin):
         ask : str
             The request's id.
         what : dict
-            What is asked for: ``kind``, ``op``, ``name`` and what the operation takes.
+            The request: ``kind``, ``op``, ``name`` and the operation's arguments.
         data : sequence of bytes
             Keys and values.
         epoch : str, optional
-            The scheduler's that who asks has heard of.
+            Epoch of the scheduler that the requester knows.
+
+        Returns
+        -------
+        dict
+            ``status`` (``ok``, ``error`` or ``anew``), ``epoch``, and ``value`` and ``data``, or ``kind`` and ``text``.
         """
         if epoch not in (None, self.epoch):
             return {"status": "anew", "epoch": self.epoch}
@@ -126,10 +130,10 @@ class SharedStateExtension(SchedulerPlugin):
         return await done if asyncio.iscoroutine(done) else done
 
     async def sky_shared_cancel(self, ask: str) -> None:
-        """Who asked does not wait any more: what it was given meanwhile is given back."""
+        """Cancel a request; undo it if it has succeeded meanwhile."""
         asked = self.asks.get(ask)
         if asked is None:
-            # It has overtaken the request.
+            # The cancellation has overtaken the request.
             self.asks[ask] = PendingRequest("", {}, None)
             return
         task, asked.task = asked.task, None
@@ -164,7 +168,7 @@ class SharedStateExtension(SchedulerPlugin):
         while self.asks:
             asked = next(iter(self.asks.values()))
             if asked.task is not None and not asked.task.done():
-                # It still waits: whatever came after it may be looked at when that is over.
+                # The oldest request is pending: requeue it and check the others next time.
                 self.asks.move_to_end(next(iter(self.asks)))
                 return
             if len(self.asks) <= _KEEP_ANSWERS and now - asked.began < _KEEP_SECONDS:
@@ -174,7 +178,10 @@ class SharedStateExtension(SchedulerPlugin):
     # -- who is there ------------------------------------------------------------------------------
 
     async def sky_shared_register(self, agent: str, node: str, member: str) -> None:
-        """An agent, or a notebook, is there through this connection; who was at its node before is not any more."""
+        """Register the connection of an agent or notebook.
+
+        An earlier agent of the same node is gone: its requests and locks end.
+        """
         for other, (its, _) in list(self.homes.items()):
             if other != agent and its == node:
                 await self.sky_shared_left(f"{other}.")
@@ -182,7 +189,7 @@ class SharedStateExtension(SchedulerPlugin):
         self.homes[agent] = node, member
 
     async def sky_shared_left(self, who: str) -> None:
-        """Those whose names begin so are gone: they wait for nothing and hold no lock."""
+        """Cancel requests and release locks of requesters with this name prefix."""
         for ask, asked in list(self.asks.items()):
             if asked.who.startswith(who) and asked.task is not None and not asked.task.done():
                 await self.sky_shared_cancel(ask)
@@ -191,11 +198,11 @@ class SharedStateExtension(SchedulerPlugin):
                 self.locks.release(name=name, lease_id=lease)
 
     def remove_worker(self, scheduler: Any, worker: str, **more: Any) -> None:
-        """An agent's connection is gone; it may come back."""
+        """Note that an agent's connection is gone; it may come back."""
         self._miss(worker)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """A notebook's connection is gone."""
+        """Note that a notebook's connection is gone."""
         self._miss(client)
 
     def _miss(self, member: str) -> None:
@@ -211,7 +218,7 @@ class SharedStateExtension(SchedulerPlugin):
     # -- parts -------------------------------------------------------------------------------------
 
     def _charge(self, size: int) -> None:
-        """Count bytes that come or go."""
+        """Count added or removed bytes against the limit."""
         if size > 0 and self.size + size > MOST_ALL:
             raise RequestRefused(
                 "MemoryError",
@@ -231,7 +238,7 @@ class SharedStateExtension(SchedulerPlugin):
 
 @dataclass(frozen=True)
 class Operation:
-    """What an operation is told."""
+    """Arguments of an operation."""
 
     who: str
     ask: str
@@ -241,12 +248,12 @@ class Operation:
 
     @property
     def timeout(self) -> float | None:
-        """How long who asks would wait."""
+        """Seconds that the requester waits; None for no limit."""
         timeout = self.what.get("timeout")
         return None if timeout is None else max(0.0, float(timeout))
 
     def keyed(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """Keys as who asks told them apart, as pickles, and their values."""
+        """Yield each key as text, its pickle and its value."""
         count = len(self.what["keys"])
         values = self.data[count:] or [b""] * count
         yield from zip(self.what["keys"], self.data[:count], values, strict=True)
@@ -261,7 +268,10 @@ def _lease(who: str, ask: str) -> str:
 
 
 async def _within(work: Awaitable[T], timeout: float | None) -> tuple[bool, T | None]:
-    """Wait for work for so long; whether it was done, and what it gave. What is given up has had no effect."""
+    """Wait for work; return whether it finished, and its result.
+
+    Cancelled work has had no effect.
+    """
     task = asyncio.ensure_future(work)
     given_up = False
     try:
@@ -272,7 +282,7 @@ async def _within(work: Awaitable[T], timeout: float | None) -> tuple[bool, T | 
         task.cancel()
         await asyncio.wait([task])
     if not task.cancelled():
-        # Where it is given up in this very moment, what was done is given back by who gives it up.
+        # If it finished during a cancellation, the canceller undoes it.
         return True, task.result()
     if given_up:
         raise asyncio.CancelledError
@@ -293,7 +303,7 @@ def _dict_has(self: SharedStateExtension, ask: Operation) -> Answer:
 
 
 def _dict_put(self: SharedStateExtension, ask: Operation) -> Answer:
-    """All of them, at once; whether there was none of them before."""
+    """Set all items at once; return True if none of the keys existed."""
     held: dict[str, tuple[bytes, bytes]] = self._named(self.dicts, ask.name, dict)
     given = {key: (pickled, value) for key, pickled, value in ask.keyed()}
     fresh = not any(key in held for key in given)
@@ -403,7 +413,7 @@ async def _queue_clear(self: SharedStateExtension, ask: Operation) -> Answer:
     return None, []
 
 
-# Locks: Dask's semaphores of one lease, which ends with who has it and not with the clock.
+# Locks: Dask's semaphores with one lease, which ends with its holder and not by timeout.
 
 
 async def _lock_acquire(self: SharedStateExtension, ask: Operation) -> Answer:
@@ -430,7 +440,7 @@ def _lock_locked(self: SharedStateExtension, ask: Operation) -> Answer:
 
 
 class Barrier:
-    """Those who wait for each other under one name, and how many they are to be."""
+    """Waiters under one name, and their number of parties."""
 
     def __init__(self) -> None:
         self.parties = 0

@@ -1,4 +1,4 @@
-"""The plain Dask processes beside an agent, for what the user submits to `pool.dask`: started when asked for."""
+"""Processes of the user's Dask cluster (`pool.dask`), started on demand."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ _START = 60.0
 
 
 class UserDaskProcesses:
-    """One an agent, made by it; what it has started ends with the agent's process.
+    """Dask processes of one node; they end with the agent's process.
 
     Parameters
     ----------
     folder : Path
         The pool's folder on this machine.
     config : HostConfig
-        Where the node is, and where its tasks run.
+        Names the node's address and the tasks' working folder.
+    node : int
+        The node's number.
     """
 
     def __init__(self, folder: Path, config: HostConfig, node: int) -> None:
         self.folder, self.config, self.node = folder, config, node
-        # By the scheduler that it works for, or none where it is the scheduler: each process and its address.
+        # Process and address, by the scheduler that it works for; "" for the scheduler itself.
         self._there: dict[str, tuple[Process, str]] = {}
         self._turn = asyncio.Lock()
 
     async def sky_start_dask(self, scheduler: str = "") -> str:
-        """The address of this node's worker for a scheduler, or of its scheduler; started where it is not there."""
+        """Return the address of this node's worker, starting it if needed.
+
+        Without a ``scheduler`` it is the scheduler's own.
+        """
         async with self._turn:
             for of, (process, _) in list(self._there.items()):
-                # A worker of a scheduler that is gone does nothing any more.
+                # Workers of a scheduler that is gone are useless.
                 if process.returncode is not None or (scheduler and of not in ("", scheduler)):
                     self._end(of)
             if scheduler not in self._there:
@@ -59,7 +64,7 @@ class UserDaskProcesses:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                # A `random.py` beside the notebook is not for its own modules.
+                # Not the notebook's folder: a `random.py` in it would shadow the standard library's.
                 cwd=self.folder,
             )
         assert process.stdout is not None

@@ -1,10 +1,9 @@
-"""A plain Dask scheduler or worker beside an agent, for the user's own tasks.
+"""Process of a plain Dask scheduler or worker for the user's tasks.
 
     python -m sky_jupyter.node.dask.user_cluster_process FOLDER PARENT ADDRESS CWD [SCHEDULER NAME THREADS]
 
-FOLDER is the pool's, which has its TLS keys, PARENT the process that it ends with, and CWD where tasks run. It
-says its address as one line. Neither the pool's scheduler nor its agents ever unpickle what a user submits:
-these do.
+FOLDER is the pool's and has its TLS keys, PARENT is the process that it ends with, and CWD is where tasks run. It
+prints its address as one line. These processes unpickle what a user submits; the pool's scheduler and agents never do.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _SETTINGS = {
 
 
 class PlainScheduler(WithoutHttp, Scheduler):
-    """The scheduler of the user's own tasks."""
+    """Scheduler of the user's tasks."""
 
 
 class PlainWorker(WithoutHttp, Worker):
-    """A worker for the user's own tasks, which run in its threads."""
+    """Worker for the user's tasks, which run in its threads."""
 
 
 async def serve(folder: Path, address: str, worker: list[str]) -> None:
-    """Be a scheduler, or where a scheduler's address is given a worker of it, until the end."""
+    """Run a scheduler, or a worker of a given scheduler, until it ends."""
     server: Scheduler | Worker
     if worker:
         scheduler, name, threads = worker
@@ -55,20 +54,20 @@ async def serve(folder: Path, address: str, worker: list[str]) -> None:
         )
     async with server:
         print(server.address, flush=True)
-        # What tasks print goes to the log.
+        # Tasks' output goes to the log.
         os.dup2(2, 1)
         await server.finished()
 
 
 def main() -> None:
-    """Entry of ``python -m sky_jupyter.node.dask.user_cluster_process``."""
+    """Run ``python -m sky_jupyter.node.dask.user_cluster_process``."""
     folder, parent, address, cwd, *worker = sys.argv[1:]
     processes.die_with_parent(int(parent))
     dask.config.set({**_SETTINGS, "temporary-directory": folder})
-    # Where the parent ends otherwise, its end of our input is closed.
+    # Where PDEATHSIG is missing, the end of the parent closes our standard input.
     threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
     os.chdir(cwd)
-    # As in a rank: modules beside the notebook are found, and only now, when our own are imported.
+    # As in a rank, modules beside the notebook are importable; only now, after our own imports.
     sys.path.insert(0, cwd)
     asyncio.run(serve(Path(folder), address, worker))
 

@@ -1,1 +1,1 @@
-"""Files and blobs on their way to a node, and in its cache."""
+"""File transfer to and between nodes, and the blob cache."""

@@ -1,9 +1,9 @@
-"""Blobs that stay on a machine after their run, so that what was sent is not sent again.
+"""Blob cache of a machine: what was sent once is not sent again.
 
-Each pool has a folder of them in each of its places, in shared memory and on the disk. A file there
-has its content's name; a run that needs it gets a hard link to it in the run's own folder. A pool of
-the same user on the same machine is given a link as well. So nobody has to count who uses a file: it
-is gone when the last folder that has it is, and a pool's folders end with the pool.
+Each pool has a cache folder in each of its places, in shared memory and on disk. A cached file is named by its
+content's hash; a run that needs it gets a hard link in its own folder, and so does another pool of the same user on
+the machine. No reference counts are needed: a file is gone once the last folder that has it is removed, and a pool's
+folders are removed with the pool.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ import psutil
 from ..system import metrics
 
 LEAST = 1 << 20
-"""What is smaller is sent again: that is sooner than looking for it."""
+"""Smaller blobs are not cached: sending them again is faster."""
 STAMP = 1_000_000_000 * 10**9
-"""When a blob was changed, as its file says it: never, so that copies of it are alike."""
+"""Modification time of every blob: constant, so that copies are equal."""
 
 _FOLDER = "kept"
 _NAME = re.compile(r"[0-9a-f]{32,40}\Z")
-# A run's folder has its id as its name.
+# A run's folder is named by its id.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
 _PART = 4
 
 
 def places(folder: Path, blobs: str) -> tuple[Path, Path]:
-    """Where blobs are: in shared memory where there is some, and on the disk."""
+    """Return the folders for blobs: in shared memory, if any, and on disk."""
     return Path(blobs), folder / "blobs"
 
 
 class BlobCache:
-    """What a pool keeps on one machine.
+    """Blob cache of a pool on one machine.
 
     Parameters
     ----------
     places : sequence of Path
-        Where its runs' folders are: in shared memory, where there is some, and on the disk.
+        Folders that hold the runs' folders: in shared memory, if any, and on disk.
     limit : int, optional
-        How many bytes may be kept that no name holds; a quarter of what is free unless given.
+        Limit of unreferenced bytes; a quarter of the free space by default.
     make : bool
-        Whether to make a place that is not there. One that is not a pool's own may have ended with it.
+        Whether to create missing folders. Those of another pool may have ended with it.
     """
 
     def __init__(self, places: Sequence[Path], limit: int | None = None, *, make: bool = True) -> None:
@@ -58,41 +58,38 @@ class BlobCache:
         self._machine: metrics.MachineMonitor | None = None
 
     def link_into_run(self, run: str, files: Mapping[str, int]) -> list[str]:
-        """Have a run's folder hold those of the files that are on this machine; the names of the others.
+        """Link cached files into a run's folder; return the names that are missing.
 
-        Parameters
-        ----------
-        files : mapping of str to int
-            Their sizes.
+        ``files`` maps names to sizes.
         """
         return [name for name, size in files.items() if not self._hold(run, name, size)]
 
     def add(self, run: str, names: Iterable[str]) -> None:
-        """Keep files of a run's folder, for later runs."""
+        """Cache files of a run's folder for later runs."""
         for place in self.places:
             for name in names:
                 path = place / run / name
                 if _NAME.match(name) and path.is_file():
-                    # Not on a file system without links.
+                    # The file system may have no hard links.
                     with contextlib.suppress(OSError):
                         self.make(place / _FOLDER)
                         _link(path, place / _FOLDER / name)
                         _touch(path)
 
     def evict(self, more: int = 0, place: Path | None = None) -> int:
-        """Drop the oldest that no name on this machine holds, as far as they are too many.
+        """Evict the oldest unreferenced blobs beyond the limit.
 
         Parameters
         ----------
         more : int
-            Bytes that something else needs ...
+            Bytes needed for something else.
         place : Path, optional
-            ... in this place; the others are left alone then.
+            Evict only from this place.
 
         Returns
         -------
         int
-            Bytes that were dropped.
+            Bytes evicted.
         """
         dropped = 0
         for folder in self.places if place is None else [place]:
@@ -114,7 +111,7 @@ class BlobCache:
         return dropped
 
     def stats(self) -> dict[str, int]:
-        """How many bytes are kept, how many of them no name holds (``loose``), and how many of those may be."""
+        """Return the bytes cached, unreferenced (``loose``), and ``allowed`` as such."""
         kept = loose = allowed = 0
         held = self._held()
         for place in self.places:
@@ -127,11 +124,11 @@ class BlobCache:
         return {"kept": kept, "loose": loose, "allowed": allowed}
 
     def make(self, folder: Path) -> None:
-        """Make a folder in a place."""
+        """Create a folder in a place."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except FileNotFoundError:
-            # That of the disk is made when it is needed, below the pool's folder.
+            # The folder on disk is created on demand, below the pool's folder.
             folder.parent.mkdir(mode=0o700, parents=self._makes, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -147,14 +144,14 @@ class BlobCache:
             for place in self.places:
                 with contextlib.suppress(OSError):
                     self.make(place / run)
-                    # Not across file systems.
+                    # Fails across file systems.
                     _link(source, place / run / name)
                     self.add(run, [name])
                     return True
         return False
 
     def _sources(self, name: str) -> Iterable[Path]:
-        """Where it may be: in this pool's places, and in those of other ones."""
+        """Yield the paths where a blob may be, in this pool's places and others'."""
         for place in self.places:
             yield place / _FOLDER / name
         for parent in dict.fromkeys(above for place in self.places for above in (place.parent, place.parent.parent)):
@@ -165,7 +162,7 @@ class BlobCache:
         return free // _PART if self.limit is None else self.limit
 
     def _free(self, place: Path) -> int:
-        """Bytes that are free in a place."""
+        """Return the bytes free in a place."""
         while not place.exists():
             place = place.parent
         free = shutil.disk_usage(place).free
@@ -175,7 +172,7 @@ class BlobCache:
         return free
 
     def _held(self) -> set[str]:
-        """Names of files that a process of this pool has mapped, or a run is to map."""
+        """Return the names of blobs that processes of this pool map, or runs hold."""
         held: set[str] = set()
         for place in self.places:
             with contextlib.suppress(OSError):
@@ -190,7 +187,7 @@ class BlobCache:
 
 
 def mapped_by(pid: int) -> set[str]:
-    """The names of blobs that a process has mapped."""
+    """Return the names of blobs that a process has mapped."""
     found = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -201,7 +198,7 @@ def mapped_by(pid: int) -> set[str]:
 
 
 def _found(folder: Path) -> list[tuple[str, int, int]]:
-    """What is in a folder of kept blobs: names, sizes, and when each was used last."""
+    """Return the name, size and last use of each cached blob in a folder."""
     found = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
@@ -212,7 +209,7 @@ def _found(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def _is_ours(path: Path, size: int) -> bool:
-    """Whether a blob is there that only this user can have written."""
+    """Return True if a blob exists that only this user can have written."""
     try:
         info, above = path.lstat(), path.parent.stat()
     except OSError:
@@ -227,11 +224,11 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _touch(path: Path) -> None:
-    """It is used now; its own time stays."""
+    """Set the access time to now; keep the modification time."""
     os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def _is_memory(place: Path) -> bool:
-    """Whether what is in a place takes memory."""
+    """Return True if a place is in shared memory."""
     shared = Path("/dev/shm")
     return sys.platform == "linux" and shared.exists() and place.stat().st_dev == shared.stat().st_dev

@@ -1,4 +1,4 @@
-"""What of a listing stands at a place already, and whether the rest can go there."""
+"""Comparison of a manifest with the files at its target."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 from .file_manifest import FILE, FOLDER, LINK, OTHER, ManifestEntry, digest_in, kind_of
 from .open_folder import Beneath
 
-# File systems keep times more or less exactly; archives and some of them keep whole seconds.
+# File systems store times with different precision; some of them, and archives, in whole seconds.
 _SAME_TIME, _SAME_SECOND = 1_000_000, 1_000_000_000
 
 
 @dataclass
 class ManifestDiff:
-    """What `diff` found.
+    """Result of `diff`.
 
     Attributes
     ----------
     absent : list of int
-        Places in the listing of what is not there.
+        Indices of manifest entries that are missing.
     doubtful : list of int
-        Places of files that are there with the right size, and may have another content.
+        Indices of files with the right size that may have another content.
     clash : str
-        What stands in the way, in words; empty where nothing does.
+        What blocks the transfer, in words; empty if nothing does.
     needs, free : int
-        Bytes that are to be written, and that there is room for.
+        Bytes to write, and bytes free.
     """
 
     absent: list[int] = field(default_factory=list)
@@ -40,12 +40,9 @@ class ManifestDiff:
 
 
 def diff(root: Path, entries: Sequence[ManifestEntry], spool: Path | None = None) -> ManifestDiff:
-    """Compare a listing with what stands at ``root``, by sizes and times: no content is read.
+    """Compare a manifest with what is at ``root``, by sizes and times.
 
-    Parameters
-    ----------
-    spool : Path, optional
-        The staging folder: what an earlier transfer has left there needs no room any more.
+    No content is read. What an earlier transfer has left in the staging folder ``spool`` counts as written.
     """
     try:
         found = ManifestDiff(free=room_at(root), clash=_in_the_way(root, entries[0].kind if entries else FILE))
@@ -84,7 +81,10 @@ def _compare(place: Beneath | None, root: Path, index: int, entry: ManifestEntry
 
 
 def is_same(place: Beneath, name: str, entry: ManifestEntry) -> bool:
-    """Whether a file is the entry's: by its size, and its time and mode or its content."""
+    """Return True if a file matches an entry.
+
+    Size must match, and either mtime and mode or the content.
+    """
     info = place.stat(name)
     if entry.kind != FILE or info is None or not _alike(place, info, entry):
         return False
@@ -97,9 +97,10 @@ def is_same(place: Beneath, name: str, entry: ManifestEntry) -> bool:
 
 
 def has_come(place: Beneath, entry: ManifestEntry) -> bool:
-    """Whether an earlier transfer from the same place has left a file: its time is set last.
+    """Return True if an earlier transfer from the same source left a file whole.
 
-    Times are compared in seconds and modes not at all: an archive or a file system may not keep them.
+    Its time is set last. Times are compared in seconds and modes not at all: an archive or a file system may not keep
+    them.
     """
     info = place.stat(entry.name)
     if info is None or entry.kind != FILE or kind_of(info.st_mode) != FILE:
@@ -108,19 +109,19 @@ def has_come(place: Beneath, entry: ManifestEntry) -> bool:
 
 
 def room_at(path: Path) -> int:
-    """Bytes free where ``path`` is, or would be."""
+    """Return the bytes free where ``path`` is, or would be."""
     return shutil.disk_usage(_nearest(path)).free
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or what there is of the folders above it."""
+    """Return the path, or its closest existing parent."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def _in_the_way(root: Path, kind: str) -> str:
-    """Why nothing can be written at a place, where that is so."""
+    """Return why nothing can be written at a path; empty if it can."""
     above = _nearest(root.parent)
     if not above.is_dir():
         return f"{above} is no folder: nothing can be put into it"
@@ -130,7 +131,7 @@ def _in_the_way(root: Path, kind: str) -> str:
 
 
 def _alike(place: Beneath, info: os.stat_result, entry: ManifestEntry) -> bool:
-    """Whether what stands there can be told from the entry by its content only."""
+    """Return True if kind, size and link target match an entry's."""
     if kind_of(info.st_mode) != entry.kind:
         return False
     if entry.kind == LINK:
@@ -143,7 +144,7 @@ def _same_age(info: os.stat_result, entry: ManifestEntry) -> bool:
 
 
 def _left_in(spool: Path) -> int:
-    """Bytes that a staging folder takes on the disk."""
+    """Return the disk usage of a staging folder in bytes."""
     size = 0
     with contextlib.suppress(OSError), os.scandir(spool) as found:
         for entry in found:

@@ -1,4 +1,4 @@
-"""What a file or folder consists of: a list that travels ahead of it, and that each copy is compared with."""
+"""File manifest: content of a file or folder, sent ahead and compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .open_folder import Beneath
 
 FILE, FOLDER, LINK, OTHER = "file", "folder", "link", "other"
 MOST_BYTES = 128 << 20
-"""Of a listing as text: that of some 700,000 files."""
+"""Limit of a manifest as text: about 700,000 files."""
 
 _CHUNK = 1 << 20
 _ANY = ("utf-8", "surrogateescape")
@@ -25,24 +25,24 @@ _ANY = ("utf-8", "surrogateescape")
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """One thing below a root; the root itself has an empty name.
+    """Entry of a manifest; the root has an empty name.
 
     Parameters
     ----------
     name : str
-        Its path from the root, with slashes.
+        Path from the root, with slashes.
     kind : str
         ``"file"``, ``"folder"`` or ``"link"``.
     size : int
-        Bytes of a file.
+        Size of a file in bytes.
     mtime : int
-        When it was changed, in nanoseconds.
+        Modification time in nanoseconds.
     mode : int
-        Who may do what with it.
+        Permission bits.
     to : str
-        Where a link leads.
+        Target of a link.
     digest : str
-        The SHA-256 of a file; empty where nobody has needed it.
+        SHA-256 of a file; empty if not computed.
     """
 
     name: str
@@ -55,13 +55,13 @@ class ManifestEntry:
 
     @property
     def token(self) -> str:
-        """What it is called where names of the user's have no place; another content has another one."""
+        """Name in staging folders, from the path and the hash, or size and time."""
         content = self.digest or f"{self.size}\0{self.mtime}"
         return hashlib.blake2b(f"{self.name}\0{content}".encode(*_ANY), digest_size=20).hexdigest()
 
 
 def kind_of(mode: int) -> str:
-    """What a file system's mode says that something is."""
+    """Return the kind of a file from its mode."""
     if stat.S_ISREG(mode):
         return FILE
     if stat.S_ISDIR(mode):
@@ -70,19 +70,16 @@ def kind_of(mode: int) -> str:
 
 
 def walk(root: Path) -> list[ManifestEntry]:
-    """A file, or a folder with all that is in it, folders before what they hold; links in it stay links.
+    """Return the manifest of a file or folder, folders before their content.
 
-    Raises
-    ------
-    OSError
-        When something of it cannot be read, or can be neither file, folder nor link.
+    Links stay links. Raises OSError when an entry cannot be read, or is neither file, folder nor link.
     """
     with Beneath.source(root) as source:
         return walk_opened(source, root)
 
 
 def walk_opened(source: Beneath, root: Path) -> list[ManifestEntry]:
-    """List what `walk` lists, of a root that is open; ``root`` is its name in errors."""
+    """Return the manifest of an open root; ``root`` is its path for messages."""
     info = source.stat()
     assert info is not None
     if kind_of(info.st_mode) != FOLDER:
@@ -102,12 +99,9 @@ def walk_opened(source: Beneath, root: Path) -> list[ManifestEntry]:
 
 
 def file_at(source: Beneath, root: Path, name: str) -> ManifestEntry:
-    """Return the entry of one file of a root that is open.
+    """Return the entry of one file of an open root.
 
-    Raises
-    ------
-    OSError
-        When something else than a file is there.
+    Raises OSError when something else than a file is there.
     """
     info = source.stat(name)
     if info is None or kind_of(info.st_mode) != FILE:
@@ -128,18 +122,21 @@ def _entry(path: Path, name: str, info: os.stat_result) -> ManifestEntry:
 
 
 def total(entries: Iterable[ManifestEntry]) -> int:
-    """Bytes of all files."""
+    """Return the size of all files in bytes."""
     return sum(entry.size for entry in entries)
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return a file's SHA-256."""
     with open(path, "rb") as file:
         return digest_in(file)
 
 
 def digest_in(file: IO[bytes], tell: Callable[[int], None] = lambda size: None, most: int | None = None) -> str:
-    """The SHA-256 of an open file, or of its first bytes; ``tell`` is given the size of each piece that was read."""
+    """Return the SHA-256 of an open file, or of its first ``most`` bytes.
+
+    ``tell`` is called with the size of each piece.
+    """
     file.seek(0)
     digest = hashlib.sha256()
     feed(digest, file, tell, most)
@@ -147,7 +144,7 @@ def digest_in(file: IO[bytes], tell: Callable[[int], None] = lambda size: None, 
 
 
 def feed(digest: Any, file: IO[bytes], tell: Callable[[int], None] = lambda size: None, most: int | None = None) -> int:
-    """Give a hash the rest of a file, or so many bytes of it; returns how many there were."""
+    """Add the rest of a file, or ``most`` bytes, to a hash; return the count."""
     done = 0
     while data := file.read(_CHUNK if most is None else min(_CHUNK, most - done)):
         digest.update(data)
@@ -164,18 +161,10 @@ def batches(
     alone: int | None = None,
     measure: Callable[[ManifestEntry], int] = lambda entry: entry.size,
 ) -> Iterator[list[ManifestEntry]]:
-    """Put entries into lists that go together.
+    """Group entries into lists of at most ``most`` bytes.
 
-    Parameters
-    ----------
-    most : int
-        The size of a list, unless one entry is larger by itself.
-    count : int, optional
-        The most entries of a list.
-    alone : int, optional
-        An entry that is larger than this is a list by itself.
-    measure : callable
-        An entry's size; its bytes unless given.
+    An entry larger than that is a list by itself, as is one larger than ``alone``. A list has at most ``count``
+    entries. ``measure`` returns an entry's size, by default its bytes.
     """
     batch: list[ManifestEntry] = []
     size = 0
@@ -196,12 +185,9 @@ def batches(
 def hashed(
     root: Path, entries: Sequence[ManifestEntry], wanted: Iterable[int], tell: Callable[[int], None]
 ) -> list[ManifestEntry]:
-    """The same entries, those at the wanted places with the hash of what is below ``root`` now.
+    """Return the entries, with current hashes at the wanted indices.
 
-    Raises
-    ------
-    OSError
-        When a file cannot be read.
+    Raises OSError when a file cannot be read.
     """
     known = list(entries)
     with Beneath.source(root) as source:
@@ -213,19 +199,16 @@ def hashed(
                 with open(source.open(entry.name), "rb") as file:
                     known[index] = replace(entry, digest=digest_in(file, tell))
             except OSError as error:
-                # What reading raises does not say of which file.
+                # An error while reading does not name the file.
                 error.filename = error.filename or str(root / entry.name)
                 raise
     return known
 
 
 def pack(entries: Iterable[ManifestEntry]) -> bytes:
-    """Entries as bytes for a message; names may be any that a file system has.
+    """Serialize entries for a message; names may be any bytes.
 
-    Raises
-    ------
-    OSError
-        When they are too many.
+    Raises OSError when there are too many.
     """
     text = json.dumps([astuple(entry) for entry in entries]).encode()
     if len(text) > MOST_BYTES:
@@ -234,12 +217,9 @@ def pack(entries: Iterable[ManifestEntry]) -> bytes:
 
 
 def unpack(data: bytes) -> list[ManifestEntry]:
-    """What `pack` was given.
+    """Parse what `pack` returned.
 
-    Raises
-    ------
-    ValueError
-        When it is not that, is larger than any that `pack` makes, or an entry's name leads out of the root.
+    Raises ValueError when it is malformed or too large, or when a name leads out of the root.
     """
     stream = zlib.decompressobj()
     text = stream.decompress(data, MOST_BYTES)
@@ -254,21 +234,21 @@ def unpack(data: bytes) -> list[ManifestEntry]:
 
 
 def leads_out(name: str) -> bool:
-    """Tell whether a name that somebody else has given is none of a thing below a folder."""
+    """Return True if a foreign name is not a path below a folder."""
     path = PurePosixPath(name)
     return not path.parts or path.is_absolute() or ".." in path.parts
 
 
 def shown(text: str) -> str:
-    """A name as a message can have it: bytes that are no text are written as numbers."""
+    """Return a name as printable text, with undecodable bytes escaped."""
     return text.encode(*_ANY).decode("utf-8", "backslashreplace")
 
 
 def to_wire(text: str) -> bytes:
-    """A path for a message, which takes only what is text as text."""
+    """Encode a path for a message, which allows only valid text as text."""
     return text.encode(*_ANY)
 
 
 def from_wire(text: str | bytes) -> str:
-    """What `to_wire` was given."""
+    """Decode what `to_wire` returned."""
     return text if isinstance(text, str) else bytes(text).decode(*_ANY)

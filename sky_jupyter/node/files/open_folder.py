@@ -1,7 +1,7 @@
-"""A folder that is held open: what is in it is reached from there, name by name, and never through a link.
+"""Folder that is held open: entries are reached by name, never through links.
 
-Whoever fills a folder chooses its names and its links, and may change them meanwhile. A path is followed
-anew whenever it is used; a folder that is open stays the one that it was.
+Whoever fills a folder chooses its names and links, and may change them meanwhile. A path is resolved again at each
+use; an open folder stays the same one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-# A folder that may be entered need not be readable.
+# A folder may be searchable and yet not readable.
 _REACH = getattr(os, "O_PATH", os.O_RDONLY)
 _ENTER = _REACH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_LINKS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
 
 
 class Beneath:
-    """A folder, or one file of it; closed by whoever made it, from any thread.
+    """Open folder, or one file in it; safe to use and close from any thread.
 
     Parameters
     ----------
     path : Path
-        The folder. It is the user's own, so that links in this path are followed, once.
+        The folder. The user chose it, so links in this path are followed, once.
     alone : str
-        The one name in it that is meant; the empty name stands for it then, and for the folder elsewhere.
+        Restricts access to this one name, which the empty name then stands for (otherwise for the folder).
     """
 
     def __init__(self, path: Path, alone: str = "") -> None:
@@ -40,32 +40,29 @@ class Beneath:
 
     def _begin(self, path: Path, alone: str, top: int) -> None:
         self.path, self.alone, self._top = path, alone, top
-        # The folder that was used last: what follows is mostly in the same one.
+        # The folder used last: the next name is mostly in the same one.
         self._inner: tuple[tuple[str, ...], int] = ((), self._top)
         self._lock = threading.RLock()
         self._closed = False
 
     @classmethod
     def source(cls, path: Path) -> Beneath:
-        """What a path of the user's is, a folder or a file, wherever the path itself leads.
+        """Open a user's path, a folder or a file, following links in the path.
 
-        Raises
-        ------
-        OSError
-            When it is not there.
+        Raises OSError when it does not exist.
         """
         real = Path(os.path.realpath(path, strict=True))
         return cls(real) if real.is_dir() else cls(real.parent, real.name)
 
     @classmethod
     def opened(cls, path: Path, folder: int) -> Beneath:
-        """A folder that is open already; its descriptor is closed with it."""
+        """Wrap a folder that is open already; it takes over the descriptor."""
         made = cls.__new__(cls)
         made._begin(path, "", folder)
         return made
 
     def close(self) -> None:
-        """Let it go; what is called afterwards raises OSError."""
+        """Close the folder; later calls raise OSError."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -81,12 +78,9 @@ class Beneath:
     # -- looking -----------------------------------------------------------------------------------
 
     def stat(self, name: str = "") -> os.stat_result | None:
-        """What is there under a name, a link itself and not its target; None where nothing is.
+        """Return an entry's status without following a link; None if there is none.
 
-        Raises
-        ------
-        OSError
-            When the name leads through a link.
+        Raises OSError when the name leads through a link.
         """
         if not self._parts(name):
             return os.fstat(self._top)
@@ -96,11 +90,14 @@ class Beneath:
             return None
 
     def readlink(self, name: str) -> str:
-        """Where a link leads."""
+        """Return a link's target."""
         return self._at(name, lambda folder, last: os.readlink(last, dir_fd=folder))
 
     def open(self, name: str = "") -> int:
-        """A descriptor to read a file; anything else under its name raises OSError, and nobody waits for a pipe."""
+        """Open a regular file for reading; OSError for anything else.
+
+        Opening a pipe does not block.
+        """
 
         def read(folder: int, last: str) -> int:
             return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -118,7 +115,10 @@ class Beneath:
         return file
 
     def walk(self) -> Iterator[tuple[str, os.stat_result, int]]:
-        """All that is in the folder, folders before what they hold: its name, what it is, and its open folder."""
+        """Yield all entries, folders before their content.
+
+        Each comes with its name, its status and the descriptor of its folder.
+        """
 
         def refuse(error: OSError) -> None:
             raise error
@@ -132,7 +132,7 @@ class Beneath:
     # -- changing ----------------------------------------------------------------------------------
 
     def make(self, name: str) -> None:
-        """Have a folder there, for its user only where it is new."""
+        """Create a folder if there is none, for its user only."""
 
         def make(folder: int, last: str) -> None:
             try:
@@ -144,22 +144,25 @@ class Beneath:
         self._at(name, make)
 
     def make_above(self, name: str) -> None:
-        """Have the folders there that a name is in."""
+        """Create the parent folders of a name."""
         parts = self._parts(name)
         for count in range(1, len(parts)):
             self.make("/".join(parts[:count]))
 
     def create(self, name: str, *, new: bool = False) -> int:
-        """A descriptor to read and write a file that only its user can read; with ``new``, of none that is there."""
+        """Open a file for reading and writing, created for its user only.
+
+        With ``new``, fail if it exists.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if new else 0)
         return self._at(name, lambda folder, last: os.open(last, flags, 0o600, dir_fd=folder))
 
     def symlink(self, name: str, to: str) -> None:
-        """Make a link."""
+        """Create a symbolic link."""
         self._at(name, lambda folder, last: os.symlink(to, last, dir_fd=folder))
 
     def unlink(self, name: str) -> None:
-        """Remove a file or link, if it is there."""
+        """Remove a file or link, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._at(name, lambda folder, last: os.unlink(last, dir_fd=folder))
 
@@ -168,7 +171,7 @@ class Beneath:
         self._at(name, lambda folder, last: os.rmdir(last, dir_fd=folder))
 
     def bring(self, other: Beneath, its: str, name: str) -> None:
-        """Put what another folder has under a name into this one, in the place of a file or link that is there."""
+        """Move an entry of another folder into this one, replacing a file or link."""
 
         def move(source: int, old: str) -> None:
             self._at(name, lambda folder, last: _replace(source, old, folder, last))
@@ -176,7 +179,7 @@ class Beneath:
         other._at(its, move)
 
     def settle(self, name: str, mode: int | None, mtime: int | None) -> None:
-        """Give a file or folder its mode and time, in nanoseconds; of a link neither is changed."""
+        """Set a file's or folder's mode and mtime (in ns); ignore links."""
         parts = self._parts(name)
         with self._lock:
             if not parts:
@@ -201,7 +204,10 @@ class Beneath:
         return self._top
 
     def _at(self, name: str, do: Callable[[int, str], T]) -> T:
-        """Do something in the folder that a name is in; what it raises names the whole path."""
+        """Run ``do`` in the open folder that holds a name.
+
+        An OSError that it raises gets the whole path.
+        """
         parts = self._parts(name)
         if not parts:
             raise self._error(name, "it is the folder itself", errno.EISDIR)
@@ -248,7 +254,7 @@ class Beneath:
 
 
 def forget(folder: Beneath, names: Iterable[str]) -> None:
-    """Remove files and links of a folder that are there, and the folders in it that are empty then."""
+    """Remove a folder's files and links, and subfolders that are empty then."""
     for name in names:
         with contextlib.suppress(OSError):
             folder.unlink(name)
@@ -258,7 +264,7 @@ def forget(folder: Beneath, names: Iterable[str]) -> None:
 
 
 def _replace(source: int, old: str, folder: int, last: str) -> None:
-    """Rename; what is on another file system is copied under a name of chance first."""
+    """Rename a file; across file systems, copy it to a temporary name first."""
     try:
         os.rename(old, last, src_dir_fd=source, dst_dir_fd=folder)
     except OSError as error:
@@ -288,7 +294,10 @@ def _replace(source: int, old: str, folder: int, last: str) -> None:
 
 
 def _settle(file: int, mode: int | None, mtime: int | None) -> None:
-    """Set them on what is open, which is closed; only the system's own name for it reaches what O_PATH has opened."""
+    """Set mode and mtime on an open descriptor and close it.
+
+    What O_PATH has opened is only reached through /proc.
+    """
     try:
         info = os.fstat(file)
         if stat.S_ISLNK(info.st_mode):

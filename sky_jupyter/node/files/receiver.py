@@ -1,7 +1,7 @@
-"""What receives a file or folder, whichever way it comes: each file whole or not at all, and none through a link.
+"""Receiver of a file or folder: each file whole or not at all.
 
-What comes is written to a staging folder, under names that are made of what it is, and put in its place
-from there. Places are reached from the open folder that everything goes to.
+Data is written to a staging folder under names derived from the content, and moved into place from there. Targets are
+reached from an open folder, never through a link.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from . import staging
 from .open_folder import Beneath
 
 PART = ".part"
-"""What the name of a file that is not whole yet ends with, in any staging folder."""
+"""Suffix of incomplete files in any staging folder."""
 _BLOCK = 1 << 16
 _ZEROS = bytes(_BLOCK)
 
 
 class Receiver:
-    """One a transfer, made where it goes to and closed with it.
+    """Receiver of one transfer.
 
     Parameters
     ----------
     root : Path
-        Where it goes. Links in this path are followed: the user has named it.
+        Target path. Links in it are followed: the user chose it.
     folder : bool
-        Whether a folder comes, or a file.
+        Whether the target is a folder, or a file.
     spool : Path, optional
         The staging folder, on the same file system; one beside the root unless given.
     """
@@ -49,7 +49,7 @@ class Receiver:
         self._staged: Beneath | None = None
 
     def close(self, *, whole: bool = False) -> None:
-        """Let go of both folders; when it is ``whole``, nothing of it stays in the staging folder."""
+        """Close both folders; with ``whole``, remove the staging folder too."""
         self.place.close()
         if self._staged is not None:
             self._staged.close()
@@ -61,20 +61,23 @@ class Receiver:
 
     @property
     def staged(self) -> Beneath:
-        """The staging folder, which is made when it is first needed."""
+        """The staging folder, created on first use."""
         if self._staged is None:
             self._staged = staging.enter(self.spool)
         return self._staged
 
     def has_staged(self) -> bool:
-        """Tell whether a staging folder is there already: an earlier transfer, or another way, has left something."""
+        """Return True if the staging folder exists.
+
+        An earlier transfer, or another way, has left files in it.
+        """
         return self._staged is not None or self.spool.is_dir()
 
     @contextlib.contextmanager
     def part(self, token: str, name: str) -> Iterator[IO[bytes]]:
-        """A file that grows, for reading and writing, with what an earlier transfer has left of it.
+        """Open a partial file for reading and writing, with its earlier content.
 
-        It stays when this one breaks, but on a full disk. Two transfers do not write one.
+        It stays when the transfer breaks, except on a full disk. Two transfers cannot write the same one.
         """
         try:
             with open(_own(self.staged, token + PART, self._path(name)), "r+b", buffering=0) as file:
@@ -86,22 +89,22 @@ class Receiver:
             raise
 
     def put_part(self, token: str, name: str, mode: int | None = None, mtime: int | None = None) -> None:
-        """Put a part that is whole in its place."""
+        """Move a complete partial file into place."""
         self._put(token + PART, name, mode, mtime)
 
     def put(self, token: str, name: str, content: bytes, mode: int | None = None, mtime: int | None = None) -> None:
-        """Have a file with this content."""
+        """Write a file with this content."""
         with self.part(token, name) as file:
             file.truncate(0)
             write(file, content)
         self.put_part(token, name, mode, mtime)
 
     def put_staged(self, token: str, name: str) -> None:
-        """Put in its place what has come to the staging folder by another way."""
+        """Move a file into place that has come to the staging folder another way."""
         self._put(token, name, None, None)
 
     def link(self, name: str, to: str) -> None:
-        """Have a link lead where it should, in the place of a link or file that may be there."""
+        """Create a symbolic link, replacing a link or file."""
         info = self.place.stat(name)
         if info is not None and stat.S_ISLNK(info.st_mode) and self.place.readlink(name) == to:
             return
@@ -120,7 +123,7 @@ class Receiver:
 
 
 def write(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all of the data at the end of an unbuffered file; of blocks of zeros only their number is kept."""
+    """Write data to an unbuffered file; skip blocks of zeros (sparse file)."""
     view, at = memoryview(data), file.tell()
     begun = 0
     for start in range(0, len(view), _BLOCK):
@@ -142,7 +145,10 @@ def _write(file: IO[bytes], at: int, view: memoryview) -> None:
 
 
 def _own(folder: Beneath, name: str, what: str) -> int:
-    """A file of the staging folder that nobody else takes now."""
+    """Open and lock a file of the staging folder.
+
+    Raises OSError (EBUSY) if another transfer writes it.
+    """
     file = folder.create(name)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,6 +156,6 @@ def _own(folder: Beneath, name: str, what: str) -> int:
         os.close(file)
         raise OSError(errno.EBUSY, "another transfer is writing it", what) from None
     except OSError:
-        # A file system without locks.
+        # The file system has no locks.
         return file
     return file

@@ -1,7 +1,7 @@
-"""Files that come to a node and go from it: what the manager asks of an agent, and agents of each other.
+"""Agent's file service: calls of the manager, and of other agents.
 
-What crosses the notebook's link once is copied from node to node here, over the agents' own channels.
-The kernels have no part in it.
+What has crossed the notebook's link once is copied from node to node over the agents' own channels. The kernels take
+no part in it.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from .open_folder import Beneath, forget
 from .transfer import FileTransfer, Want, read
 
 _CONNECT = 5.0
-# A source that says nothing for this long is given up.
+# Seconds without an answer after which a source has failed.
 _PATIENCE = 60.0
-# Shared memory is the node's memory: so much of it stays free, or the disk is used.
+# Shared memory is the node's memory: this much stays free, otherwise the disk is used.
 _SPARE = 64 << 20
 _MOST_PLANS = 20
 _SPOOL = "arriving"
-# A run's folder has its id as its name; nothing else among the blobs is called like this.
+# A run's folder is named by its id; no other entry among the blobs has this form.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
-# How often it is looked whether blobs that no name holds have become too many; more seldom where that found none.
+# Poll interval of the blob cache's eviction, and its limit: it grows while there is nothing to evict.
 _LOOK, _LAST_LOOK = 2.0, 20.0
 
 
 class AgentSource:
-    """Another node's files, asked of its agent; made with that one's address and the root there."""
+    """Source of another node's files; calls that node's agent."""
 
     def __init__(self, address: str, root: str, security: Any) -> None:
         self._root = root
         self._rpc = rpc(address, timeout=_CONNECT, connection_args=security.get_connection_args("worker"))
 
     async def pieces(self, wants: Sequence[Want]) -> bytes:
-        """Parts of files, one behind the other."""
+        """Read parts of files and return them concatenated."""
         asked = json.dumps([self._root, list(wants)]).encode()
         return bytes(await asyncio.wait_for(self._rpc.sky_read_pieces(asked=asked), _PATIENCE))
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self._rpc.close_rpc()
 
 
 class FileService:
-    """One an agent, made by it.
+    """File service of an agent.
 
     Parameters
     ----------
     folder : Path
         The pool's folder on this machine.
     config : HostConfig
-        Where relative paths begin, and where blobs are.
+        Names the base of relative paths, and the folder of blobs.
     """
 
     def __init__(self, folder: Path, config: HostConfig) -> None:
@@ -81,25 +81,17 @@ class FileService:
     async def sky_compare_files(
         self, listing: bytes, path: bytes = b"", run: str = "", code: bool = False
     ) -> dict[str, Any]:
-        """Where a file or folder would go, and what of it is there.
+        """Return a transfer's target path and what of its manifest is missing there.
 
-        Parameters
-        ----------
-        listing : bytes
-            What it consists of, packed.
-        path : bytes
-            Where the user wants it, as `to_wire` gives it; a relative one begins in the ranks' working folder.
-        run : str
-            Instead of a path: the run whose blobs they are.
-        code : bool
-            Instead of a path: whether it is the notebook's own code.
+        ``listing`` is the packed manifest. The target is ``path`` (as `to_wire` gives it; relative to the ranks'
+        working folder), or the blobs of ``run``, or with ``code`` the folder of the project's modules.
         """
 
         def find() -> dict[str, Any]:
             entries = unpack(listing)
             root = self._place(path)
             if run:
-                # What comes over the link is there until it is whole; on the same file system as the run's folder.
+                # Staging folder for files that come over the link; on the same file system as the run's folder.
                 root = self._room_for(run, entries)
                 spool = root.parent / _SPOOL
             elif code:
@@ -113,20 +105,21 @@ class FileService:
         return await asyncio.to_thread(find)
 
     async def sky_prepare_transfer(self, plan: str, listing: bytes) -> None:
-        """Keep the listing of what is to come, with its hashes, under a name for `sky_start_transfer`."""
+        """Store a manifest with hashes under a name for `sky_start_transfer`."""
         entries = await asyncio.to_thread(unpack, listing)
         while len(self._plans) >= _MOST_PLANS:
-            # Its manager could not say that it is over; one that is not is given anew.
+            # A plan whose manager is gone stays here; an active one is sent again.
             del self._plans[next(iter(self._plans))]
         self._plans[plan] = entries
 
     async def sky_start_transfer(
         self, plan: str, job: str, path: bytes, source: dict[str, Any] | None = None, spool: bytes = b""
     ) -> bool:
-        """Begin to take a plan's thing over to a path that `sky_compare_files` gave; False where there is no such plan.
+        """Start a plan's transfer to a path; False if the plan is unknown.
 
-        ``source`` is the address of another node's agent, and the path there; without one, what has
-        come here by another way is looked at. A job that is known goes on as it is.
+        The path is one that `sky_compare_files` returned. ``source`` is the address of another node's agent, and the
+        path there; without it, files that came to the staging folder are put in place. A known job is not started
+        again.
         """
         if plan not in self._plans:
             return False
@@ -140,11 +133,14 @@ class FileService:
         return True
 
     async def sky_transfer_status(self, jobs: list[str]) -> dict[str, dict[str, Any]]:
-        """How far jobs are; one that is not known, as after this agent's death, is absent."""
+        """Return the progress of jobs; an unknown one is absent, as after a restart."""
         return {job: self._takes[job][0].status() for job in jobs if job in self._takes}
 
     async def sky_cancel_transfer(self, plan: str, jobs: list[str]) -> None:
-        """Forget a plan and jobs, and end those that are on; what they have of a large file stays for the next."""
+        """Forget a plan and cancel its jobs.
+
+        Parts of large files stay for the next transfer.
+        """
         self._plans.pop(plan, None)
         for job in jobs:
             _, task = self._takes.get(job, (None, None))
@@ -152,11 +148,11 @@ class FileService:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-                # Not before: until then, nobody else can write what it writes.
+                # Only now: until then no other job may write the same files.
                 self._takes.pop(job, None)
 
     async def sky_list_files(self, path: bytes) -> dict[str, Any]:
-        """What a path of the user's is here: its whole path, and what it consists of; an error in words."""
+        """Return a path's manifest and its absolute path, or an error in words."""
 
         def find() -> dict[str, Any]:
             root = self._place(path)
@@ -170,12 +166,12 @@ class FileService:
         return await asyncio.to_thread(find)
 
     async def sky_delete_code(self, names: list[bytes]) -> None:
-        """Remove files of the notebook's own code that it has no more."""
+        """Remove project files that the notebook no longer has."""
         with contextlib.suppress(FileNotFoundError), Beneath(self.folder / FOLDER) as folder:
             forget(folder, map(from_wire, names))
 
     async def sky_delete_blobs(self, keep: list[str]) -> None:
-        """Remove the blobs of all runs but some."""
+        """Remove the blobs of all runs except some."""
 
         def remove() -> None:
             for place in self._places:
@@ -186,23 +182,26 @@ class FileService:
         await asyncio.to_thread(remove)
 
     async def sky_link_blobs(self, run: str, files: dict[str, int]) -> list[str]:
-        """Have a run find those of the files, with their sizes, that are on this machine; the names of the others."""
+        """Link cached files into a run's folder; return the names that are missing.
+
+        ``files`` maps names to sizes.
+        """
         return await asyncio.to_thread(self.kept.link_into_run, run, files)
 
     async def sky_store_blobs(self, run: str, names: list[str]) -> None:
-        """Keep files of a run's for later runs."""
+        """Cache files of a run for later runs."""
         await asyncio.to_thread(self.kept.add, run, names)
 
     async def sky_cache_stats(self) -> dict[str, int]:
-        """How much is kept on this machine; see `BlobCache.facts`."""
+        """Return the cache's sizes on this machine; see `BlobCache.stats`."""
         return await asyncio.to_thread(self.kept.stats)
 
     async def sky_make_room(self, size: int) -> int:
-        """Make room in shared memory, of what no name holds; the bytes that were dropped."""
+        """Evict unreferenced blobs from shared memory; return the bytes freed."""
         return await asyncio.to_thread(self.kept.evict, size, self._places[0])
 
     async def look_after_blobs(self) -> None:
-        """Drop blobs that no name holds where they are too many, for as long as the agent is there."""
+        """Evict unreferenced blobs regularly for as long as the agent lives."""
         pause = _LOOK
         while True:
             await asyncio.sleep(pause)
@@ -213,7 +212,10 @@ class FileService:
     # -- what other agents ask ---------------------------------------------------------------------
 
     async def sky_read_pieces(self, asked: bytes) -> bytes:
-        """Parts of files below a root, one behind the other: the root and what is wanted, in JSON."""
+        """Return parts of files below a root, concatenated.
+
+        ``asked`` is JSON: the root and the parts.
+        """
         root, wants = json.loads(asked)
         return await asyncio.to_thread(read, Path(root), wants)
 
@@ -228,7 +230,7 @@ class FileService:
         return Path(os.path.normpath(Path(self.config.cwd, os.path.expanduser(from_wire(path)))))
 
     def _room_for(self, run: str, entries: Iterable[ManifestEntry]) -> Path:
-        """The folder of a run's blobs where there is room for them; kernels find it in either place."""
+        """Return a run's blob folder with enough room; kernels search both places."""
         first, second = (place / run for place in self._places)
         if first == second:
             return first

@@ -1,7 +1,7 @@
-"""Where a thing is until it is whole: a folder of its user's own, which nobody who fills the others can name.
+"""Staging folders: private folders for incomplete transfers.
 
-Its name comes from the place that the thing goes to and from a secret of this user on this machine, so
-that a transfer which was broken finds it again.
+The name is derived from the target and from a secret of this user on this machine, so that a later transfer finds it
+again and no one else can predict it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _SECRET = 32
 
 
 def beside(root: Path) -> Path:
-    """The folder for what goes to ``root``, on its file system: beside it, or in it where only that can be written."""
+    """Return the staging folder for ``root``, on the same file system.
+
+    It lies beside the target, or inside if only that is writable.
+    """
     real = Path(os.path.realpath(root))
     place = real.parent
     if os.path.isdir(real) and not (os.access(place, os.W_OK | os.X_OK) and real.stat().st_dev == place.stat().st_dev):
@@ -31,17 +34,14 @@ def beside(root: Path) -> Path:
 
 
 def name_for(place: str) -> str:
-    """What a staging folder for a place is called."""
+    """Return the name of a target's staging folder."""
     return _PREFIX + hmac.new(_secret(), place.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:32]
 
 
 def enter(path: Path) -> Beneath:
-    """Open a staging folder, which is made where it is not there, with the folders above it.
+    """Open a staging folder; create it, with its parents, if needed.
 
-    Raises
-    ------
-    OSError
-        When something else has its name, or another user could write there.
+    Raises OSError when something else has its name, or another user could write there.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = False
@@ -60,7 +60,10 @@ def enter(path: Path) -> Beneath:
 
 @functools.cache
 def _secret() -> bytes:
-    """What no content knows: the same in all processes of this user where it can be kept, else this one's own."""
+    """Return a secret shared by this user's processes on this machine.
+
+    If it cannot be stored, it is this process's own.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or ""
     cache = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))
     path = cache / "sky_jupyter" / "staging.key"
@@ -71,7 +74,7 @@ def _secret() -> bytes:
             if not path.exists():
                 with open(os.open(between, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     file.write(secrets.token_bytes(_SECRET))
-                # Whoever comes second takes the first one's.
+                # If two processes create it at once, the first one wins.
                 with contextlib.suppress(FileExistsError):
                     os.link(between, path)
         finally:

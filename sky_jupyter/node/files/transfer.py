@@ -1,7 +1,6 @@
-"""Taking a file or folder over from where it is, in pieces, each file whole and right or not at all.
+"""Transfer of a file or folder in pieces, each file whole and verified.
 
-What is large goes on after a break where it was; no content is believed before its hash is that of the
-listing.
+Large files resume after a break. No content is accepted before its hash matches the manifest.
 """
 
 from __future__ import annotations
@@ -22,42 +21,42 @@ from .receiver import Receiver
 
 PIECE = 1 << 20
 _MOST_IN_PIECE = 500
-# So many pieces are on their way while one is written.
+# Pieces that are requested ahead while one is written.
 _AHEAD = 3
 Want = tuple[str, int, int]
-"""A part of a file: its name below the root, where the part begins, and how long it is."""
+"""A part of a file: its name below the root, its offset and its length."""
 
 
 class PieceSource(Protocol):
-    """Where a thing is taken from."""
+    """Source of a transfer's data."""
 
     async def pieces(self, wants: Sequence[Want]) -> bytes:
-        """Parts of files, one behind the other."""
+        """Read parts of files and return them concatenated."""
 
     async def close(self) -> None:
-        """Nothing more is wanted."""
+        """Release the source."""
 
 
 class SourceFailed(Exception):
-    """The source does not give what it should; another one may."""
+    """Raised when a source fails; another source may succeed."""
 
 
 class LocalSource:
-    """Reads from this machine's own files; made with the root of what is taken."""
+    """Source that reads this machine's files below a root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     async def pieces(self, wants: Sequence[Want]) -> bytes:
-        """Parts of files, one behind the other."""
+        """Read parts of files and return them concatenated."""
         return await asyncio.to_thread(read, self.root, wants)
 
     async def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def read(root: Path, wants: Sequence[Want]) -> bytes:
-    """Parts of files below a root; one that is shorter than it was ends there."""
+    """Read parts of files below a root; a part may be cut short."""
     parts = []
     with Beneath.source(root) as source:
         for name, start, length in wants:
@@ -68,31 +67,31 @@ def read(root: Path, wants: Sequence[Want]) -> bytes:
 
 
 class FileTransfer:
-    """A file or folder on its way to ``root``; `run` does it, the rest tells how far it is.
+    """Transfer of a file or folder to ``root``; `run` does it.
 
     Parameters
     ----------
     root : Path
-        Where it goes.
+        Target path.
     entries : sequence of ManifestEntry
-        Its listing, with the hashes of what is not there yet.
+        Its manifest, with the hashes of missing files.
     source : PieceSource or None
-        Where it is taken from; with none, what came by another way is looked at and put in place.
+        Where the data comes from; None puts files of the staging folder in place.
     spool : Path or None
-        The staging folder, where files may have come to under their tokens; see `Receiver`.
+        The staging folder, which may hold files under their tokens; see `Receiver`.
 
     Attributes
     ----------
     state : str
         ``"on"``, ``"done"`` or ``"failed"``.
     kind, why : str
-        Of a failure: ``"source"``, ``"full"`` or ``"error"``, and what happened in words.
+        Kind of a failure (``"source"``, ``"full"`` or ``"error"``), and what happened.
     there, total : int
-        Bytes that are in place, of how many.
+        Bytes in place, and in all.
     got : int
-        Bytes that came from the source.
+        Bytes received from the source.
     missing : list of int
-        Places in the listing of what did not come; only without a source, where it is no failure.
+        Indices of entries that did not come; only without a source, where it is no failure.
     """
 
     def __init__(
@@ -105,11 +104,11 @@ class FileTransfer:
         self.missing: list[int] = []
 
     def status(self) -> dict[str, Any]:
-        """How it is, for a message."""
+        """Return the progress as a dict for a message."""
         return {name: getattr(self, name) for name in ("state", "kind", "why", "there", "total", "missing")}
 
     async def run(self) -> None:
-        """Do it; what goes wrong is in `state`, and nothing is raised but a cancellation."""
+        """Run the transfer; errors are in `state`, only cancellation is raised."""
         try:
             absent = await asyncio.to_thread(self._prepare)
             if self.source is None:
@@ -129,8 +128,7 @@ class FileTransfer:
             self._fail("error", f"{type(error).__name__}: {error}")
         finally:
             if self._to is not None:
-                # Nothing that is put in place later is wanted; what has been left of a broken transfer is
-                # of no use once another one is whole.
+                # A complete transfer needs no staged files any more, not even those of an earlier broken one.
                 self._to.close(whole=self.state == "done" and not self.missing)
             if self.source is not None:
                 with contextlib.suppress(Exception):
@@ -142,7 +140,7 @@ class FileTransfer:
     # -- before and after --------------------------------------------------------------------------
 
     def _prepare(self) -> list[int]:
-        """Make folders and links; the places of the files that are not there."""
+        """Create folders and links; return the indices of missing files."""
         to = self._to = Receiver(self.root, folder=self.entries[0].kind == FOLDER, spool=self.spool)
         absent = []
         for index, entry in enumerate(self.entries):
@@ -165,7 +163,7 @@ class FileTransfer:
         return True
 
     def _finish(self) -> None:
-        """Modes and times as they are where it comes from; of folders last, since what is put into one changes it."""
+        """Set modes and times; folders last, since adding entries changes them."""
         for kind, entries in ((FILE, self.entries), (FOLDER, self.entries[::-1])):
             for entry in entries:
                 if entry.kind == kind:
@@ -203,13 +201,13 @@ class FileTransfer:
             self.there += entry.size
 
     async def _fetch_large(self, entry: ManifestEntry) -> None:
-        """One file in many pieces; what an earlier attempt left of it is gone on with."""
+        """Fetch one file in many pieces; resume what an earlier attempt left."""
         with self._receiver.part(entry.token, entry.name) as file:
             digest, start = await asyncio.to_thread(_left, file, entry.size)
             if not await self._append(file, digest, entry, start):
                 if not start:
                     raise _changed(entry)
-                # What had been left was of something else.
+                # The partial file was of another content.
                 await asyncio.to_thread(file.truncate, 0)
                 file.seek(0)
                 if not await self._append(file, hashlib.sha256(), entry, 0):
@@ -217,7 +215,7 @@ class FileTransfer:
             self._receiver.put_part(entry.token, entry.name)
 
     async def _append(self, file: Any, digest: Any, entry: ManifestEntry, start: int) -> bool:
-        """Fetch a file from ``start`` on; whether the whole is right then."""
+        """Fetch a file from ``start`` on; return True if its hash is right."""
         before = self.there
         self.there += start
 
@@ -236,7 +234,7 @@ class FileTransfer:
         return right
 
     async def _ahead(self, spans: Sequence[Want]) -> AsyncGenerator[bytes, None]:
-        """Pieces in their order, some of them asked for ahead."""
+        """Yield pieces in order, requesting some of them ahead."""
         waiting: deque[asyncio.Task[bytes]] = deque()
         left = iter(spans)
         try:
@@ -271,7 +269,7 @@ def _changed(entry: ManifestEntry) -> SourceFailed:
 
 
 def _left(file: Any, size: int) -> tuple[Any, int]:
-    """The hash so far and the length of what an earlier attempt left; more than the whole is nothing."""
+    """Return the hash and length of a partial file; drop one that is too long."""
     digest = hashlib.sha256()
     length = feed(digest, file)
     if length > size:

@@ -1,1 +1,1 @@
-"""What runs have printed and returned, on the node's disk."""
+"""Journals of runs' output and results, on the node's disk."""

@@ -1,9 +1,8 @@
-"""The journal: a run's events on the node's disk, numbered from 0; the truth about what was printed.
+"""Journal: a run's events on the node's disk, numbered from 0.
 
-A JSON object a line. It is bounded: the first quarter of its limit and the newest output are kept,
-and a gap event says how much of the middle is not. Where the disk takes no more, events are still
-numbered and forwarded, and kept again once there is room; a gap event stands for those in between.
-How a run begins and how its ranks end is kept in any case.
+It has one JSON object per line. Its size is bounded: the first quarter of the limit and the newest output are kept,
+and a gap event says how much is missing between them. While the disk is full, events are still numbered and forwarded,
+and a gap event stands for them in the journal. The begin of a run and the ends of its ranks are always kept.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from .spare_files import FileRecycler
 
 LIMIT = 256 << 20
 MAX_READ = 4 << 20
-# The first part that is kept, and a single event that is not, are more than this part of the limit.
+# Fraction of the limit: the size of the first part that is kept, and the limit of a single event.
 _QUARTER = 4
 _SEGMENTS = 16
-# A disk that is full time and again leaves small files.
+# A disk that fills up repeatedly leaves small files.
 _MOST_SEGMENTS = 4 * _SEGMENTS
 _MOST_ENDS = 512
 _MOST_HELD = 3 * _MOST_ENDS
@@ -45,19 +44,19 @@ class _Entry(NamedTuple):
 
 
 class Journal:
-    """Made by the agent for each run; kept until the run is forgotten or the node ends.
+    """Journal of one run; made by the agent, kept until the run is forgotten.
 
     Parameters
     ----------
     path : Path
-        What the names of its files begin with. For a path of which there are files, see `reopen`.
+        Prefix of its files' names. If such files exist, use `reopen`.
     limit : int
-        About how many bytes of lines are kept on the disk at most.
+        Approximate limit of bytes on disk.
     spares : FileRecycler, optional
-        Where its files come from and go to; they are made and deleted unless given.
+        Recycles its files; without it they are created and deleted.
     """
 
-    # Seconds after which a disk that took nothing is tried again.
+    # Seconds after which a full disk is tried again.
     patience = 1.0
 
     def __init__(self, path: Path, limit: int = LIMIT, spares: FileRecycler | None = None) -> None:
@@ -65,29 +64,29 @@ class Journal:
         self.limit = limit
         self._spares = spares
         self.next = 0
-        """The number that the next event will have."""
+        """The number of the next event."""
         self.begin: dict[str, Any] | None = None
-        """Event 0, where it says how the run began."""
+        """Event 0, if it is the run's begin."""
         self.ended: set[int] = set()
         """The ranks that have an end event."""
         self._parts: list[JournalPart] = []
         self._current: Segment | None = None
-        # When the disk last took nothing, and why; None where it takes all.
+        # When the last write failed, and why; None after a success.
         self._failed: float | None = None
         self._why = ""
         self._said = False
         self._marked = False
         self._closed = False
         self._saved = False
-        # Whether there may be files beside those that it has made itself.
+        # Whether there may be files that this object has not created.
         self._inherited = False
 
     # -- what is written ---------------------------------------------------------------------------
 
     def append(self, events: Sequence[dict[str, Any]]) -> bytes:
-        """Number the events and return their lines, kept or not; never raises.
+        """Assign numbers to events and return their lines; never raise.
 
-        When the disk takes no more for the first time, an event that says so follows them.
+        Lines are returned whether they could be stored or not. At the first write error a notice event follows them.
         """
         first = self.next
         entries = [self._entry(event) for event in events]
@@ -112,7 +111,10 @@ class Journal:
         return _Entry(line, _stream(event), self._learn(event))
 
     def _learn(self, event: dict[str, Any]) -> bool:
-        """Whether the event is one that is never dropped: the begin, and each rank's first end."""
+        """Register a begin or a rank's first end; return True for these.
+
+        Such events are never dropped.
+        """
         kind, rank = event.get("kind"), event.get("rank")
         if kind == "begin" and event["seq"] == 0:
             self.begin = event
@@ -123,7 +125,7 @@ class Journal:
         return False
 
     def _keep(self, first: int, entries: Sequence[_Entry]) -> None:
-        """Write entries to segments; those that the disk does not take are passed over."""
+        """Write entries to segments; a gap stands for those that fail."""
         if self._closed:
             return self._pass_over(first, entries, "the run was forgotten")
         if self._failed is not None and time.monotonic() - self._failed < self.patience:
@@ -140,7 +142,7 @@ class Journal:
             kept, error = segment.write([entry.line for entry in chunk])
             self._register(segment, chunk[:kept])
             at += kept
-            # A file may be as large as it can be, and another one still have room.
+            # At a file size limit, another file may still have room.
             if error is not None and (error.errno != errno.EFBIG or (fresh and not kept)):
                 self._fail(error)
                 return self._pass_over(first + at, entries[at:], self._why)
@@ -152,7 +154,7 @@ class Journal:
         return len(entry.line) > self.limit // _QUARTER and not entry.held
 
     def _segment(self, number: int, size: int) -> Segment:
-        """The segment that event ``number`` of so many bytes goes to; there is room for it, by the limit."""
+        """Return the segment for event ``number``; drop old ones to make room."""
         span = self.limit // _SEGMENTS
         segment = self._current
         if segment is not None and (segment.next != number or segment.size + size > span):
@@ -160,7 +162,7 @@ class Journal:
         segments = [part for part in self._parts if isinstance(part, Segment)]
         total = sum(part.size for part in segments)
         for part in segments:
-            # With what the rest of a segment may take.
+            # Includes the room that the rest of the segment may take.
             if total + max(size, span) <= self.limit and len(segments) < _MOST_SEGMENTS:
                 break
             if not part.head and part is not segment:
@@ -175,7 +177,7 @@ class Journal:
         return segment
 
     def _chunk(self, entries: Sequence[_Entry], size: int) -> Sequence[_Entry]:
-        """Those of the entries that go to a segment of this size in one write: one at least."""
+        """Return the entries that one write puts into a segment; at least one."""
         for index, entry in enumerate(entries):
             size += len(entry.line)
             if index and (size > self.limit // _SEGMENTS or self._too_large(entry)):
@@ -183,7 +185,7 @@ class Journal:
         return entries
 
     def _register(self, segment: Segment, entries: Sequence[_Entry]) -> None:
-        """Take in what a segment has just been given."""
+        """Add written entries to a segment's index, and a new segment to the list."""
         if not entries:
             if not segment.size:
                 segment.remove()
@@ -207,7 +209,7 @@ class Journal:
         self._why = f"the disk of this node {what}"
 
     def _pass_over(self, first: int, entries: Sequence[_Entry], why: str) -> None:
-        """Let a gap stand for events that are not on the disk; those never dropped are held."""
+        """Add gaps for events that are not on disk; keep vital ones in memory."""
         for number, entry in enumerate(entries, first):
             if entry.held:
                 self._parts.append(Line(number, entry.line))
@@ -217,7 +219,7 @@ class Journal:
             self._parts[-2:] = merged(self._parts[-2:])
 
     def _drop(self, segment: Segment) -> None:
-        """Let a gap stand for a segment, but for its events that are never dropped."""
+        """Replace a segment by a gap, and keep its vital events in memory."""
         whole = Gap(
             segment.first, segment.next, segment.size, f"journal limit {format_size(self.limit)}", segment.tally
         )
@@ -227,7 +229,7 @@ class Journal:
         place = self._parts.index(segment)
         self._parts[place : place + 1] = filled(segment.first, segment.next, [*lines, whole])
         self._parts = merged(self._parts)
-        # A crash between the two leaves a file too many, and not an event too few.
+        # In this order a crash leaves an extra file and loses no event.
         saved = self._save()
         segment.remove()
         if not saved:
@@ -236,9 +238,9 @@ class Journal:
     # -- what is read ------------------------------------------------------------------------------
 
     def read(self, start: int, most: int = MAX_READ) -> tuple[bytes, int]:
-        """Lines from event ``start`` on, at most about 4 MiB, and the number that follows them.
+        """Return lines from event ``start`` on, up to about 4 MiB, and the next number.
 
-        What is not kept comes as a gap event, which stands for ``count`` events from ``seq`` on.
+        Missing events come as a gap event, which stands for ``count`` events from ``seq`` on.
         """
         at, data, left = max(0, start), [], max(1, min(most, MAX_READ))
         place = bisect_right(self._parts, at, key=lambda part: part.first) - 1
@@ -266,7 +268,7 @@ class Journal:
             self._spares.use(path)
 
     def _save(self) -> bool:
-        """Write what is in no segment to a file of its own, whole or not at all; whether that went well."""
+        """Write everything outside of segments to a file, atomically; True on success."""
         self._saved = True
         held = self._file("held")
         fresh = self._file("held.new")
@@ -281,9 +283,9 @@ class Journal:
         return True
 
     def _mark(self, number: int) -> None:
-        """Leave the number that is next where it can be found after the agent's death.
+        """Store the next number where it survives the agent.
 
-        Written in place, in a block that the first segment's making set aside: a full disk takes it.
+        It is written in place, in a block that was allocated with the first segment: this works on a full disk.
         """
         if not self._marked:
             self._use_spare(self._file("mark"))
@@ -297,9 +299,9 @@ class Journal:
 
     @classmethod
     def reopen(cls, path: Path, limit: int = LIMIT) -> Journal:
-        """The journal that an agent left when it died; broken lines are dropped, whatever is in its files.
+        """Open the journal of a dead agent; drop broken lines.
 
-        Numbers go on after the last that was given to an event, kept or not.
+        Numbers continue after the last that was given to an event, stored or not.
         """
         self = cls(path, limit)
         self._inherited = True
@@ -314,7 +316,7 @@ class Journal:
         return self
 
     def _segments(self) -> tuple[list[Segment], int]:
-        """The segments in order, and the number that follows the highest in them."""
+        """Return the segments in order, and the number after the highest in them."""
         found: list[Segment] = []
         at = highest = size = 0
         for path in self._files():
@@ -335,7 +337,7 @@ class Journal:
         return lambda event, size: _count(segment, event["seq"], _stream(event), size, self._learn(event))
 
     def _held(self) -> list[Gap | Line]:
-        """What is in no segment, as it was last saved."""
+        """Return what is outside of segments, as last saved."""
         found: list[Gap | Line] = []
         with contextlib.suppress(OSError), self._file("held").open("rb") as file:
             for line in itertools.islice(iter(functools.partial(file.readline, MAX_LINE), b""), _MOST_HELD):
@@ -359,7 +361,7 @@ class Journal:
 
     @staticmethod
     def found(folder: Path) -> list[Path]:
-        """The paths of the journals that have files in a folder."""
+        """Return the paths of the journals in a folder."""
         try:
             names = [path.name for path in folder.iterdir()]
         except OSError:
@@ -368,7 +370,7 @@ class Journal:
         return [folder / name for name in sorted({match["base"] for match in matches})]
 
     def close(self) -> None:
-        """Keep nothing more; what was written stays readable."""
+        """Stop writing; what is written stays readable."""
         self._closed = True
 
     def remove(self) -> None:
@@ -377,7 +379,7 @@ class Journal:
         if self._inherited:
             paths = self._files()
         else:
-            # A folder of hundreds of journals is not looked through for each of them.
+            # Avoids listing a folder of hundreds of journals.
             segments = {part.path for part in (*self._parts, self._current) if isinstance(part, Segment)}
             names = ("mark", "held", "held.new") if self._saved else ("mark",)
             paths = [*segments, *map(self._file, names)]
@@ -388,7 +390,7 @@ class Journal:
 
 
 def _stream(event: dict[str, Any]) -> tuple[int, str] | None:
-    """The rank and stream whose output an event is; None where it is nobody's."""
+    """Return the rank and stream of an output event; None for other events."""
     rank, name = event.get("rank"), event.get("name")
     if not is_number(rank) or event.get("kind") == "end":
         return None
@@ -396,7 +398,7 @@ def _stream(event: dict[str, Any]) -> tuple[int, str] | None:
 
 
 def _count(segment: Segment, number: int, stream: tuple[int, str] | None, size: int, held: bool) -> None:
-    """Note of an event in a segment what a gap would have to say in its place."""
+    """Add an event to a segment's counts, which a gap would report."""
     if stream is not None and (stream in segment.tally or len(segment.tally) < _MOST_ENDS):
         segment.tally[stream] = segment.tally.get(stream, 0) + size
     if held:
@@ -404,7 +406,7 @@ def _count(segment: Segment, number: int, stream: tuple[int, str] | None, size: 
 
 
 def _unwritable(event: dict[str, Any]) -> dict[str, Any]:
-    """What stands for an event that is no JSON."""
+    """Return a replacement for an event that JSON cannot represent."""
     kind, rank = event.get("kind"), event.get("rank")
     where = {"rank": rank} if is_number(rank) else {}
     if kind == "end":
@@ -414,7 +416,7 @@ def _unwritable(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines_of(data: bytes) -> list[dict[str, Any]]:
-    """The events in a batch's bytes; a line that is not a JSON object raises ValueError."""
+    """Parse a batch's lines; raise ValueError for one that is no JSON object."""
     events = []
     for line in data.split(b"\n"):
         if not line:

@@ -1,4 +1,4 @@
-"""One run as an agent sees it: its journal, what is to be forwarded, and which ranks still work."""
+"""Run of an agent: its journal, unsent batches, and unfinished ranks."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from .journal import LIMIT, Journal
 from .segments import is_number
 from .spare_files import FileRecycler
 
-# A text is one event up to this length, and up to this part of what the journal holds: one that is
-# larger than a few of the journal's files could keep neither the beginning nor the end of a flood.
+# Limits of one text event: characters, and a fraction of the journal's limit. An event larger than a few of the
+# journal's files would push out both the beginning and the end of a flood.
 _CHUNK = 1 << 20
 _PARTS = 64
-# So much is gathered before it is written, whoever asks for it.
+# Bytes that are gathered at most before they are written.
 _MOST_PENDING = 2 << 20
-# So many bytes of lines wait for whom they are forwarded to; the journal has what went before them.
+# Bytes that wait for forwarding at most; the journal has earlier ones.
 _MOST_UNSENT = 8 << 20
 
 
 class RunRecord:
-    """Made by the agent when a run begins; kept, with its journal, until it is forgotten.
+    """Record of a run; made by the agent, kept until the run is forgotten.
 
     Parameters
     ----------
     run : str
-        Its id.
+        The run's id.
     ranks : iterable of int
-        Those of this node that work on it.
+        Ranks of this node that take part.
     path : Path
-        The journal's.
+        The journal's path.
     limit : int
-        The journal's.
+        The journal's limit.
     begin : dict, optional
-        What event 0 shall say of the run; its ``"mine"`` are the ranks of this node.
+        Content of event 0; its ``"mine"`` are the ranks of this node.
     spares : FileRecycler, optional
-        The journal's.
+        Recycler of the journal's files.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class RunRecord:
         self.left = set(ranks)
         self.journal = journal
         self._chunk = min(_CHUNK, max(1, journal.limit // _PARTS))
-        # Batches that were not taken yet: first number, how many, their lines.
+        # Batches to forward: first number, count, lines.
         self.unsent: deque[tuple[int, int, bytes]] = deque()
         self.pending: list[dict[str, Any]] = []
         self.over = asyncio.Event()
-        # While the first reply is still to be sent, batches wait for it.
+        # Batches wait until the first reply has been sent.
         self.replied = False
         self._gathered = 0
         self._waiting = 0
 
     @classmethod
     def reopen(cls, run: str, path: Path, *, limit: int = LIMIT) -> RunRecord:
-        """The run of an agent that died, over: ranks that had not ended by then end as lost."""
+        """Open the run of a dead agent; ranks without an end are lost."""
         self = cls.__new__(cls)
         self._set_up(run, (), Journal.reopen(path, limit))
         mine = (self.journal.begin or {}).get("mine")
@@ -88,9 +88,9 @@ class RunRecord:
         return self
 
     def add(self, rank: int, event: dict[str, Any]) -> None:
-        """Take in an event; text that continues the last event of the same stream is joined to it.
+        """Add an event; text is merged with the last event of the same stream.
 
-        What a rank says of its end counts once.
+        Only the first end of a rank counts.
         """
         if event["kind"] == "end" and rank not in self.left:
             return
@@ -129,7 +129,7 @@ class RunRecord:
         return bool(self.pending or self.unsent)
 
     def settle(self) -> None:
-        """Number what is pending and write it to the journal."""
+        """Assign numbers to pending events and write them to the journal."""
         if not self.pending:
             return
         first = self.journal.next
@@ -137,16 +137,14 @@ class RunRecord:
         self.pending, self._gathered = [], 0
         self.unsent.append((first, self.journal.next - first, data))
         self._waiting += len(data)
-        # Kept by the disk or not: memory is what must last. Whoever comes late reads the journal,
-        # which says of what it does not have that it has not.
+        # Memory must stay bounded, whether the disk works or not. A late reader gets the journal, or its gaps.
         while self._waiting > _MOST_UNSENT and len(self.unsent) > 1:
             self._waiting -= len(self.unsent.popleft()[2])
 
     def take(self) -> tuple[int, int, bytes] | None:
-        """The events to forward now: first number, how many, their lines.
+        """Return the events to forward: first number, count, lines; None if empty.
 
-        Where nobody took for long, they begin later than the last ones ended: the journal has those
-        between.
+        After a long pause the first events may be missing: the journal has them.
         """
         self.settle()
         if not self.unsent:
@@ -156,7 +154,7 @@ class RunRecord:
 
 
 def _pieces(event: dict[str, Any], most: int) -> Iterator[dict[str, Any]]:
-    """The event, or several of them where its text is long."""
+    """Split a long text event."""
     if event["kind"] != "stream" or len(event["text"]) <= most:
         yield event
         return
@@ -165,7 +163,7 @@ def _pieces(event: dict[str, Any], most: int) -> Iterator[dict[str, Any]]:
 
 
 def _size(event: dict[str, Any]) -> int:
-    """About how much memory an event takes."""
+    """Return an event's approximate memory size."""
     if event["kind"] == "stream":
         return len(event["text"]) + 100
     data = event.get("data")

@@ -1,7 +1,6 @@
-"""The parts of a journal: segments, which are files of whole lines, and what stands where none are kept.
+"""Parts of a journal: segments (files of whole lines), gaps and held lines.
 
-Each part covers the events from ``first`` to before ``next``, and reads itself. A journal's parts
-follow each other without a hole.
+Each part covers the events from ``first`` to before ``next``. A journal's parts follow each other without a hole.
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeGuard
 
-# How far apart the places are that a segment knows by number.
+# Distance in bytes between indexed lines of a segment.
 _STRIDE = 32 << 10
-# No line is longer, and no number higher: what claims to be is broken.
+# Limits of a line's length and of an event's number; anything beyond is corrupt.
 MAX_LINE = 1 << 30
 MAX_NUMBER = 1 << 53
 
 Tally = dict[tuple[int, str], int]
-"""Bytes of lines by rank and stream; the stream of what is none is ``""``."""
+"""Bytes of lines by rank and stream; ``""`` for events without a stream."""
 
 
 class JournalPart(Protocol):
-    """What a journal is made of."""
+    """Interface of a journal's parts."""
 
     @property
     def first(self) -> int:
-        """The number of its first event."""
+        """Number of its first event."""
 
     @property
     def next(self) -> int:
-        """The number that follows its last event."""
+        """Number after its last event."""
 
     def read(self, start: int, most: int) -> tuple[bytes, int]:
-        """Lines from event ``start`` on, at most about ``most`` bytes, and the number that follows them."""
+        """Return about ``most`` bytes of lines from ``start`` on, and the next number."""
 
 
 @dataclass
 class Gap:
-    """Events that are not kept, and why."""
+    """Events that are not stored, and why."""
 
     first: int
     next: int
@@ -53,25 +52,25 @@ class Gap:
     tally: Tally = field(default_factory=dict)
 
     def read(self, start: int, most: int) -> tuple[bytes, int]:
-        """One line that stands for all events from ``start`` on."""
+        """Return one line that stands for all events from ``start`` on."""
         return json.dumps(self.clipped(start, self.next).to_json(), separators=(",", ":")).encode() + b"\n", self.next
 
     def clipped(self, first: int, next: int) -> Gap:
-        """The part of it between two numbers; how many bytes fall on it is an estimate."""
+        """Return the part between two numbers, with an estimated size."""
         first, next = max(first, self.first), min(next, self.next)
         share = (next - first) / (self.next - self.first)
         tally = {key: max(1, round(size * share)) for key, size in self.tally.items()}
         return Gap(first, next, round(self.size * share), self.why, tally)
 
     def add(self, other: Gap) -> None:
-        """Take in the gap that follows this one; the larger one says why."""
+        """Merge the gap that follows; the larger one's reason wins."""
         self.why = self.why if self.size >= other.size else other.why
         self.next, self.size = other.next, self.size + other.size
         for key, size in other.tally.items():
             self.tally[key] = self.tally.get(key, 0) + size
 
     def to_json(self) -> dict[str, Any]:
-        """The event that a reader gets."""
+        """Return the event that readers get."""
         streams = [[rank, name, size] for (rank, name), size in sorted(self.tally.items())]
         count = self.next - self.first
         return {
@@ -80,7 +79,7 @@ class Gap:
 
     @classmethod
     def from_json(cls, event: Mapping[str, Any]) -> Gap | None:
-        """The gap that an event stands for, or None where it is malformed."""
+        """Parse a gap event; None if it is malformed."""
         first, count, size = event.get("seq"), event.get("count"), event.get("bytes", 0)
         if not (is_number(first) and is_number(count) and is_number(size) and count and is_number(first + count)):
             return None
@@ -89,7 +88,7 @@ class Gap:
 
 
 def _tally(streams: Any) -> Tally:
-    """What a gap event says of its streams, as far as it can be right."""
+    """Parse a gap event's streams; skip malformed items."""
     tally: Tally = {}
     for item in streams[:4096] if isinstance(streams, list) else ():
         if isinstance(item, list) and len(item) == 3:
@@ -101,32 +100,34 @@ def _tally(streams: Any) -> Tally:
 
 @dataclass(frozen=True)
 class Line:
-    """One event that is held in memory: it is never dropped, and no segment has it."""
+    """Event that is kept in memory, as it is never dropped."""
 
     first: int
     data: bytes
 
     @property
     def next(self) -> int:
-        """The number that follows."""
+        """Number after it."""
         return self.first + 1
 
     def read(self, start: int, most: int) -> tuple[bytes, int]:
-        """The line."""
+        """Return the line."""
         return self.data, self.next
 
 
 class Segment:
-    """A file of lines, one an event, with numbers without a hole; named by the first of them.
+    """File of lines, one per event, with consecutive numbers.
+
+    It is named by the first number.
 
     Parameters
     ----------
     base : Path
-        The journal's path, which each of its files begins with.
+        The journal's path, the prefix of its files.
     first : int
-        The number of its first event.
+        Number of its first event.
     head : bool
-        Whether it is one of the first, which are kept.
+        Whether it belongs to the first segments, which are never dropped.
     """
 
     def __init__(self, base: Path, first: int, *, head: bool) -> None:
@@ -135,13 +136,13 @@ class Segment:
         self.head = head
         self.size = 0
         self.tally: Tally = {}
-        # Events in it that are never dropped.
+        # Its vital events, which are never dropped.
         self.held: list[int] = []
-        # Where every so many bytes a line begins, and its number.
+        # Sparse index: numbers and offsets of some lines.
         self._numbers, self._offsets = array("q"), array("q")
 
     def write(self, lines: Sequence[bytes]) -> tuple[int, OSError | None]:
-        """Append lines; how many of them are whole in the file now, and why the others are not."""
+        """Append lines; return how many are complete, and the error for the others."""
         data = memoryview(b"".join(lines))
         done, error = 0, None
         try:
@@ -161,7 +162,7 @@ class Segment:
         return kept, error
 
     def _put(self, data: memoryview) -> int:
-        """Write at the end of what is kept; opened each time, so that many runs need no descriptors."""
+        """Write at the end; the file is opened each time to save descriptors."""
         done, file = 0, -1
         try:
             new = os.O_CREAT | os.O_TRUNC if not self.size else 0
@@ -187,13 +188,13 @@ class Segment:
         self.next += 1
 
     def read(self, start: int, most: int) -> tuple[bytes, int]:
-        """Lines from event ``start`` on; what cannot be read any more is a gap."""
+        """Return lines from event ``start`` on; a gap if they cannot be read."""
         try:
             with self.path.open("rb") as file:
                 data = self._lines(file, start, most)
         except OSError:
             data = b""
-        # The file lies in the user's reach: there may be more or fewer lines in it than were written.
+        # User code can change the file: it may have more or fewer lines than were written.
         following = min(self.next, start + data.count(b"\n"))
         if following == start:
             return Gap(start, self.next, 0, "the journal's file cannot be read any more").read(start, most)
@@ -211,10 +212,10 @@ class Segment:
         return data[: data.rfind(b"\n") + 1]
 
     def scan(self, on_event: Callable[[dict[str, Any], int], None]) -> int:
-        """Take in the file that a dead agent left, up to its first broken line.
+        """Index the file of a dead agent, up to its first broken line.
 
-        ``on_event`` is told each event and how long its line is. Returns the number that follows
-        the highest one seen, behind the broken line too.
+        ``on_event`` is called with each event and its line's length. Returns the number after the highest one seen,
+        even behind the broken line.
         """
         highest = self.next
         sound = True
@@ -238,7 +239,7 @@ class Segment:
 
 
 class _Stopped(Exception):
-    """Writing stopped after some bytes."""
+    """Raised when a write fails after some bytes."""
 
     def __init__(self, done: int, error: OSError) -> None:
         super().__init__(str(error))
@@ -246,7 +247,7 @@ class _Stopped(Exception):
 
 
 def merged(parts: Sequence[JournalPart]) -> list[JournalPart]:
-    """The parts, with gaps that follow each other as one."""
+    """Return the parts with consecutive gaps merged."""
     done: list[JournalPart] = []
     for part in parts:
         last = done[-1] if done else None
@@ -258,7 +259,7 @@ def merged(parts: Sequence[JournalPart]) -> list[JournalPart]:
 
 
 def filled(first: int, next: int, known: Iterable[Gap | Line]) -> list[JournalPart]:
-    """Parts for a range of events that has no segment, from what is known of it; the rest of it is lost."""
+    """Return parts for a range without a segment; unknown events are lost."""
     known = list(known)
     lines = {part.first: part for part in known if isinstance(part, Line) and first <= part.first < next}
     gaps = sorted((part for part in known if isinstance(part, Gap)), key=lambda part: part.first)
@@ -287,7 +288,7 @@ def _gaps(first: int, next: int, known: Iterable[Gap]) -> list[Gap]:
 
 
 def parse(line: bytes | str) -> dict[str, Any] | None:
-    """The event of a line, or None where it is no JSON object."""
+    """Parse a line; None if it is no JSON object."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -296,5 +297,5 @@ def parse(line: bytes | str) -> dict[str, Any] | None:
 
 
 def is_number(value: Any) -> TypeGuard[int]:
-    """Whether a value can be an event's number, or how many there are."""
+    """Return True if a value can be an event's number, or a count."""
     return type(value) is int and 0 <= value < MAX_NUMBER

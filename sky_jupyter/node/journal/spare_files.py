@@ -1,8 +1,8 @@
-"""Files of journals that are gone, kept empty for those that come.
+"""Recycler of deleted journals' files.
 
-A file system that has just lost many files may take long to make others: ext4 passes over each number that
-it has given back within the last seconds. Where hundreds of short runs follow each other, the two files of
-each would cost more than all else that the agent does for it.
+After mass deletion, a file system may be slow to create files: ext4 skips inode numbers that were freed within the
+last seconds. With hundreds of short runs in a row, the two files of each would cost the agent more than everything
+else.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NAME = "spare-"
 
 
 class FileRecycler:
-    """One a folder of journals, made by the agent; those that an agent before it left are removed.
+    """Recycler for one folder of journals; removes an earlier agent's spares.
 
     Parameters
     ----------
     folder : Path
-        Where the journals are.
+        Folder of the journals.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,12 +35,12 @@ class FileRecycler:
                 path.unlink()
 
     def keep(self, path: Path) -> bool:
-        """Take a file that nobody needs any more, empty it, and keep it under another name; whether it was taken."""
+        """Empty a file and keep it as a spare; return False if it was not taken."""
         if len(self._kept) >= _MOST:
             return False
         spare = self.folder / f"{_NAME}{next(self._numbers)}"
         try:
-            # Empty before it has a new name: whoever finds it under one finds nothing of the old.
+            # Emptied before it is renamed: a file with the new name never has old content.
             os.truncate(path, 0)
             os.rename(path, spare)
         except OSError:
@@ -49,6 +49,6 @@ class FileRecycler:
         return True
 
     def use(self, path: Path) -> None:
-        """Have an empty file at a path where there is none, if one is kept."""
+        """Move a spare file to a path, if there is one."""
         with contextlib.suppress(OSError, IndexError):
             os.rename(self._kept.popleft(), path)

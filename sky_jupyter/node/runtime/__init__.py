@@ -1,1 +1,1 @@
-"""What the user's code on a rank sees of the pool."""
+"""Interface of the pool for user code on a rank."""

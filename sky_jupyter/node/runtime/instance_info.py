@@ -1,7 +1,7 @@
-"""What user code on a rank can ask: which rank it is, and whose output is shown.
+"""Runtime interface of a rank: its place in the pool, and output filters.
 
 `instance_info` reads the variable COMPUTE_POOL, which the agent sets in every rank before any user code. `stdout`,
-`stderr` and `silent` decide whose prints are shown. This module needs the standard library alone: it travels to the
+`stderr` and `silent` decide whose output is shown. This module uses only the standard library: it is sent to the
 nodes.
 """
 
@@ -24,12 +24,12 @@ from ...spec.pool_spec import MAX_NODES, MAX_RANKS_PER_NODE
 from ...util.validate import brief, check_whole
 
 POOL_VARIABLE = "COMPUTE_POOL"
-# What the head's port is for where no plugin has a coordinator.
+# Name of the head's port if no plugin has a coordinator.
 PLAIN = "pool"
 # Linux takes at most 128 KiB in one environment variable.
 MAX_JSON = 128 * 1024 - len(POOL_VARIABLE) - 2
 _MAX_WORD = 255
-# Variables of this rank as they were when they were set: the user's code may change or clear the environment.
+# Original values of this rank's variables: user code may change or clear the environment.
 _kept: dict[str, str] = {}
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -111,7 +111,7 @@ class InstanceInfo:
             raise SpecError(f"rank {self.rank} is not local rank {self.local_rank} of node {self.node}")
         _word("head_addr", self.head_addr)
         if self.accelerator is not None:
-            # As a driver says it: NVIDIA A100-SXM4-80GB.
+            # A driver's name, such as NVIDIA A100-SXM4-80GB.
             _word("accelerator", self.accelerator, spaces=True)
         if self.job_id != "":
             _word("job_id", self.job_id)
@@ -151,10 +151,10 @@ class InstanceInfo:
 
     @property
     def hostname(self) -> str:
-        """This machine's own host name."""
+        """Host name of this machine."""
         return socket.gethostname()
 
-    # The same by the names that Skyward has for them.
+    # Skyward's names for the same values.
 
     @property
     def nodes(self) -> int:
@@ -280,7 +280,10 @@ def variable(name: str) -> str | None:
 
 
 def keep(names: Iterable[str]) -> None:
-    """Remember variables of this process for `variable`; called in a rank, when they are set."""
+    """Remember this process's variables for `variable`.
+
+    A rank calls it when they are set.
+    """
     _kept.update({name: os.environ[name] for name in names if name in os.environ})
 
 

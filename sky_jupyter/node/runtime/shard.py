@@ -118,10 +118,7 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
 def common_length(arrays: Mapping[str, Any]) -> int:
     """Return the common length of named arrays.
 
-    Raises
-    ------
-    SpecError
-        When lengths differ or something has no length or no items by number.
+    Raises SpecError when lengths differ, or when something has no length or no items by number.
     """
     lengths = [_length(what, array) for what, array in arrays.items()]
     if len(set(lengths)) > 1:
@@ -133,16 +130,13 @@ def common_length(arrays: Mapping[str, Any]) -> int:
 
 
 def part(array: Any, rank: int, world_size: int) -> Any:
-    """Return the part of a rank, made anywhere, that holds no memory of the whole.
+    """Return a rank's part as an object that does not share the whole's memory.
 
-    Raises
-    ------
-    SpecError
-        When its items cannot be taken.
+    Raises SpecError when its items cannot be taken.
     """
     mine = take(array, indices(len(array), rank, world_size))
     if _of(array, "torch") and hasattr(mine, "clone"):
-        # A view would bring the whole along.
+        # A view would be pickled with the whole array.
         return mine.detach().clone().requires_grad_(mine.requires_grad)
     if hasattr(mine, "iloc"):
         return mine.copy()
@@ -156,7 +150,7 @@ def part(array: Any, rank: int, world_size: int) -> Any:
 
 def _whole_dataset(chosen: Any) -> Any:
     """Copy a datasets object so that it has a table of its own."""
-    # Its rows are views of the whole still, each by itself.
+    # Its rows are still views of the whole.
     table = chosen.with_format("arrow")[:].combine_chunks()
     made = type(chosen)(table, info=chosen.info, split=chosen.split, fingerprint=chosen._fingerprint)
     made.set_format(**chosen.format)

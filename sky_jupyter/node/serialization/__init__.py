@@ -1,1 +1,1 @@
-"""Values on their way between processes."""
+"""Serialization of values between processes."""

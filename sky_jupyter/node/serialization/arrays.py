@@ -1,8 +1,8 @@
-"""Arrays that do not pickle with their memory apart by themselves are taken to buffers here, and made of them again.
+"""Reduction of arrays to out-of-band buffers, and their reconstruction.
 
-numpy's own go apart already, but for dates and for number types that others add (bfloat16). torch's
-storages and jax's arrays would be copied into the pickle. What is on an accelerator, and whatever
-else is not plain memory, is left to its own pickling. Nothing is imported for a framework's sake.
+numpy's arrays use buffers by themselves, except for dates and for dtypes that other packages add (bfloat16). torch's
+storages and jax's arrays would be copied into the pickle. Arrays on accelerators, and others that are not plain
+memory, are left to their own pickling. No framework is imported for this.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SMALL = 4096
 """Arrays below this many bytes are left to their own pickling."""
 
 _DATES = "mM"
-_ADDED = 2  # What numpy says of a type that was added to it.
+_ADDED = 2  # numpy's `isbuiltin` for a dtype that another package added.
 
 
 def apart(obj: Any) -> Any:
-    """How to make an array again of buffers, as ``__reduce__`` says it; NotImplemented for all else."""
+    """Return a reduction of an array to buffers; NotImplemented for others."""
     kind = type(obj)
     home = kind.__module__
     if home == "numpy":
@@ -54,7 +54,7 @@ def _numpy_array(plain: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> 
 
 
 def root_of(array: Any) -> Any:
-    """The array whose memory another one views; itself where that is its own."""
+    """Return the array that owns the memory of a view; itself for no view."""
     kind = type(array)
     while type(array.base) is kind:
         array = array.base
@@ -62,9 +62,9 @@ def root_of(array: Any) -> Any:
 
 
 def view_of(array: Any, root: Any) -> Any:
-    """How to make an array again as a view of another one, as ``__reduce__`` says it; NotImplemented where it is none.
+    """Return a reduction of a numpy array as a view of another one.
 
-    Both are numpy's.
+    NotImplemented if it is no such view.
     """
     flags = root.flags
     if not (flags.c_contiguous or flags.f_contiguous) or array.dtype.hasobject != root.dtype.hasobject:
@@ -85,7 +85,7 @@ def _numpy_view(
 ) -> Any:
     import numpy
 
-    # In the order of its memory, so that it is no copy.
+    # In memory order, so that no copy is made.
     flat = root.reshape(-1, order="C" if root.flags.c_contiguous else "F")
     if dtype.hasobject:
         array = numpy.lib.stride_tricks.as_strided(flat[offset // root.itemsize :], shape, strides)
@@ -97,8 +97,8 @@ def _numpy_view(
     return array
 
 
-# The arrays that views are of, by the views' ids. A view's own base is whatever has the memory: the array that it was
-# taken from would be gone once its name is, and what comes later as a view of that could not be one.
+# Roots of rebuilt views, by the views' ids. A view's own base is the memory's owner: without this reference, the array
+# that it was taken from would be gone once its name is, and later values could not refer to it.
 _VIEWED: dict[int, Any] = {}
 
 
@@ -108,12 +108,15 @@ def _keep(view: Any, root: Any) -> None:
 
 
 def frame_of(pickled: bytes, buffers: list[Any]) -> Any:
-    """A pandas table that was pickled by itself: what its arrays share is pandas' own affair."""
+    """Unpickle a pandas object that was pickled by itself.
+
+    Memory that its arrays share is left to pandas.
+    """
     return pickle.loads(pickled, buffers=buffers)
 
 
 # -- torch -----------------------------------------------------------------------------------------
-# Tensors, parameters and modules pickle as views of storages, so that what shares memory shares it again.
+# Tensors, parameters and modules pickle as views of storages, so that shared memory is shared again.
 
 
 def _of_torch(storage: Any) -> Any:
@@ -133,12 +136,12 @@ def _of_torch(storage: Any) -> Any:
 
 
 def _of_new_kinds(tensor: Any) -> Any:
-    """A tensor of float8, uint16 and the like, of whose storages pickle makes what torch cannot read again."""
+    """Reduce a tensor of float8, uint16 etc.; torch cannot unpickle its storage."""
     torch: Any = sys.modules["torch"]
     kinds: Any = getattr(torch.storage, "_new_dtypes", set)()
     if tensor.dtype not in kinds or tensor.layout is not torch.strided:
         return NotImplemented
-    # With the same strides, on the same storage.
+    # An integer view with the same strides, on the same storage.
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
     return _of_kind, (tensor.detach().view(kind), tensor.dtype, tensor.requires_grad)
 
@@ -161,10 +164,10 @@ def _typed_storage(untyped: Any, dtype: Any) -> Any:
 def _untyped_storage(buffer: Any) -> Any:
     import torch
 
-    # What stayed in the pickle may have come as bytes, which nobody may write to.
+    # A small buffer may have come as read-only bytes.
     buffer = bytearray(buffer) if memoryview(buffer).readonly else buffer
     flat = torch.frombuffer(buffer, dtype=torch.uint8)
-    # A small one may be resized.
+    # Small storages are copied, so that they can be resized.
     return (flat.clone() if len(flat) < SMALL else flat).untyped_storage()
 
 
@@ -182,5 +185,5 @@ def _of_jax(array: Any) -> Any:
 def _jax_array(array: Any) -> Any:
     import jax
 
-    # On a CPU it is the very memory that was mapped.
+    # On a CPU this uses the mapped memory without a copy.
     return jax.device_put(array)

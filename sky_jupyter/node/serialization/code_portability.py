@@ -1,7 +1,7 @@
-"""Code in values that another version of Python is to read: it is seen before anything is sent.
+"""Detection of code objects in values for another Python version.
 
-Python's code objects are made for one minor version. Another one refuses to build them, or builds them and
-crashes. What a cell is made of goes as text; values that hold no code go as ever.
+A code object is valid for one minor version. Another version refuses to build it, or crashes. Cells are sent as text;
+values without code need no check.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["PYTHON", "find_code_object"]
 
 
 class _Nowhere(io.RawIOBase):
-    """A file of nothing."""
+    """File that discards everything."""
 
     def write(self, data: Any) -> int:
         return memoryview(data).nbytes
 
 
 def find_code_object(value: Any) -> str:
-    """The name of a function whose code is in a value's pickle; empty where there is none."""
-    # Arrays are not written out for that.
+    """Return the name of a function whose code a value's pickle has; or ""."""
+    # Buffers are skipped.
     pickler = Pickler(_Nowhere(), main_namespace(), buffer_callback=lambda buffer: None)  # type: ignore[arg-type]
     pickler.reader = ""
     with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Why a value cannot be pickled: the path from its name to the part that is to blame."""
+"""Diagnosis of pickling errors: the path to the part that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIMPLE = (str, bytes, int, float, complex, bool, type(None), types.ModuleType)
 
 
 class _Nowhere(io.BytesIO):
-    """A file that keeps nothing."""
+    """File that discards everything."""
 
     def write(self, data: Any) -> int:
         return memoryview(data).nbytes
@@ -33,18 +33,27 @@ def explain(
     pickler: type[Pickler] = Pickler,
     within: float | None = None,
 ) -> str:
-    """One line that leads from `name` to the part of `value` whose pickling raised `error`.
+    """Return a line with the path to the part of `value` that raised `error`.
 
     Parameters
     ----------
     name : str
-        What the line begins with.
+        Start of the line.
+    value : object
+        The value whose pickling failed.
     namespace : dict
-        That of the functions that go without their globals.
+        The namespace whose functions are pickled without their globals.
+    error : BaseException
+        What the pickler raised.
     pickler : type
-        What raised it.
+        The pickler's class.
     within : float, optional
-        Seconds for the search; the line leads as far as it came by then.
+        Time limit of the search in seconds; the path ends where it was by then.
+
+    Returns
+    -------
+    str
+        The line.
 
     Examples
     --------
@@ -65,12 +74,12 @@ def explain(
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return an exception's text in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def refusal(value: Any, namespace: dict[str, Any], pickler: type[Pickler] = Pickler) -> BaseException | None:
-    """What pickling a value raises; None where it can be pickled."""
+    """Return what pickling a value raises; None if it succeeds."""
     try:
         pickler(_Nowhere(), namespace, buffer_callback=lambda _: False).dump(value)
     except KeyboardInterrupt:
@@ -101,7 +110,7 @@ def _first_bad_part(
 
 
 def _parts(value: Any, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is pickled with `value`, each with the step that leads to it in the user's terms."""
+    """Yield the parts that are pickled with `value`, and the step to each."""
     if isinstance(value, dict) and type(value).__reduce_ex__ is object.__reduce_ex__:
         for key, item in value.items():
             yield f"[{key!r}]", item
@@ -151,13 +160,16 @@ def _function_parts(function: types.FunctionType, namespace: dict[str, Any]) -> 
 
 
 def _reduced_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What ``__reduce_ex__`` hands over, so that a class's own ``__getstate__`` is respected."""
+    """Yield the parts that ``__reduce_ex__`` returns, as pickle would.
+
+    This respects a class's own ``__getstate__``.
+    """
     try:
         reduced = value.__reduce_ex__(5)
     except KeyboardInterrupt:
         raise
     except BaseException:
-        return  # This value is itself to blame.
+        return  # This value itself cannot be pickled.
     if not isinstance(reduced, tuple):
         return
     _, args, state, items, pairs = (*reduced, None, None, None)[:5]

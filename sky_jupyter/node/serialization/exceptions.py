@@ -1,7 +1,7 @@
-"""Exceptions that travel: what a rank tells of one, and how one is made again without its class's own code.
+"""Transfer of exceptions without running their classes' own code.
 
-The notebook builds it of what was told, and unpickles nothing for it. Pickle calls the class with the
-exception's arguments, which an ``__init__`` of the class's own has often changed or does not take.
+The notebook builds an exception from its description, and unpickles nothing for it. Pickle would call the class with
+the exception's arguments, which the class's ``__init__`` has often changed or does not accept.
 """
 
 from __future__ import annotations
@@ -26,16 +26,23 @@ _MOST_DEPTH = 4
 
 
 def describe(error: BaseException, depth: int = 0) -> dict[str, Any]:
-    """The exception's class and those above it, and all that it holds where that is plain values only.
+    """Return an exception's classes, and its content if that is plain.
+
+    Parameters
+    ----------
+    error : BaseException
+        The exception.
+    depth : int
+        Nesting depth in exception groups.
 
     Returns
     -------
     dict
-        ``"kinds"``, each a module and a qualified name, the nearest first; ``"args"`` and ``"state"`` where
-        nothing else makes the exception; ``"group"``, of an exception group, its message and its exceptions.
+        ``"kinds"``: module and qualified name of each class, in MRO order; ``"args"`` and ``"state"`` if the
+        exception has no other content; ``"group"``: message and exceptions of an exception group.
     """
     told: dict[str, Any] = {}
-    # The class may be the user's, with code of its own for anything that is asked of it.
+    # The class may be the user's, with code behind any attribute.
     with contextlib.suppress(Exception):
         _describe(error, told, depth)
     return told
@@ -59,7 +66,10 @@ def _describe(error: BaseException, told: dict[str, Any], depth: int) -> None:
 
 
 def _contents(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What makes the exception; ValueError where it has a way of its own to be pickled."""
+    """Return an exception's arguments and attributes.
+
+    Raises ValueError if it has a reduction of its own.
+    """
     kind = type(error)
     reduced: tuple[Any, ...] = tuple(error.__reduce_ex__(4))
     make, args, *rest = reduced
@@ -71,17 +81,17 @@ def _contents(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
     if make is not kind or own or len(rest) > 1 or any(name.startswith("__") for name in state or ()):
         raise ValueError("it is more than its arguments and attributes")
-    # Of an AttributeError they are in both.
+    # An AttributeError has its arguments in both.
     return args, {name: value for name, value in (state or {}).items() if name != "args" or value != args}
 
 
 def native(kind: type[BaseException]) -> type[BaseException]:
-    """The nearest class of Python's own: what is in C of an exception is made by that."""
+    """Return the nearest built-in class, which creates the C part of an exception."""
     return next(one for one in kind.__mro__ if one.__module__ == "builtins" and issubclass(one, BaseException))
 
 
 def make(kind: type[BaseException], *args: Any) -> BaseException:
-    """An exception with these arguments, without the ``__init__`` of its class: that has run where it was raised."""
+    """Create an exception without its class's ``__init__``, which has run already."""
     base = native(kind)
     error = base.__new__(kind, *args)
     base.__init__(error, *args)
@@ -89,18 +99,18 @@ def make(kind: type[BaseException], *args: Any) -> BaseException:
 
 
 def reduced(obj: Any) -> Any:
-    """How to make an exception again, as ``__reduce__`` says it; NotImplemented for all that pickle does well."""
+    """Return a reduction of an exception; NotImplemented if pickle's is right."""
     kind = type(obj)
     if not issubclass(kind, BaseException) or not isinstance(kind.__init__, types.FunctionType):
         return NotImplemented
     own = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not native(kind).__reduce__
     special = copyreg.dispatch_table.get(kind)
-    # tblib, which comes with Dask, puts a way of its own there for all exceptions, and forgets slots.
+    # tblib, which comes with Dask, registers a reduction for all exceptions, which ignores slots.
     foreign = getattr(special, "__module__", "") == _TBLIB
     if own or not (special is None or foreign):
         return obj.__reduce_ex__(4) if foreign else NotImplemented
     if any(vars(one).get("__slots__") for one in kind.__mro__):
-        # What is in slots is not told by the exception: its class may make it.
+        # The description has no slots: leave it to the class.
         return obj.__reduce_ex__(4)
     same, args, *rest = obj.__reduce_ex__(4)
     try:
@@ -111,7 +121,7 @@ def reduced(obj: Any) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether JSON has the value as it is."""
+    """Return True if JSON represents the value exactly."""
     if isinstance(value, float):
         return type(value) is float and math.isfinite(value)
     if type(value) is int:

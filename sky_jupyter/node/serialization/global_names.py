@@ -1,4 +1,4 @@
-"""Which names of its namespace a function, a class, or whatever holds some, reads."""
+"""Analysis of which global names a function, class or other object reads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-# So many objects are looked through for one value, and so many parts of each: what holds functions is not large.
+# Limit of objects visited for one value, and of parts of each: objects that hold functions are small.
 _MOST = 1000
 _SIMPLE = {int, float, complex, bool, str, bytes, type(None)}
 
 
 def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    """`code` and all code objects inside it: nested functions, class bodies, comprehensions."""
+    """Yield a code object and all code objects inside it.
+
+    These are nested functions, class bodies and comprehensions.
+    """
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -24,13 +27,13 @@ def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def code_reads(code: types.CodeType) -> set[str]:
-    """Global names that a function's code may read or delete, nested code included."""
+    """Return global names that code, with its nested code, may read or delete."""
     return {name for inner in nested_code(code) for name in read_here(inner)}
 
 
 def read_here(code: types.CodeType) -> set[str]:
-    """Global names that this very code may read or delete."""
-    # A class body reads by LOAD_NAME; opcodes for type parameters end in ..._OR_GLOBALS.
+    """Return global names that this code object itself may read or delete."""
+    # A class body uses LOAD_NAME; opcodes for type parameters end in ..._OR_GLOBALS.
     return {
         step.argval
         for step in dis.get_instructions(code)
@@ -39,7 +42,7 @@ def read_here(code: types.CodeType) -> set[str]:
 
 
 def global_reads(obj: Any, namespace: dict[str, Any]) -> set[str]:
-    """The names of a namespace that `obj` reads when it is called or used.
+    """Return the names of a namespace that `obj` reads when called or used.
 
     Parameters
     ----------
@@ -47,7 +50,12 @@ def global_reads(obj: Any, namespace: dict[str, Any]) -> set[str]:
         A function, method, class, partial, property or instance, or a container of such. What it
         wraps, its defaults, closure, attributes and bases are searched too, as far as that goes fast.
     namespace : dict
-        That of a ``__main__``: only functions made there count.
+        Namespace of a ``__main__``: only functions defined there count.
+
+    Returns
+    -------
+    set of str
+        The names.
     """
     reads: set[str] = set()
     met: dict[int, Any] = {}
@@ -66,7 +74,7 @@ def global_reads(obj: Any, namespace: dict[str, Any]) -> set[str]:
 
 
 def _related(value: Any, namespace: dict[str, Any]) -> Iterator[Any]:
-    """What belongs to a callable and may hold functions of the namespace."""
+    """Yield objects that belong to a callable and may hold functions."""
     if isinstance(value, (list, tuple, set, frozenset)):
         yield from value
     elif isinstance(value, dict):

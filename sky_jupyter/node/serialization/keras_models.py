@@ -1,9 +1,9 @@
-"""Keras models of the notebook: made again with the layers that they share with others, which are there already.
+"""Rebuilding of Keras models that share layers with models sent earlier.
 
-Keras pickles each model as an archive of its own. Two that have a layer in common would have one each. So only one
-of them, its owner, has it in its archive; the others are given it, and know it by its number in their configuration.
+Keras pickles each model as an archive. Two models with a common layer would each get a copy. So only one of them, its
+owner, has it in its archive; the other one refers to it by a number in its configuration.
 
-What is in a model has a place there: the notebook and the nodes count alike.
+Parts of a model have places, which the notebook and the nodes count alike.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from collections.abc import Iterator
 from typing import Any
 
 CONFIG, WEIGHTS, ASSETS = "config.json", "model.weights.h5", "assets"
-"""The files of such an archive, named as Keras does."""
+"""Files of the archive, with Keras's names."""
 Place = tuple[str, int, int, str]
-"""Of a part in a model: its kind, the numbers of its holder among the model's parts and of itself there, its name."""
+"""A part's kind, its holder's number among the model's parts, its own number there, and its name."""
 _SAID = {"name", "trainable", "dtype"}
 
 
 def is_keras(obj: Any) -> bool:
-    """Whether it is what Keras pickles as an archive: a layer, a model, an optimizer, a metric, a loss."""
+    """Return True if Keras pickles an object as an archive.
+
+    These are layers, models, optimizers, metrics and losses.
+    """
     saveable = sys.modules.get("keras.src.saving.keras_saveable")
     return saveable is not None and isinstance(obj, saveable.KerasSaveable)
 
 
 def parts(model: Any) -> Iterator[tuple[Place, Any]]:
-    """All that a model has of its own: layers, metrics, optimizers and variables, each with its place."""
+    """Yield a model's layers, metrics, optimizers and variables with places."""
     holders = list(_holders(model))
     for number, (kind, holder) in enumerate(holders):
         if holder is not model:
@@ -41,12 +44,9 @@ def parts(model: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def part(model: Any, place: Place) -> Any:
-    """What is at a place of a model.
+    """Return the part at a place of a model.
 
-    Raises
-    ------
-    LookupError
-        When something else is there by now.
+    Raises LookupError when another part is there by now.
     """
     kind, number, index, name = place
     found = None
@@ -74,12 +74,12 @@ def _holders(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The model and its layers, and theirs."""
+    """Return a model and all of its layers, recursively."""
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else []
 
 
 def _variables(holder: Any) -> list[Any]:
-    # An optimizer lists those that it trains, too.
+    # An optimizer also lists the variables that it trains.
     layer = hasattr(holder, "_flatten_layers")
     names = ("_trainable_variables", "_non_trainable_variables") if layer else ("_variables",)
     own = [getattr(holder, name, None) for name in names]
@@ -87,23 +87,28 @@ def _variables(holder: Any) -> list[Any]:
 
 
 def _name(obj: Any) -> str:
-    # A layer's own name may have been made up, and is another one here.
+    # A layer's name may be generated, and differ here.
     return type(obj).__name__ if is_keras(obj) else str(getattr(obj, "name", ""))
 
 
 def rebuilt(archive: io.BytesIO, given: dict[int, Any], customs: dict[str, Any], trains: list[bool]) -> Any:
-    """A model of its archive.
+    """Build a model from its archive.
 
     Parameters
     ----------
     archive : file
-        As `archived` of ``sky_jupyter.capture.keras_models`` makes it.
+        As `archived` of ``sky_jupyter.capture.keras_models`` returns it.
     given : dict
-        By their numbers in the configuration, the parts that are there already.
+        Existing parts, by their numbers in the configuration.
     customs : dict
-        The classes and functions that are not Keras' own, by the names that the configuration has for them.
+        Classes and functions that are not Keras's own, by their names in the configuration.
     trains : list of bool
-        Which of the model's layers are trained.
+        Whether each of the model's layers is trainable.
+
+    Returns
+    -------
+    object
+        The model.
     """
     from keras.src.backend.common import global_state
     from keras.src.saving import saving_lib, serialization_lib
@@ -124,7 +129,7 @@ def rebuilt(archive: io.BytesIO, given: dict[int, Any], customs: dict[str, Any],
         failed: set[int] = set()
         errors: dict[int, Any] = {}
         try:
-            # What was given has what it has learned here.
+            # Existing parts keep their weights.
             visited = {id(one) for one in given.values()}
             saving_lib._load_state(
                 model, weights, assets, "", visited_saveables=visited, failed_saveables=failed, error_msgs=errors
@@ -139,7 +144,10 @@ def rebuilt(archive: io.BytesIO, given: dict[int, Any], customs: dict[str, Any],
 
 
 def _leave_out(config: Any, customs: dict[str, Any]) -> None:
-    """Leave out what Keras says of each layer, and a class that was written for a notebook does not take."""
+    """Remove standard fields that a custom class's constructor does not accept.
+
+    Keras adds them to each layer's configuration.
+    """
     if isinstance(config, dict):
         kind, inner = customs.get(config.get("registered_name") or ""), config.get("config")
         if isinstance(kind, type) and isinstance(inner, dict):
@@ -154,14 +162,17 @@ def _leave_out(config: Any, customs: dict[str, Any]) -> None:
 
 
 def _count_on(config: Any, given: dict[int, Any], calls: dict[str, int]) -> None:
-    """Have a model's graph mean the calls that it makes itself: a given layer has been called before."""
+    """Shift call numbers of given layers, which have been called before.
+
+    The model's graph then refers to the calls that it makes itself.
+    """
     if isinstance(config, list):
         for one in config:
             _count_on(one, given, calls)
     if not isinstance(config, dict):
         return
     if config.get("shared_object_id") in given:
-        # It is not made again, and so is nothing in it; it is called, though.
+        # It is not rebuilt, nor is anything in it; but it is called.
         for node in config.get("inbound_nodes", ()):
             _count_on(node, given, calls)
         return

@@ -1,12 +1,12 @@
-"""Bringing values into a rank: blob files are mapped, unpickled and bound to names.
+"""Pickling of notebook values, and loading of blobs into a rank.
 
-The capturing side writes a blob file for each value and a manifest of plain JSON; `bind` reads both in
-the rank's process. A function of the notebook is pickled by `Pickler` without its globals: rebuilt
-here it reads and writes the rank's own ``__main__``, so all that a user defines shares one namespace,
-as it does in a notebook. The same pickler serves values that travel the other way.
+The capturing side writes a blob file for each value and a manifest of plain JSON; `bind` reads both in the rank's
+process. `Pickler` pickles a function of the notebook without its globals: rebuilt here, it reads and writes the rank's
+own ``__main__``, so that everything a user defines shares one namespace, as in a notebook. The same pickler serves
+values that travel the other way.
 
-Names that share an object in the notebook are one blob, a dict of them, and share it here; what was
-sent before is found by `sent_objects`.
+Names that share an object in the notebook are one blob, a dict of them, and share it here too; objects that were sent
+earlier are found by `sent_objects`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .reduce_by_value import reduce
 from .sent_objects import HELD, SentObjects, Unresolved
 
 BLOBS = "SKY_BLOBS"
-"""The variable that says where blobs are on a node."""
+"""Environment variable with the folders of blobs on a node."""
 
 MAGIC = b"SKYBLOB2"
 ALIGNMENT = 64
-# A blob file is: HEAD (magic, bytes of pickle, number of buffers), one SPAN (offset, length, hash) for
-# each buffer, the pickle, and the buffers at multiples of ALIGNMENT with zeros between. A buffer at
-# offset 0 is not in it: it is a file of its own beside it, named by its hash.
+# Format of a blob file: HEAD (magic, size of the pickle, number of buffers), one SPAN (offset, length, hash) per
+# buffer, the pickle, and the buffers at multiples of ALIGNMENT, padded with zeros. A buffer at offset 0 is a separate
+# file beside it, named by its hash.
 HEAD = struct.Struct("<8sQQ")
 SPAN = struct.Struct("<QQ16s")
 SMALL_BUFFER = 4096
@@ -55,27 +55,22 @@ _CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaul
 
 
 def main_namespace() -> dict[str, Any]:
-    """The namespace of this process's ``__main__``, where a notebook's cells run."""
+    """Return the namespace of ``__main__``, where a notebook's cells run."""
     return sys.modules["__main__"].__dict__
 
 
 def load_blob(path: str | PathLike[str]) -> Any:
-    """The value in a blob file; its arrays are private, writable views of the mapped file.
+    """Load the value of a blob file; its arrays are views of the mapped file.
 
-    Pages that nobody writes to are shared by all processes that load the same file. A path that is not
-    absolute begins in one of the node's own folders of blobs.
-
-    Raises
-    ------
-    ValueError
-        When the file is not a whole blob.
+    They are private and writable; unchanged pages are shared by all processes that load the file. A relative path is
+    searched in the node's blob folders. Raises ValueError when the file is not a complete blob.
     """
     pickled, buffers = _read_blob(path)
     return pickle.loads(pickled, buffers=buffers)
 
 
 def _read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
-    """A blob file's pickle and buffers."""
+    """Return a blob file's pickle and buffers."""
     view = _mapped(path, HEAD.size)
     magic, pickled, count = HEAD.unpack_from(view)
     if magic != MAGIC:
@@ -112,7 +107,7 @@ def _mapped(path: str | PathLike[str], least: int) -> memoryview:
 
 
 def _opened(path: str | PathLike[str]) -> IO[bytes]:
-    """A file of a run's: in shared memory or, where that had no room for it, on the disk."""
+    """Open a blob file: in shared memory or, if there was no room, on disk."""
     first, *others = (variable(BLOBS) or "").split(os.pathsep)
     for place in others:
         with contextlib.suppress(FileNotFoundError):
@@ -122,9 +117,9 @@ def _opened(path: str | PathLike[str]) -> IO[bytes]:
 
 
 def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """A function, and with which arguments it is to be called, one time after the other.
+    """Return a function and a list of the arguments for each call of it.
 
-    They are in one blob with the function, or beside it, in one of their own or as text.
+    The arguments are in the function's blob, in a blob of their own, or inline as text.
     """
     loaded = _load_tied(content, HELD)
     if "inline" in content:
@@ -136,7 +131,10 @@ def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[t
 
 
 def _load_tied(content: dict[str, Any], held: SentObjects) -> Any:
-    """A call's blob; where it names objects that are not here any more, the one that has copies of them."""
+    """Load a call's blob.
+
+    If objects that it refers to are gone, load the blob with copies of them.
+    """
     plain = content.get("manifest", {}).get("call")
     if not plain:
         return load_blob(content["blob"])
@@ -155,25 +153,24 @@ def bind(
     ----------
     manifest : dict
         ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module
-        under the empty name is a submodule that is imported and not bound; where it is missing, the
-        code that reaches for it will say so. Modules come first, values in their order. Where
-        there is ``"owners": [[name, ranks], ...]``, those ranks have such a name of their own and keep it.
-        Of ``"parts": [[name, [[rank, path], ...]], ...]`` each rank loads its own. ``"sources"`` are for
-        `sources.learn`.
-        A value may be ``[[names], path, unit, {name: path of its own}]``: names that share objects, in one blob,
-        a dict of them; where it names an object that is not here any more, each is loaded from its own. With a
+        with an empty name is a submodule that is imported and not bound; if it is missing, the code that
+        uses it raises. Modules come first, then values in order. ``"owners": [[name, ranks], ...]`` lists
+        ranks that keep their own value of a name. Of ``"parts": [[name, [[rank, path], ...]], ...]`` each
+        rank loads its own. ``"sources"`` are for `cell_sources.learn`.
+        A value may be ``[[names], path, unit, {name: path of its own}]``: names that share objects, as a dict
+        in one blob; if an object that it refers to is gone, each name is loaded from its own blob. With a
         single name, it may be ``[name, path, unit]``.
     namespace : dict
         The rank's namespace.
     rank : int
-        Its number.
+        The rank's number.
     held : SentObjects, optional
-        What was sent before; this process's unless given.
+        Objects that were sent earlier; by default those of this process.
 
     Raises
     ------
     ModuleNotFoundError
-        When this node lacks a module; it says which name needs it.
+        When this node lacks a module; the message names the value that needs it.
     CaptureError
         When a value cannot be rebuilt here for another reason.
     """
@@ -188,7 +185,7 @@ def bind(
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
     held = HELD if held is None else held
-    # What has a name that is bound anew may be what a later value names.
+    # Keeps the former values alive: a later value may refer to one whose name is bound anew.
     refers = any(not isinstance(name, str) and more[1] for name, _, *more in manifest["values"])
     former = list(namespace.values()) if refers else []
     for one in manifest["values"]:
@@ -201,7 +198,7 @@ def bind(
 
 
 def _bind_value(one: list[Any], namespace: dict[str, Any], own: set[str], held: SentObjects) -> None:
-    """Bind a name to its value, or names to the values of a unit, but for those that this rank has itself."""
+    """Bind names to the values of one blob, except for names of this rank's own."""
     name, path, *more = one
     if isinstance(name, str):
         if name in own:
@@ -239,18 +236,27 @@ def _explained(name: str, load: Callable[[str], Any], source: str) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):
-    """A cloudpickle that leaves the globals of the notebook's own functions behind, and takes arrays to buffers.
+    """cloudpickle without notebook functions' globals, with arrays as buffers.
 
-    Made for one value by whoever sends it, and dropped when that is pickled.
+    One instance pickles one value.
+
+    Parameters
+    ----------
+    file : file
+        Where the pickle is written.
+    namespace : dict
+        The notebook's namespace.
+    buffer_callback : callable, optional
+        See `pickle.Pickler`.
 
     Attributes
     ----------
     codes : list of code
-        The code of each such function in the value: what it reads must be sent too.
+        Code of the notebook's functions in the value: the names that it reads must be sent too.
     carried : list of code
-        All code in the pickle, wherever in the value: only the same minor version of Python can run it.
+        All code in the pickle: only the same minor version of Python can run it.
     reader : str
-        The minor version of whoever reads it, where that is another one: code is refused then.
+        The reader's minor version of Python if it differs: code is refused then.
     """
 
     reader = ""
@@ -275,7 +281,7 @@ class Pickler(cloudpickle.Pickler):
                     f"the code of {obj.co_name!r} is Python {PYTHON}'s, and the notebook runs {self.reader}"
                 )
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self.namespace:
-            # One that its own closure holds is met twice.
+            # A function in its own closure is visited twice.
             if all(code is not obj.__code__ for code in self.codes[-_NEAR:]):
                 self.codes.append(obj.__code__)
             args: tuple[Any, ...] = (obj.__code__, obj.__name__)
@@ -283,7 +289,7 @@ class Pickler(cloudpickle.Pickler):
                 args = (*args, obj.__closure__)
             return make_function, args, _function_state(obj), None, None, set_function_state
         if type(obj) is types.CellType:
-            # Made empty, and filled then: what is in it may hold the function itself.
+            # Created empty and filled later: its content may refer to the function itself.
             return types.CellType, (), _contents(obj), None, None, _fill
         reduced = apart(obj)
         if reduced is not NotImplemented:
@@ -298,7 +304,10 @@ class Pickler(cloudpickle.Pickler):
 
 
 def out_of_band(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """A pickler's callback that puts large buffers into a list; small ones stay in the pickle."""
+    """Return a buffer callback that collects large buffers in a list.
+
+    Small ones stay in the pickle.
+    """
 
     def keep_apart(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -315,7 +324,7 @@ def out_of_band(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bo
 
 def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
     carried = {name: getattr(function, name) for name in _CARRIED if hasattr(function, name)}
-    with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now, and may name what is not there.
+    with contextlib.suppress(Exception):  # Lazily evaluated since 3.14: they may refer to undefined names.
         carried["__annotations__"] = function.__annotations__
     return dict(vars(function)), carried
 
@@ -323,12 +332,15 @@ def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[
 def make_function(
     code: types.CodeType, name: str, closure: tuple[types.CellType, ...] | None = None
 ) -> types.FunctionType:
-    """A function over this process's ``__main__``, and its cells; `set_function_state` completes it."""
+    """Create a function over this process's ``__main__``.
+
+    `set_function_state` completes it.
+    """
     return types.FunctionType(code, main_namespace(), name, None, closure)
 
 
 def set_function_state(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Give a function made by `make_function` all that it had where it was pickled."""
+    """Restore the attributes of a function made by `make_function`."""
     attributes, carried = state
     vars(function).update(attributes)
     for name, value in carried.items():
@@ -339,7 +351,7 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
     except ValueError:
-        return ()  # An empty cell: a variable that was not assigned yet.
+        return ()  # An empty cell: its variable is not assigned yet.
 
 
 def _fill(cell: types.CellType, contents: tuple[Any, ...]) -> None:

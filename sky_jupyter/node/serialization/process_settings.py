@@ -1,7 +1,7 @@
-"""What is set in a process and is no value of a name: how each kind is read in one, and set in another.
+"""Settings of a process: how each kind is read in one and set in another.
 
-A kind is read in the notebook and set in the ranks. What belongs to a module is read and set only where that
-is loaded: nothing here imports one.
+They are read in the notebook and set in the ranks. A setting of a module is read and set only if the module is loaded:
+nothing here imports one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Of matplotlib: which window system is there, and where its files are, are each process's own.
+# matplotlib's settings of each process's own: window system and file paths.
 _PLOTS_OWN = re.compile(
     r"(?i:backend|interactive|toolbar|timezone|datapath|savefig\.directory|docstring\.|webagg\.|tk\.|macosx\.|keymap\."
     r"|animation\.\w+_(path|args))"
@@ -43,14 +43,14 @@ JAX = {
     "jax_default_matmul_precision": None,
     "jax_numpy_rank_promotion": "allow",
 }
-# Loggers of what runs the kernels and the pool.
+# Loggers of the software that runs the kernels and the pool.
 _RUNTIME = re.compile(
     r"(sky_jupyter|distributed|dask|tornado|asyncio|traitlets|IPython|ipykernel|jupyter\w*|comm|concurrent|parso"
     r"|zmq|bokeh|paramiko|boto3|botocore|urllib3|kubernetes|Comm|stack_data|pytest|hypothesis)(\.|\Z)"
-    # As traitlets names an application's: IPKernelApp, TerminalIPythonApp.
+    # traitlets' application loggers: IPKernelApp, TerminalIPythonApp.
     r"|[A-Z]\w*App\Z"
 )
-# What Python and IPython begin with.
+# Default filters of Python and IPython.
 _FILTERS = {
     ("default", "", "builtins:DeprecationWarning", "__main__", 0),
     ("ignore", "", "builtins:DeprecationWarning", "", 0),
@@ -61,29 +61,29 @@ _FILTERS = {
 
 
 class NotSendable(NamedTuple):
-    """Stands for what cannot be told another process."""
+    """Marker for a setting that cannot be sent to another process."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of setting.
+    """Kind of setting: how to read it, set it and name it.
 
     Parameters
     ----------
     module : str
-        Whose it is; empty where that is always loaded.
+        Module of the setting; empty if it is always loaded.
     read : callable
-        What is set now, by its keys.
+        Returns the current values by key.
     fresh : callable
-        What a new process has of it.
+        Returns the values of a new process.
     put : callable
-        Sets one; None of what was there and is not any more.
+        Sets one value; None removes it.
     line : str
-        How one is set, with ``{key}`` in it, for messages.
+        Code that sets it, with ``{key}`` in it, for messages.
     own : re.Pattern, optional
-        Keys of what each process has of its own.
+        Keys that are each process's own and not sent.
     """
 
     module: str
@@ -98,7 +98,7 @@ class Family:
 
 
 def _variables() -> dict[str, Any]:
-    # Decoding each takes longer than all else here: it is done again where one has changed.
+    # Decoding takes longer than everything else here: it is repeated only after a change.
     raw = getattr(os.environ, "_data", None)
     if raw is None or raw != _environment["raw"]:
         _environment.update(raw=dict(raw or {}), read=dict(os.environ))
@@ -120,7 +120,7 @@ def _put_variable(name: str, value: Any) -> None:
 
 def _plots(attribute: str) -> dict[str, Any]:
     options = getattr(sys.modules["matplotlib"], attribute)
-    # Reading one in the usual way may choose a backend.
+    # `rcParams[...]` may select a backend.
     return dict(dict.items(options))
 
 
@@ -202,7 +202,7 @@ def _put_jax(key: str, value: Any) -> None:
     sys.modules["jax"].config.update(key, value)
 
 
-# Warnings: the filters are one list, whose order counts.
+# Warnings: the filters are one list, and its order matters.
 
 
 def _filters() -> dict[str, Any]:
@@ -217,34 +217,34 @@ def _filters() -> dict[str, Any]:
 
 
 def _pattern(one: Any) -> str:
-    """A filter's regular expression as text; filters have it compiled, or none."""
+    """Return a filter's regular expression as text; "" for none."""
     return str(getattr(one, "pattern", one) or "")
 
 
 def _put_filters(_: str, value: Any) -> None:
-    """Put the notebook's filters before the process's own, in the place of those that it had before."""
+    """Put the notebook's filters first, replacing those it had before."""
     wanted = [one for one in map(_filter, value or ()) if one is not None]
     before, _filters_put[:] = list(_filters_put), wanted
     kept = [one for one in before if one in wanted]
-    # What the notebook had before stays behind what a cell has put here since; where its order is another, all is anew.
+    # Unchanged filters stay behind those that a cell has added since; if their order has changed, all are added again.
     fresh = wanted[: len(wanted) - len(kept)] if wanted[len(wanted) - len(kept) :] == kept else wanted
     gone = [one for one in before if one not in wanted]
     filters: Any = warnings.filters
     filters[:] = [*fresh, *(one for one in filters if one not in fresh and one not in gone)]
     with warnings.catch_warnings():
-        """What Python remembers of the filters before is forgotten thereby."""
+        """Entering resets Python's cache of the former filters."""
 
 
 _filters_put: list[Any] = []
 
 
 def homes(filters: Any) -> set[str]:
-    """The modules of the warnings that filters are for."""
+    """Return the modules of the warning classes in filters."""
     return {one[2].partition(":")[0] for one in filters or ()}
 
 
 def _filter(one: Any) -> Any:
-    """A filter of this process; None where it does not have the warning's class loaded."""
+    """Build a filter for this process; None if its warning class is not loaded."""
     action, message, named, module, line = one
     home, _, name = named.partition(":")
     category: Any = sys.modules.get(home)
@@ -256,13 +256,13 @@ def _filter(one: Any) -> Any:
     return action, patterns[0], category, patterns[1], line
 
 
-# Loggers: a level, whether it passes on and is silent, and handlers that write to a standard stream.
+# Loggers: level, propagate, disabled, and handlers that write to a standard stream.
 
 _USUAL = (logging.NOTSET, True, False)
 
 
 class _StandardHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """A handler of the notebook's: it writes to what is a standard stream when it writes."""
+    """Handler from the notebook that writes to the current standard stream."""
 
     def __init__(self, logger: logging.Logger, name: str, level: int, text: str, dates: str | None) -> None:
         logging.Handler.__init__(self, level)
@@ -274,7 +274,7 @@ class _StandardHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return getattr(sys, self.which)
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A cell, or a library as it was imported, may have made one here too: nothing is said twice.
+        # A cell or a library may have added a handler here too: avoid duplicate output.
         stream = self.stream
         others = (one for one in self.logger.handlers if not isinstance(one, _StandardHandler))
         if not any(getattr(one, "stream", None) is stream for one in others):
@@ -288,7 +288,7 @@ def _loggers() -> dict[str, Any]:
         if not isinstance(one, logging.Logger):
             continue
         if (one.level or one.handlers or not one.propagate or one.disabled) and not _is_runtime(name):
-            # A library has its own handlers, which it makes where it is imported.
+            # A library adds its own handlers when it is imported.
             is_library = (top := name.partition(".")[0]) in sys.modules and top != "__main__"
             more = (True, False) if is_library else (one.propagate, one.disabled, *_handlers(one))
             if (state := (one.level, *more)) != _USUAL:

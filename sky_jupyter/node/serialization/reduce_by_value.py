@@ -1,7 +1,7 @@
-"""What pickle would write as a mere name though a notebook made it: it is taken apart, and made anew where it goes.
+"""Reduction by value of objects that pickle would reference by name.
 
-A function behind `functools.lru_cache`, a `typing.NewType`, a type alias: pickle trusts that
-``__main__`` has them on the other side too. A `typing.TypedDict` has other bases than it was made of.
+A function behind `functools.lru_cache`, a `typing.NewType`, a type alias: pickle assumes that ``__main__`` has them on
+the other side too. A `typing.TypedDict` has other bases than those it was created from.
 """
 
 from __future__ import annotations
@@ -35,14 +35,9 @@ _OF_TYPED_DICTS = (
 
 
 def reduce(obj: Any, module: str) -> Any:
-    """How to make `obj` again, as ``__reduce__`` says it; NotImplemented where pickle does well.
+    """Return a reduction of `obj` by value; NotImplemented if pickle needs none.
 
-    Parameters
-    ----------
-    obj : Any
-        Something to be pickled.
-    module : str
-        The notebook's module: what belongs to another one is found there by its name.
+    ``module`` is the notebook's module: objects of other modules are found there by name.
     """
     kind = type(obj)
     if kind is functools.cached_property and hasattr(obj, "lock"):  # before Python 3.12
@@ -62,7 +57,7 @@ def reduce(obj: Any, module: str) -> Any:
     if kind in _TYPE_LISTS:
         return kind, (obj.__name__,)
     if kind.__name__ == "_TypedDictMeta" and kind.__module__ in ("typing", "typing_extensions"):
-        # As cloudpickle does with classes: it is the same one there, whatever it comes with.
+        # Tracked as cloudpickle does with classes: the same one is found again by later pickles.
         args = kind.__module__, obj.__name__, cloudpickle.cloudpickle._get_or_create_tracker_id(obj)
         return _typed_dict, args, _typed_dict_state(obj), None, None, _set_typed_dict_state
     return NotImplemented
@@ -98,7 +93,7 @@ def _typed_dict(module: str, name: str, tracked: str) -> Any:
 
 
 def _set_typed_dict_state(made: Any, state: dict[str, Any]) -> None:
-    # It may name itself in its annotations.
+    # Its annotations may refer to itself.
     for name, value in state.items():
         setattr(made, name, value)
 

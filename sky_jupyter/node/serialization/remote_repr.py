@@ -1,4 +1,4 @@
-"""What stands in the notebook for a value of a rank that cannot be brought there: its repr, and why."""
+"""Placeholders for values of a rank that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from .diagnose import explain, one_line, refusal
 from .pickling import Pickler
 
 _MOST_TEXT = 4000
-# So long is looked for what is to blame: a cell's end waits for it.
+# Time limit of the search for the cause: a cell's end waits for it.
 _PATIENCE = 1.0
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 class RemoteRepr:
-    """Stands in for a value that stayed on its rank; it has that value's repr.
+    """Placeholder for a value that stayed on its rank; it has the value's repr.
 
-    Attributes
+    Parameters
     ----------
     text : str
-        The value's repr there; this object's own repr.
+        The value's repr, which becomes this object's repr.
     type : str
-        The value's type, by name.
+        Name of the value's type.
     reason : str
-        Why it is not here.
+        Why it could not be sent.
     rank : int or None
-        Where it is.
+        The rank that has it.
     """
 
     def __init__(self, text: str, type: str, reason: str, rank: int | None = None) -> None:
         self.text, self.type, self.reason, self.rank = text, type, reason, rank
 
     def __getattr__(self, name: str) -> Any:
-        # Only what is not there comes here; a half-made one has nothing to tell.
+        # Called for missing attributes only; during unpickling there may be none yet.
         if name.startswith("_") or "reason" not in vars(self):
             raise AttributeError(name)
         raise AttributeError(f"{name!r}: only the repr of this {self.type} is here. It {self._where}: {self.reason}")
@@ -55,12 +55,12 @@ class RemoteRepr:
 
 
 def type_of(value: Any) -> str:
-    """A value's type by its full name."""
+    """Return the full name of a value's type."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def text_of(value: Any) -> str:
-    """A value's repr, as far as it has one and that is not endless."""
+    """Return a value's repr, shortened if it is long."""
     try:
         text = _SHORT.repr(value) if type(value) in _CONTAINERS else repr(value)
         if isinstance(text, str):
@@ -85,9 +85,10 @@ def replace_unpicklable(
     rank: int | None = None,
     name: str = "value",
 ) -> Any:
-    """What goes in the place of a value whose pickling raised `error`; `name` is how it is called.
+    """Return a replacement for a value whose pickling raised `error`.
 
-    A list, tuple or dict goes with a stand-in for each item that cannot; anything else is one.
+    A list, tuple or dict is copied, with a placeholder for each item that cannot be pickled; anything else is replaced
+    by a placeholder. `name` is what the value is called.
     """
     end = time.monotonic() + _PATIENCE
     if type(value) in (dict, list, tuple):
@@ -107,23 +108,23 @@ def placeholder(
     path: str,
     within: float,
 ) -> RemoteRepr:
-    """What stands for a value by itself; `path` is how it is called."""
+    """Return the placeholder for a value; `path` is what it is called."""
     try:
         reason = explain(path, value, namespace, error, pickler, within)
     except KeyboardInterrupt:
         raise
     except BaseException:
-        # Looking into a value runs its own code.
+        # Inspecting a value runs its own code.
         reason = f"{path}: {type_of(value)} cannot be pickled ({one_line(error)})"
     return RemoteRepr(text_of(value), type_of(value), reason, rank)
 
 
 class _Given(Exception):
-    """The search is given up: it takes too long, or the value holds itself."""
+    """Raised to give up the search: a timeout, or a recursive value."""
 
 
 class _Replacing:
-    """Puts stand-ins in the place of items that cannot be pickled; made for one value."""
+    """Replaces unpicklable items of one value by placeholders."""
 
     def __init__(self, namespace: dict[str, Any], pickler: type[Pickler], rank: int | None, end: float) -> None:
         self.namespace, self.pickler, self.rank, self.end = namespace, pickler, rank, end

@@ -1,8 +1,8 @@
-"""Values and exceptions on their way from a rank to the notebook.
+"""Transfer of values and exceptions from a rank to the notebook.
 
-A small value travels with the end of its run; a larger one stays on the rank until it is touched,
-and goes then as a blob: a file with its arrays apart, which the notebook maps. What cannot be
-pickled goes as its repr, with the reason.
+A small value travels with the end of its run. A larger one stays on the rank until it is accessed, and is then sent as
+a blob: a file with its arrays apart, which the notebook maps. A value that cannot be pickled is replaced by its repr,
+with the reason.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from ..runtime.instance_info import instance_info
 from . import pickling, remote_repr, sharded_arrays
 
 SMALL = 1 << 20
-# Buffers below this many bytes stay in the pickle.
-# So much is written between two looks for an interrupt.
+# Bytes written between two checks for an interrupt.
 _PIECE = 16 << 20
 _SPARE_ROOM = 64 * 10**6
-# What else a span may hold is of no use where all buffers are in one file.
+# Padding of a span: the hash is unused if all buffers are in one file.
 _REST = (bytes(pickling.SPAN.size - 16),) if pickling.SPAN.size > 16 else ()
 
 
@@ -36,7 +35,10 @@ class TooLarge(Exception):
 
 
 class Limited(io.BytesIO):
-    """A buffer that gives up at a size, so that nobody pickles 10 GB to learn that it is large."""
+    """Buffer that raises TooLarge beyond a size limit.
+
+    Otherwise 10 GB would be pickled only to learn that they are too large.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -49,7 +51,10 @@ class Limited(io.BytesIO):
 
 
 class ResultPickler(pickling.Pickler):
-    """Functions of the notebook come back as such, over its own globals, and arrays where no accelerator is needed."""
+    """Pickler for results: notebook functions, and arrays moved to the host.
+
+    Functions come back over the notebook's own globals.
+    """
 
     whole = False
 
@@ -58,7 +63,7 @@ class ResultPickler(pickling.Pickler):
         if reduced is not NotImplemented:
             return reduced
         if isinstance(obj, io.TextIOWrapper):
-            # cloudpickle would read the file and send its text in the place of it.
+            # cloudpickle would send the file's text instead.
             raise TypeError("an open file stays with its process; return what is in it")
         figures = sys.modules.get("matplotlib.figure")
         if figures is not None and isinstance(obj, figures.Figure):
@@ -67,13 +72,19 @@ class ResultPickler(pickling.Pickler):
 
 
 class WholePickler(ResultPickler):
-    """Arrays that span ranks go as this rank's pieces with their places; see `sharded_arrays.ShardAssembler`."""
+    """Pickler for arrays that span ranks, as this rank's pieces.
+
+    See `sharded_arrays.ShardAssembler`.
+    """
 
     whole = True
 
 
 def _reduced_figure(figure: Any) -> Any:
-    """A figure that is pyplot's here must not become pyplot's there: it would be shown twice."""
+    """Reduce a figure without registering it with pyplot on the other side.
+
+    Otherwise it would be shown twice.
+    """
     make, arguments, state, *rest = figure.__reduce_ex__(5)
     if isinstance(state, dict):
         state = {name: value for name, value in state.items() if name != "_restore_to_pylab"}
@@ -81,13 +92,10 @@ def _reduced_figure(figure: Any) -> Any:
 
 
 def dump(value: Any, limit: int) -> dict[str, Any]:
-    """The value for the end of a run: base64 pickle, or why it does not come along.
+    """Return a value for the end of a run: as base64 pickle, or why it is not sent.
 
-    Returns
-    -------
-    dict
-        ``{"value": str}``, ``{"large": True}`` over ``limit`` bytes, or ``{"unpicklable": why, "repr": text}``;
-        each with ``"type"``, the value's type by name.
+    The dict has ``"type"``, the name of the value's type, and ``"value"``, ``"large": True`` for more than ``limit``
+    bytes, or ``"unpicklable"`` (the reason) with ``"repr"``.
     """
     kind = {"type": remote_repr.type_of(value)}
     try:
@@ -122,23 +130,25 @@ def _instead(value: Any, error: BaseException, pickler: type[pickling.Pickler], 
 def give(
     value: Any, places: Sequence[str], *, name: str = "value", whole: bool = False, strict: bool = False
 ) -> dict[str, Any]:
-    """Write a value of any size as a blob, in the first of some places that has room.
+    """Write a value of any size as a blob, to the first place with room.
 
     Parameters
     ----------
+    value : object
+        The value.
     places : sequence of str
-        Files that may be written.
+        Candidate files.
     name : str
         What the value is called.
     whole : bool
-        Whether arrays that span ranks go as pieces that can be put together.
+        Whether arrays that span ranks are written as pieces for a `ShardAssembler`.
     strict : bool
-        Whether a value of which a part cannot be sent stays here.
+        Whether to refuse a value with a part that cannot be pickled.
 
     Returns
     -------
     dict
-        ``"type"`` and ``"repr"``, ``"shape"`` of an array, and ``"path"`` or ``"unpicklable"``: why it is not written.
+        ``"type"``, ``"repr"``, an array's ``"shape"``, and ``"path"`` or ``"unpicklable"`` (the reason).
     """
     told: dict[str, Any] = {"type": remote_repr.type_of(value), "repr": remote_repr.text_of(value)}
     shape = getattr(value, "shape", None)
@@ -159,7 +169,7 @@ def give(
 
 
 def first_standin(value: Any) -> remote_repr.RemoteRepr:
-    """The first stand-in in what `remote_repr.replace_unpicklable` gave for a container."""
+    """Return the first placeholder in a container."""
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, remote_repr.RemoteRepr):
             return item
@@ -177,7 +187,7 @@ def _packed(value: Any, pickler: type[pickling.Pickler]) -> tuple[memoryview, li
 
 
 def _write(pickled: memoryview, buffers: Sequence[memoryview], places: Sequence[str]) -> str:
-    """Write a blob, as `pickling.load_blob` reads it, and say where it is."""
+    """Write a blob for `pickling.load_blob` and return its path."""
     start = pickling.HEAD.size + len(buffers) * pickling.SPAN.size + len(pickled)
     spans = []
     for buffer in buffers:
@@ -186,7 +196,7 @@ def _write(pickled: memoryview, buffers: Sequence[memoryview], places: Sequence[
         start += len(buffer)
     path = room(places, start)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        # What it will be is its size at once, and what is there its blocks: whoever looks sees how far it is.
+        # The file has its final size at once; its blocks show the progress.
         os.ftruncate(file.fileno(), start)
         head = pickling.HEAD.pack(pickling.MAGIC, len(pickled), len(spans))
         file.write(head + b"".join(pickling.SPAN.pack(*span, *_REST) for span in spans))
@@ -203,12 +213,9 @@ def _write_pieces(file: IO[bytes], data: memoryview) -> None:
 
 
 def room(places: Sequence[str], size: int) -> str:
-    """The first place that has room for a file; shared memory has no more than the machine can spare.
+    """Return the first path with room for a file of ``size`` bytes.
 
-    Raises
-    ------
-    OSError
-        When none has.
+    In shared memory, at most what the machine can spare is used. Raises OSError when no place has room.
     """
     for path in places:
         free = shutil.disk_usage(Path(path).parent).free
@@ -232,7 +239,7 @@ def _spare_memory() -> int:
 
 
 def dump_exception(error: BaseException | None) -> str | None:
-    """The exception as base64 pickle, or None where its type or contents do not travel."""
+    """Return an exception as base64 pickle; None if it cannot be pickled."""
     if error is None:
         return None
     with contextlib.suppress(Exception):

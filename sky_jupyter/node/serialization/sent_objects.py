@@ -1,8 +1,7 @@
-"""The objects of the notebook that a rank has been sent: what is sent later and shares one with them finds it here.
+"""Registry of objects that a rank has received, for references in later values.
 
-Values that are sent together are one pickle, a unit. Each object in it that can change has a place there, by
-which the notebook names it: the unit and the object's number in the pickle's memo. Unpickling gives objects
-the same numbers.
+Values that are sent together are one pickle, a unit. The notebook refers to a mutable object in it by the unit and the
+object's number in the pickle's memo; unpickling assigns the same numbers.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from typing import Any
 from .keras_models import Place, part
 
 Handle = tuple[str, int] | tuple[str, int, Place]
-"""A unit, the number of an object in it and, of a part of a Keras model, the place in that."""
+"""A unit, an object's number in it and, for a part of a Keras model, its place in the model."""
 
 _SIMPLE = frozenset(
     {str, bytes, int, float, complex, bool, type(None), tuple, frozenset, range, slice, type, types.CodeType}
     | {types.ModuleType, types.BuiltinFunctionType, types.MethodType, types.GetSetDescriptorType, property}
     | {staticmethod, classmethod, functools.partial, functools._lru_cache_wrapper}
 )
-# What types of these modules hold does not change, or is one for the whole process.
+# Types of these modules are immutable, or have one instance per process.
 _FIXED = {"datetime", "decimal", "fractions", "uuid", "pathlib", "re", "zoneinfo", "ipaddress", "typing", "operator"}
 _FIXED |= {"logging", "abc", "types", "_io", "io", "dataclasses", "inspect"}
 _FRAMEWORKS = {"numpy", "pandas", "jax", "jaxlib", "pyarrow", "polars"}
-# In them, these change; of torch, most do.
+# Mutable types of these frameworks; in torch most types are.
 _CHANGING = {"ndarray", "memmap", "matrix", "recarray", "MaskedArray", "Generator", "RandomState", "DataFrame"}
 _CHANGING |= {"Series", "BitGenerator"}
 
 
 @functools.lru_cache(4096)
 def _may_change(kind: Any) -> bool:
-    """Whether two names for an instance of this type can be told from two names for two equal ones."""
+    """Return True if instances of this type are mutable, so that identity matters."""
     if kind in _SIMPLE or issubclass(kind, (type, Enum, BaseException, types.ModuleType)):
         return False
     home = kind.__module__
@@ -51,9 +50,9 @@ def _may_change(kind: Any) -> bool:
 
 
 def may_change(obj: Any) -> bool:
-    """Whether it matters that two names have this very object, and not two that are equal."""
+    """Return True if an object is mutable, so that identity matters."""
     kind = type(obj)
-    if kind is str:  # What there may be very many of.
+    if kind is str:  # Fast path: there may be very many.
         return False
     if kind is dict or kind is list:
         return True
@@ -61,35 +60,32 @@ def may_change(obj: Any) -> bool:
         return bool(vars(obj))
     try:
         return kind not in _SIMPLE and _may_change(kind)  # type: ignore[arg-type]
-    except TypeError:  # A type that cannot be hashed.
+    except TypeError:  # An unhashable type.
         return True
 
 
 class Unresolved(LookupError):
-    """An object that a pickle names is not here any more."""
+    """Raised when an object that a pickle refers to is gone."""
 
 
 class SentObjects:
-    """One a process: what it holds of each unit, and the names that keep units.
+    """Registry of received objects of a process.
 
-    What can be referred to weakly is; lists, dicts and the like are kept as long as a name has what was sent for
-    it with them.
+    Objects are referenced weakly where possible; lists, dicts and the like are kept for as long as a name has the
+    value that was sent with them.
     """
 
     def __init__(self) -> None:
         self._weak: dict[str, dict[int, Callable[[], Any]]] = {}
         self._kept: dict[str, dict[int, Any]] = {}
-        # By unit, those of which it has objects.
+        # For each unit, the units whose objects it contains.
         self._uses: dict[str, set[str]] = {}
         self._names: dict[str, tuple[int, str]] = {}
 
     def load(self, pickled: Any, buffers: Collection[Any], unit: str = "") -> Any:
-        """Unpickle what may name objects that are here; note those in it under the unit's name.
+        """Unpickle a value that may refer to registered objects.
 
-        Raises
-        ------
-        Unresolved
-            When one of them is not here.
+        Objects in it are registered under ``unit``. Raises Unresolved when a referenced object is gone.
         """
         reader = _Reader(io.BytesIO(pickled), buffers=buffers)
         reader.held, reader.used = self, set()
@@ -102,9 +98,9 @@ class SentObjects:
         return value
 
     def _note(self, unit: str, found: list[tuple[int, Any]]) -> None:
-        # One that is sent again takes the place of what was there.
+        # A unit that is sent again replaces the former one.
         weak, kept = self._weak[unit], self._kept[unit] = {}, {}
-        # What nobody else has was only on the way to something: a state that an object has taken over.
+        # Objects without another reference were temporary, such as a state that was copied into an object.
         alone = 0
         for number, obj in [(-1, {}), *found]:
             try:
@@ -116,12 +112,9 @@ class SentObjects:
                     kept[number] = obj
 
     def find(self, handle: Handle) -> Any:
-        """The object of a handle.
+        """Return the object of a handle.
 
-        Raises
-        ------
-        Unresolved
-            When it is not here any more.
+        Raises Unresolved when it is gone.
         """
         unit, number, *place = handle
         kept = self._kept.get(unit, {})
@@ -135,11 +128,11 @@ class SentObjects:
             raise Unresolved(f"{unit}:{number}: {error}") from None
 
     def name(self, name: str, value: Any, unit: str) -> None:
-        """A name has been bound to a value of a unit."""
+        """Note that a name has been bound to a value of a unit."""
         self._names[name] = id(value), unit
 
     def sweep(self, namespace: dict[str, Any]) -> None:
-        """Let go of units whose names have other values by now."""
+        """Drop units whose names have other values by now."""
         if not self._names:
             return
         missing = object()
@@ -151,7 +144,7 @@ class SentObjects:
         for unit in self._kept.keys() - units:
             del self._kept[unit]
         for unit in self._weak.keys() - units:
-            # What else holds such an object may still be named.
+            # Other references may keep such an object alive; it can still be found.
             self._weak[unit] = {number: ref for number, ref in self._weak[unit].items() if ref() is not None}
             if not self._weak[unit]:
                 del self._weak[unit]
@@ -167,4 +160,4 @@ class _Reader(pickle.Unpickler):
 
 
 HELD = SentObjects()
-"""This process's."""
+"""Received objects of this process."""

@@ -1,7 +1,7 @@
-"""The part that a rank has of an array that spans ranks, and the whole from all ranks' parts.
+"""Arrays that span ranks: pickling of a rank's part, and assembly of the whole.
 
-A result brings what its rank has. Where the whole is wanted, each rank's pickle has its pieces with
-their places; a `ShardAssembler` puts them together as the pickles are read, wherever in a value they are.
+A result has the rank's own part. For the whole array, each rank's pickle has its pieces with their offsets; a
+`ShardAssembler` joins them while the pickles are read.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Piece = tuple[tuple[int, ...], Any]
-"""Where a piece begins along each axis of the whole array, and the piece itself."""
+"""A piece's offset in the whole array, and the piece."""
 
 _whole: contextvars.ContextVar[ShardAssembler | None] = contextvars.ContextVar("whole", default=None)
 
 
 def reduced(value: Any, *, whole: bool = False) -> Any:
-    """How to pickle what only spans ranks, or lies on an accelerator, so that a notebook without either has it.
+    """Return a reduction of an array that spans ranks or is on an accelerator.
 
-    Returns
-    -------
-    tuple or NotImplemented
-        As ``reducer_override`` returns it.
+    The notebook can then load it without either. NotImplemented for other values. With ``whole``, the rank's pieces
+    are pickled for a `ShardAssembler`.
     """
     jax: Any = sys.modules.get("jax")
     torch: Any = sys.modules.get("torch")
@@ -45,7 +43,7 @@ def reduced(value: Any, *, whole: bool = False) -> Any:
 
 
 def as_is(value: Any) -> Any:
-    """What was pickled in the place of another value."""
+    """Return a value that was pickled in place of another one."""
     return value
 
 
@@ -55,7 +53,7 @@ def _reduced_tensor(tensor: Any, torch: Any, whole: bool) -> Any:
         if whole:
             return part, (tuple(tensor.shape), _pieces_of_dtensor(tensor))
         return as_is, (tensor.detach().to_local(),)
-    # A parameter is pickled with the tensor that it holds.
+    # A parameter is pickled through its tensor.
     if tensor.device.type in ("cpu", "meta") or isinstance(tensor, torch.nn.Parameter):
         return NotImplemented
     host = tensor.detach().cpu()
@@ -63,19 +61,19 @@ def _reduced_tensor(tensor: Any, torch: Any, whole: bool) -> Any:
 
 
 def _pieces_of_jax(array: Any) -> list[Piece]:
-    """This process's shards as numpy, each once: replicas hold the same index."""
+    """Return this process's shards as numpy arrays, without replicas."""
     import numpy
 
     found = {}
     for shard in array.addressable_shards:
         found[tuple(place.start or 0 for place in shard.index)] = shard
     pieces = [(start, numpy.asarray(shard.data)) for start, shard in found.items()]
-    # Where this process has none of it, the kind has to be told all the same.
+    # If this process has no shard, an empty piece has the dtype.
     return pieces or [((0,) * array.ndim, numpy.empty((0,) * array.ndim, array.dtype))]
 
 
 def _block(array: Any) -> Any:
-    """This process's part of a global array, as numpy: its shards put together in the order of their indices."""
+    """Return this process's part of a jax array, its shards joined, as numpy."""
     import numpy
 
     if array.is_fully_replicated:
@@ -109,7 +107,7 @@ def _pieces_of_dtensor(tensor: Any) -> list[Piece]:
 
 
 def part(shape: tuple[int, ...], pieces: Sequence[Piece]) -> Any:
-    """What a rank's pickle has in the place of an array that spans ranks."""
+    """Hand the pieces of a rank's pickle to the assembler; return the whole array."""
     whole = _whole.get()
     if whole is None:
         raise ValueError("a part of an array that spans ranks, and nobody who puts them together")
@@ -117,21 +115,21 @@ def part(shape: tuple[int, ...], pieces: Sequence[Piece]) -> Any:
 
 
 class ShardAssembler:
-    """Puts arrays together from the pickles of several ranks, which are read one after the other.
+    """Assembler of arrays from the pickles of several ranks, read in turn.
 
-    The arrays of the first pickle are made as large as the whole; those of the others fill them.
+    The first pickle's arrays are allocated in full size; the other pickles fill them.
     """
 
     def __init__(self) -> None:
         self.arrays: list[Any] = []
         self._filled: list[dict[tuple[int, ...], int]] = []
         self._at = 0
-        # Whether all of its arrays are known.
+        # Whether the first pickle has been read.
         self._begun = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """A pickle of another rank is read meanwhile."""
+        """Enter the context in which a rank's pickle is read."""
         self._at = 0
         token = _whole.set(self)
         try:
@@ -143,7 +141,7 @@ class ShardAssembler:
             raise ValueError("the ranks do not have the same arrays in it")
 
     def take(self, shape: tuple[int, ...], pieces: Sequence[Piece]) -> Any:
-        """The array of which these are pieces, filled with them."""
+        """Return the whole array, filled with these pieces."""
         number, self._at = self._at, self._at + 1
         if number == len(self.arrays):
             if self._begun:
@@ -165,7 +163,7 @@ class ShardAssembler:
 
     @property
     def missing(self) -> int:
-        """How many elements nobody has brought."""
+        """Number of elements that no rank has sent."""
         sizes = [math.prod(array.shape) for array in self.arrays]
         return sum(sizes) - sum(sum(filled.values()) for filled in self._filled)
 

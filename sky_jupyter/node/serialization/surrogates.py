@@ -1,7 +1,7 @@
-r"""Texts with half of a surrogate pair, such as ``"\ud83d"``: JSON and UTF-8 have no place for them.
+r"""JSON for texts with lone surrogates, such as ``"\ud83d"``.
 
-Cut or wrongly decoded texts have such halves. ipykernel raises where it is to send one: what is printed, a
-traceback, and the word that the cell has ended are lost, and whoever waits for that waits for ever.
+JSON and UTF-8 cannot represent them; cut or wrongly decoded texts have some. ipykernel raises when it sends one:
+output, tracebacks and even the end of the cell would be lost, and the notebook would wait for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jupyter_client.session import json_packer
 
 
 def pack(content: Any) -> bytes:
-    r"""Make a message's JSON; a half stands in it as a person would write it, ``\ud83d``."""
+    r"""Serialize a message as JSON; write a lone surrogate as ``\ud83d``."""
     try:
         return json_packer(content)
     except UnicodeEncodeError:

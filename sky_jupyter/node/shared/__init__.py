@@ -1,1 +1,1 @@
-"""What ranks share by name."""
+"""Objects that ranks share by name."""

@@ -1,8 +1,8 @@
-"""How code on a rank's main thread asks its agent for something and waits, whatever else goes on.
+"""Channel from code on a rank to its agent: requests that wait for answers.
 
-The question goes out with the kernel's output, the answer comes on the control channel, which the kernel
-reads in a thread of its own. An interrupt ends the wait, and the agent is told. No key, address or
-connection of the control plane is ever in this process.
+A request goes out with the kernel's output; the answer comes on the control channel, which the kernel reads in a
+thread. Requests therefore work while the main thread is busy. An interrupt ends the wait, and the agent is notified.
+This process never has a key, address or connection of the control plane.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ...errors import NotInPoolError, PoolError, SpecError
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, variable
 
 ASK, ANSWER = "sky_ask", "sky_answer"
-# What one shared value may have, in bytes: it lies in the memory of the head's scheduler.
+# Size limit of one shared value in bytes: it is kept in the memory of the head's scheduler.
 MOST_VALUE = 16 << 20
 Answer = tuple[Any, list[bytes]]
 ANEW = (
     "the pool's scheduler, which runs on the head, was started anew: what the pool shared by name (dicts, sets, "
     "counters, queues, and who held which lock) is gone. From here on all of these begin empty"
 )
-# What a refusal is raised as.
+# Exceptions for refused requests.
 _KINDS: dict[str, type[Exception]] = {
     "ValueError": SpecError,
     "TypeError": TypeError,
@@ -39,7 +39,7 @@ _KINDS: dict[str, type[Exception]] = {
 
 @dataclass
 class _Wait:
-    """One question; its lock is free when the answer is there.
+    """Waiter of one request: its lock is released when the answer is there.
 
     No Event: an interrupt that comes inside of one may leave it locked.
     """
@@ -49,7 +49,7 @@ class _Wait:
     data: list[bytes] = field(default_factory=list)
 
     def answer(self, content: dict[str, Any], data: list[bytes]) -> None:
-        """Whoever waits has it. In the control thread."""
+        """Store the answer and wake the waiter; runs in the control thread."""
         if self.lock.locked():
             self.content, self.data = content, data
             with contextlib.suppress(RuntimeError):
@@ -57,37 +57,37 @@ class _Wait:
 
 
 class _Awaited:
-    """One question of a coroutine."""
+    """Waiter of one request of a coroutine."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Answer] = self._loop.create_future()
 
     def answer(self, content: dict[str, Any], data: list[bytes]) -> None:
-        """Whoever awaits it has it. In the control thread."""
+        """Resolve the future; runs in the control thread."""
 
         def settle() -> None:
             if not self.future.done():
                 self.future.set_result((content, data))
 
-        # A loop that has ended awaits nothing.
+        # The loop may be closed.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(settle)
 
 
 class AgentChannel:
-    """A rank's questions to its agent; one a kernel, see `of_rank`."""
+    """Channel of a rank to its agent; one per kernel, see `of_rank`."""
 
     def __init__(self, kernel: Any) -> None:
         self.pid = os.getpid()
         self._kernel = kernel
         self._waits: dict[str, _Wait | _Awaited] = {}
-        # Told of what the agent says unasked, by what it is for.
+        # Handlers of the agent's own messages, by topic.
         self.hears: dict[str, Callable[[dict[str, Any], list[bytes]], None]] = {}
         kernel.control_handlers[ANSWER] = self._on_answer
 
     def tell(self, content: dict[str, Any], data: Sequence[bytes] = ()) -> None:
-        """Tell the agent something, after all that was printed before."""
+        """Send the agent a message, after all earlier output."""
         kernel = self._kernel
 
         def send() -> None:
@@ -96,19 +96,24 @@ class AgentChannel:
         kernel.iopub_socket.io_thread.schedule(send)
 
     def ask(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
-        """Ask, and wait for the answer.
+        """Send a request and wait for its answer.
 
         Parameters
         ----------
         to : str
-            For whom in the agent it is.
+            Recipient in the agent.
         what : dict
-            The question, as JSON.
+            The request, as JSON.
         data : sequence of bytes
-            What goes along.
+            Binary data.
         where : str
-            What is waited for, as an interrupt tells it, and no more of it is done then; what has no such
-            name is done at once, interrupted or not.
+            What is waited for, for the message of an interrupt, which cancels the request. Without it the
+            request takes no time and is not cancelled.
+
+        Returns
+        -------
+        tuple
+            The answer and its binary data.
         """
         id, wait = uuid.uuid4().hex, _Wait()
         wait.lock.acquire()
@@ -120,7 +125,7 @@ class AgentChannel:
         except BaseException as error:
             if where:
                 with _undisturbed():
-                    # Also where the answer has just come: the agent gives back what it had for it.
+                    # Even if the answer has just come: the agent then undoes the request.
                     self.tell({"to": to, "id": id, "drop": True})
                     if isinstance(error, KeyboardInterrupt) and not error.args:
                         error.args = (where,)
@@ -130,7 +135,10 @@ class AgentChannel:
             self._waits.pop(id, None)
 
     async def ask_async(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
-        """Ask, and await the answer; given up, as by a time limit, no more of it is done. See `ask`."""
+        """Send a request and await its answer; cancellation cancels it.
+
+        See `ask`.
+        """
         id, wait = uuid.uuid4().hex, _Awaited()
         self._waits[id] = wait
         try:
@@ -144,7 +152,7 @@ class AgentChannel:
             self._waits.pop(id, None)
 
     async def _on_answer(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """In the control thread."""
+        """Pass an answer to its waiter; runs in the control thread."""
         content, data = parent["content"], [bytes(one) for one in parent.get("buffers") or ()]
         wait = self._waits.get(content.get("id"))
         if wait is not None:
@@ -153,14 +161,14 @@ class AgentChannel:
             self.hears[content["for"]](content, data)
 
 
-# Where this rank's code was when it was interrupted in a wait, until its request ends: a second interrupt, in
-# whatever the first has begun, knows nothing of it.
+# Where this rank's code was interrupted in a wait, until its request ends. A second interrupt, in code that the first
+# one started, does not know that.
 interrupted: list[str] = []
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No interrupt comes meanwhile; where this is not the main thread, none ever does."""
+    """Ignore interrupts during the block; no-op outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -176,12 +184,9 @@ _making = threading.Lock()
 
 
 def of_rank() -> AgentChannel | None:
-    """This rank's; None where this process is no rank.
+    """Return this rank's channel; None if this process is no rank.
 
-    Raises
-    ------
-    NotInPoolError
-        In a process that a rank has forked.
+    Raises NotInPoolError in a process that a rank has started or forked.
     """
     global _asking  # noqa: PLW0603 - there is one kernel a process
     if not variable(POOL_VARIABLE):
@@ -190,7 +195,7 @@ def of_rank() -> AgentChannel | None:
         if _asking is None:
             from ipykernel.kernelapp import IPKernelApp
 
-            # A subprocess has the variable and no kernel.
+            # A subprocess has the variable, but no kernel.
             kernel = IPKernelApp.instance().kernel if IPKernelApp.initialized() else None
             if kernel is None:
                 raise NotInPoolError(
@@ -204,14 +209,17 @@ def of_rank() -> AgentChannel | None:
 
 @dataclass
 class SharedStateChannel:
-    """Requests for what the pool shares by name, from this process.
+    """Channel for requests on shared objects, from this process.
 
     Parameters
     ----------
     send, send_async : callable
-        ``send(what, data, epoch, where)`` brings one to the scheduler, and gives its answer; the other is awaited.
+        ``send(what, data, epoch, where)`` sends a request to the scheduler and returns its answer; the
+        other one is awaited.
     world_size : callable
-        How many ranks the pool has.
+        Returns the pool's number of ranks.
+    epoch : str, optional
+        Epoch of the scheduler that answered last.
     """
 
     send: Callable[[dict[str, Any], Sequence[bytes], str | None, str], Answer]
@@ -220,17 +228,14 @@ class SharedStateChannel:
     epoch: str | None = None
 
     def ask(self, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
-        """Make a request; its answer's value, and the keys and values with it.
+        """Send a request; return its value and the binary data with it.
 
-        Raises
-        ------
-        PoolError
-            When the scheduler is another one since this process asked last: once, then it begins anew.
+        Raises PoolError, once, when the scheduler has been restarted since the last request.
         """
         return self._read(*self.send(what, data, self.epoch, where))
 
     async def ask_async(self, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
-        """Make a request, and await its answer; see `ask`."""
+        """Send a request and await its answer; see `ask`."""
         return self._read(*await self.send_async(what, data, self.epoch, where))
 
     def _read(self, content: dict[str, Any], found: list[bytes]) -> Answer:
@@ -245,17 +250,14 @@ class SharedStateChannel:
 
 
 _shares: SharedStateChannel | None = None
-# What answers for a process that is no rank: the manager of its pools puts itself here.
+# Channel of a process that is no rank: the manager of its pools registers it here.
 outside: list[Callable[[], SharedStateChannel]] = []
 
 
 def shares() -> SharedStateChannel:
-    """Those of the pool that this process is a rank of, or that is current in this notebook.
+    """Return the channel of this rank's pool, or of the notebook's current pool.
 
-    Raises
-    ------
-    NotInPoolError
-        When there is none.
+    Raises NotInPoolError when there is none.
     """
     global _shares  # noqa: PLW0603 - there is one kernel a process
     rank = of_rank()

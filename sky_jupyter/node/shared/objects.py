@@ -1,10 +1,10 @@
-"""What ranks share by name: dicts, sets, counters, queues, locks and barriers, as user code holds them.
+"""Shared objects of a pool as user code has them.
 
-Each holds a name and nothing else. What it does is one request that the pool's scheduler does at once,
-before or after any other's: who reads after a write has been answered reads it, on whichever rank.
+Dicts, sets, counters, queues, locks and barriers. Each holds only a name. An operation is one request that the
+scheduler executes atomically: after a write has been answered, every rank reads it.
 
-A method is written once, as the request that it makes and what it makes of the answer; `get` waits for that,
-and `get_async` is awaited, where other tasks of an `async def` function go on meanwhile.
+Each method is a generator that yields its request and gets the answer; `_waited` and `_awaited` make the sync and
+async methods from it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class SharedRequest:
-    """What a method asks the scheduler, once."""
+    """Request of a method to the scheduler."""
 
     what: dict[str, Any]
     data: Sequence[bytes]
-    # What is waited for, as an interrupt tells it.
+    # What is waited for, for the message of an interrupt.
     where: str
     of: SharedStateChannel
 
     def answer(self) -> Answer:
-        """The answer, waited for."""
+        """Send the request and wait for the answer."""
         return self.of.ask(self.what, self.data, self.where)
 
 
@@ -48,8 +48,8 @@ Steps = Generator[SharedRequest, Answer, T]
 
 
 def _waited(method: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """A method that waits for the answers to its requests."""
-    # Who asks for help is told what it gives in the end.
+    """Turn a generator of requests into a blocking method."""
+    # help() shows the final return type.
     method.__annotations__["return"] = str(method.__annotations__["return"]).removeprefix("Steps[").removesuffix("]")
 
     @functools.wraps(method)
@@ -67,7 +67,10 @@ def _waited(method: Callable[P, Steps[T]]) -> Callable[P, T]:
 
 
 def _awaited(waited: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The same method as a coroutine; what gives up waiting, as a time limit does, takes nothing with it."""
+    """Return the coroutine variant of a method.
+
+    Cancelling it, as a timeout does, has no effect on the shared object.
+    """
     method: Callable[P, Steps[T]] = vars(waited)["steps"]
 
     @functools.wraps(method)
@@ -85,7 +88,7 @@ def _awaited(waited: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 
 class SharedObject:
-    """One of them; made by `sky.dict` and its like, cheap to make and to send."""
+    """Base of shared objects; cheap to create and to send."""
 
     _kind = ""
 
@@ -103,7 +106,7 @@ class SharedObject:
         return self._request(op, data, **what).answer()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Where it arrives, it is the pool's that it arrives in."""
+        """Return the state without the channel: a copy is of the pool that it is in."""
         return {**vars(self), "_of": None}
 
     def __eq__(self, other: object) -> bool:
@@ -117,9 +120,10 @@ class SharedObject:
 
 
 class SharedDict(SharedObject):
-    """A dict of the pool: keys are texts, numbers, bytes, None or tuples of them; values are what pickles, up to 16 MB.
+    """Dict of the pool.
 
-    Each call is one step that no other comes between, `update` and `pop` too.
+    Keys are texts, numbers, bytes, None or tuples of them; values are what pickles, up to 16 MB. Each method is
+    atomic, `update` and `pop` too.
     """
 
     _kind = "dict"
@@ -132,7 +136,7 @@ class SharedDict(SharedObject):
 
     @_waited
     def get(self, key: Any, default: Any = None) -> Steps[Any]:
-        """The value under a key, or the default."""
+        """Return the value of a key, or the default."""
         there, data = yield self._request("get", keys=[_name_of(key)])
         return _load(data[0]) if there else default
 
@@ -142,12 +146,12 @@ class SharedDict(SharedObject):
         self.update({key: value})
 
     async def set_async(self, key: Any, value: Any) -> None:
-        """Put a value in under a key."""
+        """Set a key's value."""
         await self.update_async({key: value})
 
     @_waited
     def update(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> Steps[None]:
-        """Put all of these in, at once."""
+        """Set all items at once."""
         pairs = {**dict(items), **more}
         if pairs:
             data = [*map(_dump, pairs), *map(_dump, pairs.values())]
@@ -156,7 +160,7 @@ class SharedDict(SharedObject):
     update_async = _awaited(update)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """The value under a key, where there is one; else the default is put there."""
+        """Return the value of a key; set it to the default if it is missing."""
         there, data = self._ask("setdefault", [_dump(key), _dump(default)], keys=[_name_of(key)])
         return _load(data[0]) if there else default
 
@@ -165,7 +169,10 @@ class SharedDict(SharedObject):
 
     @_waited
     def pop(self, key: Any, *default: Any) -> Steps[Any]:
-        """Take a key out, and return its value; the default, or KeyError without one, where it is not there."""
+        """Remove a key and return its value.
+
+        If it is missing: the default, or KeyError without one.
+        """
         there, data = yield self._request("pop", keys=[_name_of(key)])
         if there:
             return _load(data[0])
@@ -185,27 +192,27 @@ class SharedDict(SharedObject):
         return iter(self.keys())
 
     def keys(self) -> list[Any]:
-        """All keys, as they were at one moment."""
+        """Return a snapshot of all keys."""
         return [_load(one) for one in self._ask("keys")[1]]
 
     def values(self) -> list[Any]:
-        """All values, as they were at one moment."""
+        """Return a snapshot of all values."""
         return [value for _, value in self.items()]
 
     def items(self) -> list[tuple[Any, Any]]:
-        """All keys with their values, as they were at one moment."""
+        """Return a snapshot of all keys and values."""
         found = [_load(one) for one in self._ask("items")[1]]
         return list(zip(found[::2], found[1::2], strict=True))
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all items."""
         self._ask("clear")
 
 
 class SharedSet(SharedObject):
-    """A set of the pool, of texts, numbers, bytes, None or tuples of them."""
+    """Set of the pool, of texts, numbers, bytes, None or tuples of them."""
 
-    # The keys of a dict; its name is not one that a user's dict can have.
+    # The keys of a dict, with a name that no dict of the user can have.
     _kind = "dict"
 
     def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> SharedRequest:
@@ -213,32 +220,35 @@ class SharedSet(SharedObject):
 
     @_waited
     def add(self, value: Any) -> Steps[bool]:
-        """Put a value in; whether it was not in yet. Of several ranks that add the same, one is told so."""
+        """Add a value; return True if it was new.
+
+        If several ranks add the same value, exactly one gets True.
+        """
         return bool((yield self._request("put", [_dump(value), b""], keys=[_name_of(value)]))[0])
 
     add_async = _awaited(add)
 
     def update(self, values: Iterable[Any]) -> None:
-        """Put all of these in, at once."""
+        """Add all values at once."""
         given = list(values)
         if given:
             self._ask("put", [*map(_dump, given), *[b""] * len(given)], keys=[_name_of(value) for value in given])
 
     @_waited
     def discard(self, value: Any) -> Steps[bool]:
-        """Take a value out; whether it was in."""
+        """Remove a value; return True if it was in the set."""
         return bool((yield self._request("pop", keys=[_name_of(value)]))[0])
 
     discard_async = _awaited(discard)
 
     def remove(self, value: Any) -> None:
-        """Take a value out; KeyError where it is not in."""
+        """Remove a value; raise KeyError if it is missing."""
         if not self.discard(value):
             raise KeyError(value)
 
     @_waited
     def _contains(self, value: Any) -> Steps[bool]:
-        """Whether a value is in."""
+        """Return True if a value is in the set."""
         return bool((yield self._request("has", keys=[_name_of(value)]))[0])
 
     contains_async = _awaited(_contains)
@@ -253,56 +263,59 @@ class SharedSet(SharedObject):
         return iter(self.items())
 
     def items(self) -> list[Any]:
-        """All values, as they were at one moment."""
+        """Return a snapshot of all values."""
         return [_load(one) for one in self._ask("keys")[1]]
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all values."""
         self._ask("clear")
 
 
 class SharedCounter(SharedObject):
-    """A whole number of the pool, 0 at first. What changes it returns what it is then."""
+    """Integer of the pool, initially 0.
+
+    Methods that change it return the new value.
+    """
 
     _kind = "counter"
 
     @_waited
     def add(self, delta: int = 1) -> Steps[int]:
-        """Change it by so much."""
+        """Add ``delta`` and return the new value."""
         return int((yield self._request("add", by=operator.index(delta)))[0])
 
     add_async = _awaited(add)
 
     def increment(self, n: int = 1) -> int:
-        """Add so much."""
+        """Add ``n`` and return the new value."""
         return self.add(n)
 
     async def increment_async(self, n: int = 1) -> int:
-        """Add so much."""
+        """Add ``n`` and return the new value."""
         return await self.add_async(n)
 
     def decrement(self, n: int = 1) -> int:
-        """Take so much off."""
+        """Subtract ``n`` and return the new value."""
         return self.add(-n)
 
     async def decrement_async(self, n: int = 1) -> int:
-        """Take so much off."""
+        """Subtract ``n`` and return the new value."""
         return await self.add_async(-n)
 
     @_waited
     def get(self) -> Steps[int]:
-        """What it is."""
+        """Return the value."""
         return int((yield self._request("get"))[0])
 
     get_async = _awaited(get)
 
     @property
     def value(self) -> int:
-        """What it is."""
+        """Current value."""
         return self.get()
 
     async def value_async(self) -> int:
-        """What it is."""
+        """Return the value."""
         return await self.get_async()
 
     def __int__(self) -> int:
@@ -310,21 +323,25 @@ class SharedCounter(SharedObject):
 
     @_waited
     def reset(self, value: int = 0) -> Steps[int]:
-        """Set it; what it was before."""
+        """Set the value and return the former one."""
         return int((yield self._request("reset", to=operator.index(value)))[0])
 
     reset_async = _awaited(reset)
 
 
 class SharedQueue(SharedObject):
-    """A queue of the pool, first in, first out; what pickles goes through it, up to 16 MB each.
+    """FIFO queue of the pool, for what pickles, up to 16 MB per item.
 
-    Each item goes to one who gets it. Where a rank is interrupted as it gets one, the item is the first again.
+    Each item goes to one reader. If a rank is interrupted while it gets an item, the item returns to the front.
 
     Parameters
     ----------
+    name : str
+        The queue's name.
     maxsize : int
-        How many may wait in it; 0 for any number.
+        Limit of items in it; 0 for no limit.
+    of : SharedStateChannel, optional
+        Channel to use; by default that of the process.
     """
 
     _kind = "queue"
@@ -337,12 +354,9 @@ class SharedQueue(SharedObject):
 
     @_waited
     def put(self, value: Any, timeout: float | None = None) -> Steps[None]:
-        """Put an item in, when there is room.
+        """Append an item; wait while the queue is full.
 
-        Raises
-        ------
-        queue.Full
-            When there is none for ``timeout`` seconds.
+        Raises queue.Full after ``timeout`` seconds.
         """
         there, _ = yield self._put(value, _seconds(timeout))
         if not there:
@@ -351,7 +365,7 @@ class SharedQueue(SharedObject):
     put_async = _awaited(put)
 
     def offer(self, value: Any) -> bool:
-        """Put an item in if there is room now; whether there was."""
+        """Append an item if there is room now; return False otherwise."""
         return bool(self._put(value, 0.0).answer()[0])
 
     def _put(self, value: Any, timeout: float | None) -> SharedRequest:
@@ -360,7 +374,10 @@ class SharedQueue(SharedObject):
 
     @_waited
     def get(self, timeout: float | None = None, default: Any = None) -> Steps[Any]:
-        """Take the next item out, when there is one; the default where there is none for ``timeout`` seconds."""
+        """Remove and return the next item; wait while the queue is empty.
+
+        Returns the default after ``timeout`` seconds.
+        """
         where = f"for an item of queue {self.name!r}"
         there, data = yield self._request("get", maxsize=self.maxsize, timeout=_seconds(timeout), where=where)
         return _load(data[0]) if there else default
@@ -368,11 +385,11 @@ class SharedQueue(SharedObject):
     get_async = _awaited(get)
 
     def poll(self) -> Any:
-        """Take the next item out; None where there is none now."""
+        """Remove and return the next item; None if the queue is empty."""
         return self.get(0.0)
 
     def qsize(self) -> int:
-        """How many items wait."""
+        """Return the number of items."""
         return int(self._ask("size", maxsize=self.maxsize)[0])
 
     def __len__(self) -> int:
@@ -382,27 +399,31 @@ class SharedQueue(SharedObject):
         return True
 
     def empty(self) -> bool:
-        """Whether no item waits."""
+        """Return True if the queue is empty."""
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Whether there is no room."""
+        """Return True if there is no room."""
         return 0 < self.maxsize <= self.qsize()
 
     def clear(self) -> None:
-        """Take all items out."""
+        """Remove all items."""
         self._ask("clear", maxsize=self.maxsize)
 
 
 class SharedLock(SharedObject):
-    """A lock of the pool: one rank has it at a time. It ends with the process that has it.
+    """Lock of the pool; it is released when its holder's process ends.
 
-    Not to be taken twice by one rank, which would wait for itself.
+    It is not reentrant: a rank that takes it twice waits for itself.
 
     Parameters
     ----------
+    name : str
+        The lock's name.
     timeout : float, optional
-        How long `acquire` and ``with`` wait, where they are not told.
+        Default timeout of `acquire` and ``with`` in seconds.
+    of : SharedStateChannel, optional
+        Channel to use; by default that of the process.
     """
 
     _kind = "lock"
@@ -413,7 +434,7 @@ class SharedLock(SharedObject):
 
     @_waited
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> Steps[bool]:
-        """Take it, when it is free; whether it was within the time."""
+        """Acquire the lock; return False on timeout."""
         patience = 0.0 if not blocking else self.timeout if timeout is None else _seconds(timeout)
         return bool((yield self._request("acquire", timeout=patience, where=f"for lock {self.name!r}"))[0])
 
@@ -421,13 +442,13 @@ class SharedLock(SharedObject):
 
     @_waited
     def release(self) -> Steps[None]:
-        """Let it go; RuntimeError where this rank does not have it."""
+        """Release the lock; RuntimeError if this rank does not hold it."""
         yield self._request("release")
 
     release_async = _awaited(release)
 
     def locked(self) -> bool:
-        """Whether anybody has it."""
+        """Return True if any rank holds it."""
         return bool(self._ask("locked")[0])
 
     def __enter__(self) -> SharedLock:
@@ -455,15 +476,19 @@ class SharedLock(SharedObject):
 
 
 class SharedBarrier(SharedObject):
-    """A place of the pool where so many wait for each other; it can be used again and again.
+    """Reusable barrier of the pool.
 
-    One that is interrupted, or whose process ends, is not counted any more: the others go on waiting until
-    somebody takes its place, or their cell's grace is over.
+    A waiter that is interrupted, or whose process ends, does not count any more: the others wait until another one
+    comes, or until their cell's grace period ends.
 
     Parameters
     ----------
+    name : str
+        The barrier's name.
     parties : int
-        How many.
+        Number of waiters that release it.
+    of : SharedStateChannel, optional
+        Channel to use; by default that of the process.
     """
 
     _kind = "barrier"
@@ -476,12 +501,9 @@ class SharedBarrier(SharedObject):
 
     @_waited
     def wait(self, timeout: float | None = None) -> Steps[int]:
-        """Wait until all are here; in which place this one came, from 0.
+        """Wait until all parties are here; return the order of arrival, from 0.
 
-        Raises
-        ------
-        TimeoutError
-            When they are not for ``timeout`` seconds.
+        Raises TimeoutError after ``timeout`` seconds.
         """
         where = f"at barrier {self.name!r} for {self.parties} in all"
         place, _ = yield self._request("wait", parties=self.parties, timeout=_seconds(timeout), where=where)
@@ -492,14 +514,14 @@ class SharedBarrier(SharedObject):
     wait_async = _awaited(wait)
 
     def reset(self) -> None:
-        """Nothing: it is ready for its next use by itself."""
+        """Do nothing: the barrier is reusable as it is."""
 
 
 # Keys and values.
 
 
 def _name_of(key: Any) -> str:
-    """A key as text: the same for keys that are equal, as in a dict, and for no others."""
+    """Return a key as text: equal for equal keys, as in a dict."""
     return repr(_plain(key))
 
 
@@ -531,7 +553,7 @@ def _seconds(timeout: float | None) -> float | None:
 
 
 def _dump(value: Any) -> bytes:
-    """A value as a pickle; functions of the notebook go as such."""
+    """Pickle a value; notebook functions go by value."""
     file = io.BytesIO()
     pickling.Pickler(file, pickling.main_namespace()).dump(value)
     data = file.getvalue()

@@ -1,1 +1,1 @@
-"""The machine and its processes: GPUs, metrics, locks, and who stands still."""
+"""Machine and processes of a node: GPUs, metrics, locks, stopped processes."""

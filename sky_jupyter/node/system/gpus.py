@@ -1,4 +1,4 @@
-"""Which accelerators this machine has, as its driver's own tool tells, and which of them each rank gets."""
+"""Accelerators of this machine, from nvidia-smi, and their shares per rank."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 QUERY = ("--query-gpu=index,uuid,name", "--format=csv,noheader")
 _ROW = re.compile(r"(?P<index>\d+), (?P<uuid>GPU-[0-9a-fA-F-]+), (?P<name>\S.*?)\s*\Z")
 _PATIENCE = 10.0
-# How much of a device JAX takes at once, and what else says so: where the user does, nobody else.
+# JAX's share of a device's memory, and the variables that control it: if the user sets one, we set none.
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _SAYS = (FRACTION, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR")
-# JAX's own, of one process.
+# JAX's default for one process.
 _ALONE = 0.75
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator: what CUDA_VISIBLE_DEVICES calls it, and its kind as the driver says it."""
+    """Accelerator: its id for CUDA_VISIBLE_DEVICES and its name."""
 
     id: str
     kind: str
@@ -32,12 +32,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Devices:
-    """The accelerators that a machine's ranks may use, in their order.
+    """Accelerators that a machine's ranks may use, in order.
 
     Parameters
     ----------
+    all : tuple of Device
+        The accelerators.
     narrowed : bool
-        Whether a CUDA_VISIBLE_DEVICES of the user's chose them.
+        Whether the user's CUDA_VISIBLE_DEVICES selected them.
     """
 
     all: tuple[Device, ...] = ()
@@ -55,33 +57,33 @@ class Devices:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each."""
+        """Name of each accelerator."""
         return tuple(device.kind for device in self.all)
 
     def of_kind(self, wanted: str) -> int:
-        """How many are of a kind such as ``A100``."""
+        """Return how many are of a kind such as ``A100``."""
         return sum(is_kind(wanted, kind) for kind in self.kinds)
 
     def can_be_shared(self, ranks: int) -> bool:
-        """Whether so many ranks can have equal shares; one device each at least."""
+        """Return True if each rank can have an equal share of whole devices."""
         return bool(self.all) and len(self) % ranks == 0
 
     def shares(self, ranks: int) -> list[Devices]:
-        """The contiguous equal shares of so many ranks; without devices where there are none such."""
+        """Return contiguous equal shares of the ranks; empty ones if impossible."""
         each = len(self) // ranks if self.can_be_shared(ranks) else 0
         return [Devices(self.all[rank * each : (rank + 1) * each], self.narrowed) for rank in range(ranks)]
 
     def environment(self) -> dict[str, str]:
-        """What a process finds in its environment that is to use these alone; nothing where there are none."""
+        """Return environment variables that restrict a process to these devices."""
         if not self.all:
             return {}
         env = {VISIBLE: ",".join(device.id for device in self.all)}
-        # Left to itself, CUDA numbers the fastest device 0, and nvidia-smi the first slot's.
+        # By default CUDA numbers the fastest device 0, and nvidia-smi the first slot's.
         return env if self.narrowed else {**env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def present(env: Mapping[str, str] = os.environ) -> Devices:
-    """This machine's NVIDIA accelerators, as far as CUDA_VISIBLE_DEVICES allows; none without a driver."""
+    """Return this machine's NVIDIA devices that CUDA_VISIBLE_DEVICES allows."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Devices()
@@ -93,10 +95,10 @@ def present(env: Mapping[str, str] = os.environ) -> Devices:
 
 
 def parse(rows: Sequence[str], visible: str | None = None) -> Devices:
-    """The devices of nvidia-smi's lines, of which CUDA_VISIBLE_DEVICES may choose some.
+    """Parse the lines of nvidia-smi; apply CUDA_VISIBLE_DEVICES if given.
 
-    A line of another form is one of its messages, such as ``No devices were found``. As in CUDA, the
-    first entry of the variable that is no device, or one named before, ends the list.
+    A line of another form is a message, such as ``No devices were found``. As in CUDA, an entry of the variable that
+    is no device, or a repeated one, ends the list.
     """
     found = [match for row in rows if (match := _ROW.match(row.strip()))]
     if visible is None:
@@ -105,7 +107,7 @@ def parse(rows: Sequence[str], visible: str | None = None) -> Devices:
     for word in filter(None, (part.strip() for part in visible.split(","))):
         named = [number for number, match in enumerate(found) if _names(word, number, match["uuid"])]
         if word.startswith("MIG-") and found:
-            # A slice of a device; which one's, the driver alone can tell.
+            # A slice of a device; only the driver knows of which.
             key: int | str = word
             device = Device(word, f"MIG slice of {found[0]['name']}")
         elif len(named) == 1:
@@ -119,9 +121,10 @@ def parse(rows: Sequence[str], visible: str | None = None) -> Devices:
 
 
 def sharing(devices: Devices, ranks: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What ranks find in their environment that all use the same devices, so that JAX in one leaves the others room.
+    """Return environment variables for ranks that share devices.
 
-    By itself it takes three quarters of a device's memory at once, in each process.
+    JAX allocates three quarters of a device's memory at once, in each process: its share must leave room for the
+    others.
     """
     if not devices.all or ranks < 2 or any(env.get(name) for name in _SAYS):
         return {}
@@ -129,7 +132,7 @@ def sharing(devices: Devices, ranks: int, env: Mapping[str, str] = os.environ) -
 
 
 def shared_by(devices: Devices, ranks: int, env: Mapping[str, str] = os.environ) -> str:
-    """That ranks share devices, and what follows, in words; empty where each has its own."""
+    """Return a note that ranks share devices, and the consequences; or ""."""
     if not devices.all or ranks < 2 or devices.can_be_shared(ranks):
         return ""
     part = sharing(devices, ranks, env).get(FRACTION)
@@ -141,7 +144,7 @@ def shared_by(devices: Devices, ranks: int, env: Mapping[str, str] = os.environ)
 
 
 def why_not_shared(devices: Devices, ranks: int) -> str:
-    """Why devices cannot be shared among ranks, and what to do."""
+    """Return why devices cannot be shared equally, and what to do."""
     fits = [str(number) for number in range(1, len(devices) + 1) if len(devices) % number == 0]
     return (
         f"{ranks} ranks cannot share {devices} equally: have {' or '.join(fits)} of them, or choose the devices with "
@@ -150,7 +153,10 @@ def why_not_shared(devices: Devices, ranks: int) -> str:
 
 
 def is_kind(wanted: str, name: str) -> bool:
-    """Whether a driver's name, such as ``NVIDIA A100-SXM4-80GB``, is what people call A100, or A100-80GB."""
+    """Return True if a driver's device name matches a kind such as A100-80GB.
+
+    For example ``NVIDIA A100-SXM4-80GB``.
+    """
     return Accelerator.parse(wanted).fits(name)
 
 

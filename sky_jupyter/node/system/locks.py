@@ -1,8 +1,7 @@
-"""Locks that a process holds for as long as it lives, and that tell others so who cannot see it.
+"""File locks that a process holds for life, visible across containers.
 
-A lock of the kernel's on a file is seen from all containers of a machine that see the file. Where a
-file is seen as another one (a copy, a layer above it), taking its lock says nothing: the file holds
-which one it is to whoever holds its lock.
+A kernel lock on a file is visible in all containers of a machine that see the file. Where a container sees another
+file (a copy, an overlay), its lock means nothing: the holder writes the file's identity into it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ _MOST = 100
 
 
 def hold(path: Path) -> int | None:
-    """Take a lock and hold it until this process ends, or closes what is returned; None where it cannot be had."""
+    """Lock a file until this process ends; None if that fails.
+
+    Closing the returned descriptor releases the lock.
+    """
     try:
         held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
@@ -28,16 +30,17 @@ def hold(path: Path) -> int | None:
         os.ftruncate(held, 0)
         os.write(held, _which(held))
     except OSError:
-        # Some file systems have no locks; what cannot be locked is not judged by others.
+        # Some file systems have no locks; others then draw no conclusion.
         os.close(held)
         return None
     return held
 
 
 def shield(folder: Path) -> int | None:
-    """Keep a temporary folder from being cleaned up, until this process ends or closes what is returned.
+    """Protect a temporary folder from clean-up until this process ends.
 
-    ``systemd-tmpfiles`` passes over a folder that somebody holds a lock on (tmpfiles.d(5), "Age").
+    ``systemd-tmpfiles`` skips a folder that is locked (tmpfiles.d(5), "Age"). Closing the returned descriptor ends the
+    protection.
     """
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -53,7 +56,10 @@ def shield(folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def taken(path: Path) -> Iterator[bool]:
-    """Try a lock, and hold it meanwhile; whether nobody else has it. Where there is none, nobody has."""
+    """Try to lock a file; yield True if no one else holds the lock.
+
+    The lock is held during the block. A missing file counts as not held.
+    """
     try:
         held = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

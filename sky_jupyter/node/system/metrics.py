@@ -1,6 +1,6 @@
-"""How busy a node's machine is: its CPU, memory and GPUs, once a second, and the last five minutes of that.
+"""Metrics of a node's machine: CPU, memory and GPUs, over five minutes.
 
-In a container it is the container's share that counts, as its cgroup says.
+Samples are taken once a second. In a container the limits of its cgroup count.
 """
 
 from __future__ import annotations
@@ -21,45 +21,52 @@ from .gpus import Device
 EVERY = 1.0
 KEPT = 300
 _CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Of version 1: what stands for no limit is a little less than this.
+# Limits near this value mean "no limit" in cgroup version 1.
 _NO_LIMIT = 1 << 60
 _MOST_FILE = 1 << 16
 Gpu = tuple[str, int]
-"""A GPU's name, and how many bytes of memory it has."""
+"""A GPU's name and its memory in bytes."""
 Use = tuple[float, int]
-"""What part of its time a GPU worked, and how many bytes of its memory are used."""
+"""A GPU's utilization (0 to 1) and its used memory in bytes."""
 
 
 class Gpus(Protocol):
-    """Where a machine's GPUs are looked at."""
+    """Monitor of a machine's GPUs."""
 
     @property
     def all(self) -> Sequence[Gpu]:
         """The GPUs."""
 
     def look(self) -> Sequence[Use]:
-        """How busy each is."""
+        """Return the use of each GPU."""
 
 
 class NoGpus:
-    """A machine without any."""
+    """Monitor of a machine without GPUs."""
 
     all: Sequence[Gpu] = ()
 
     def look(self) -> Sequence[Use]:
-        """Nothing."""
+        """Return an empty sequence."""
         return ()
 
 
 class MachineMonitor:
-    """What of this machine's cores and memory the node may use, and uses.
+    """Monitor of the cores and memory that a node may use.
+
+    Parameters
+    ----------
+    cgroups : Path
+        Root of the cgroup file systems.
+    own : Path
+        File that lists this process's cgroups.
 
     Attributes
     ----------
     cores : float
-        How many; a part of one counts.
+        Number of cores, or the cgroup's quota.
     memory : int
-        Bytes in all.
+        Total memory in bytes, or the cgroup's limit.
     """
 
     def __init__(self, cgroups: Path = _CGROUPS, own: Path = _OWN) -> None:
@@ -77,20 +84,20 @@ class MachineMonitor:
         self.cpu()
 
     def used(self) -> int:
-        """Bytes of memory that are used, without what the system holds for files only."""
+        """Return the bytes of memory in use, without file caches."""
         if self._memory_group is not None and (used := self._memory_group.memory_used()) is not None:
             return used
         memory = psutil.virtual_memory()
         return int(memory.total - memory.available)
 
     def cpu(self) -> float:
-        """What part of the cores was busy since this was last asked; 0 the first time."""
+        """Return the busy share of the cores since the last call; 0 at first."""
         now = time.monotonic()
         busy = self._cpu_group.cpu_seconds() if self._cpu_group is not None else None
         if busy is None:
             times = psutil.cpu_times()
             busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
-            # A guest's time is in its host's already.
+            # Guest time is included in user time.
             busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         before, self._before = self._before, (now, busy)
         if before is None or now <= before[0]:
@@ -100,24 +107,24 @@ class MachineMonitor:
 
 
 class _Group:
-    """A control group of either version: the folders of its controllers."""
+    """Control group of either version, by the folders of its controllers."""
 
     def __init__(self, memory: Path | None, cpu: Path | None, usage: Path | None, *, unified: bool) -> None:
         self._memory, self._cpu, self._usage, self._unified = memory, cpu, usage, unified
 
     def memory_limit(self) -> int | None:
-        """Bytes; None where there is no limit."""
+        """Return the limit in bytes; None if there is none."""
         limit = _number(self._memory, "memory.max" if self._unified else "memory.limit_in_bytes")
         return limit if limit is not None and limit < _NO_LIMIT else None
 
     def memory_used(self) -> int | None:
-        """Bytes, without what the system holds for files and would give back at once."""
+        """Return the bytes in use, without inactive file caches."""
         used = _number(self._memory, "memory.current" if self._unified else "memory.usage_in_bytes")
         cached = _field(self._memory, "memory.stat", "inactive_file" if self._unified else "total_inactive_file")
         return None if used is None else max(0, used - (cached or 0))
 
     def cpu_quota(self) -> float | None:
-        """How many cores; None where there is no limit."""
+        """Return the quota in cores; None if there is none."""
         if self._unified:
             words = _words(self._cpu, "cpu.max")
             quota, period = (int(word) if word.isdigit() else 0 for word in (*words, "", "")[:2])
@@ -127,7 +134,7 @@ class _Group:
         return quota / period if quota > 0 and period > 0 else None
 
     def cpu_seconds(self) -> float | None:
-        """Seconds of CPU time that all in it have used."""
+        """Return the CPU time of the group in seconds."""
         if self._unified:
             used = _field(self._cpu, "cpu.stat", "usage_usec")
             return None if used is None else used / 1e6
@@ -136,7 +143,7 @@ class _Group:
 
 
 def _groups(root: Path, own: Path) -> Iterator[_Group]:
-    """The groups that this process is in, the innermost first; none where there are none."""
+    """Yield the cgroups of this process, the innermost first."""
     lines = [line.split(":", 2) for line in _read(own).splitlines()]
     places = {name: path for _, names, path in (line for line in lines if len(line) == 3) for name in names.split(",")}
     if "memory" in places or "cpu" in places:
@@ -150,7 +157,10 @@ def _groups(root: Path, own: Path) -> Iterator[_Group]:
 
 
 def _upwards(root: Path, controller: str, path: str | None) -> list[Path]:
-    """A group's folder and those around it. In a container its own may be what is mounted as the root."""
+    """Return a group's folder and its parents.
+
+    In a container the group's own path may be what is mounted as the root.
+    """
     if path is None:
         return []
     top = root / controller
@@ -187,31 +197,31 @@ def _cores() -> int:
 
 
 class Sampler:
-    """One an agent, which runs `attend`; what it has found is asked for with `since`.
+    """Periodic sampler of metrics; the agent runs `attend`.
 
     Parameters
     ----------
     machine : MachineMonitor
-        The node's.
+        The node's machine.
     gpus : Gpus
-        The node's.
+        The node's GPUs.
     """
 
     def __init__(self, machine: MachineMonitor, gpus: Gpus) -> None:
         self.machine, self.gpus = machine, gpus
-        # How many there were; the newest are kept.
+        # Number of samples taken; the newest are kept.
         self.next = 0
         self._kept: deque[list[float]] = deque(maxlen=KEPT)
 
     async def attend(self) -> None:
-        """Take a sample a second."""
+        """Take a sample every second, for ever."""
         while True:
             await asyncio.sleep(EVERY)
-            # What waits for a driver must not keep the agent from its ranks.
+            # In a thread: waiting for a driver must not block the agent.
             self.take(await asyncio.to_thread(self.gpus.look) if self.gpus.all else ())
 
     def take(self, uses: Sequence[Use] = ()) -> None:
-        """Take a sample: the busy part of the cores, bytes of memory, and of each GPU both."""
+        """Take a sample: CPU share, bytes of memory, and the use of each GPU."""
         row = [round(self.machine.cpu(), 3), self.machine.used()]
         for busy, used in uses:
             row += [round(busy, 3), used]
@@ -219,7 +229,7 @@ class Sampler:
         self.next += 1
 
     def since(self, number: int) -> dict[str, Any]:
-        """The samples from a number on, as far as they are kept, and what they are parts of."""
+        """Return the kept samples from a number on, and the machine's totals."""
         new = max(0, min(self.next - number, len(self._kept))) if number <= self.next else len(self._kept)
         return {
             "cores": self.machine.cores,
@@ -231,14 +241,14 @@ class Sampler:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory that a process has, with what it shares with others; 0 where it is gone."""
+    """Return a process's resident memory in bytes; 0 if it is gone."""
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
 
 
 def gpus_of(devices: Sequence[Device]) -> Gpus:
-    """Where these devices are looked at; nothing is loaded where there are none."""
+    """Return a monitor of these devices; load nothing if there are none."""
     if not devices:
         return NoGpus()
     from .nvml import Nvml

@@ -1,7 +1,6 @@
-"""NVIDIA's management library, as far as it tells how busy a GPU is: the few calls of it that this takes.
+"""NVML (NVIDIA's management library): the few calls for GPU metrics.
 
-It comes with the driver. A call costs some microseconds, where a program that is started costs tens of
-milliseconds.
+It comes with the driver. A call takes some microseconds; starting nvidia-smi takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 LIBRARY = "libnvidia-ml.so.1"
-# Where it lies under Windows' Linux, which no loader looks at.
+# Its path in WSL, which the loader does not search.
 _PLACES = (LIBRARY, "/usr/lib/wsl/lib/" + LIBRARY)
 _TEXT = 96
 _OK = 0
@@ -27,7 +26,10 @@ class _Memory(ctypes.Structure):
 
 
 class _Memory2(ctypes.Structure):
-    """What the driver keeps for itself is not in what is used here, as in nvidia-smi: of 80 GB about 0.6."""
+    """Memory info of version 2: used memory without what the driver reserves.
+
+    nvidia-smi shows the same. The driver reserves about 0.6 of 80 GB.
+    """
 
     _fields_ = [
         ("version", ctypes.c_uint),
@@ -38,19 +40,19 @@ class _Memory2(ctypes.Structure):
     ]
 
 
-# Of what size a structure is, and of which version.
+# Size and version of the structure.
 _MEMORY_2 = ctypes.sizeof(_Memory2) | 2 << 24
 
 
 class Nvml:
-    """The library, opened, and some of its devices; made by `of`, kept as long as the process.
+    """NVML with some of its devices; made by `of`.
 
     Parameters
     ----------
-    library
+    library : CDLL
         The loaded library, initialised.
     handles : sequence
-        Its names of the devices.
+        NVML's handles of the devices.
     """
 
     def __init__(self, library: ctypes.CDLL, handles: Sequence[ctypes.c_void_p]) -> None:
@@ -59,9 +61,9 @@ class Nvml:
 
     @classmethod
     def of(cls, ids: Sequence[str]) -> Nvml | None:
-        """Devices by their index, or what their UUID begins with; None without the library.
+        """Open devices by index or UUID prefix; None without the library.
 
-        A slice of a device (MIG) is not looked at: the driver does not tell its use.
+        A slice of a device (MIG) is skipped: the driver does not report its use.
         """
         library = _load()
         if library is None:
@@ -78,7 +80,7 @@ class Nvml:
         return cls(library, [handle for handle in found if handle is not None])
 
     def look(self) -> Sequence[tuple[float, int]]:
-        """What part of its time each device worked, and how many bytes of its memory are used."""
+        """Return the utilization and used memory of each device."""
         return [(self._busy(handle), self._memory(handle).used) for handle in self._handles]
 
     def _busy(self, handle: ctypes.c_void_p) -> float:
@@ -99,7 +101,10 @@ class Nvml:
 
 
 def _load() -> ctypes.CDLL | None:
-    """The library, ready; None where there is none, or no driver for it. ``SKY_NVML`` names another."""
+    """Load and initialise NVML; None without library or driver.
+
+    ``SKY_NVML`` names another library.
+    """
     given = os.environ.get("SKY_NVML")
     for place in [given] if given else _PLACES:
         with contextlib.suppress(OSError, AttributeError):

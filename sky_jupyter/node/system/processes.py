@@ -1,7 +1,7 @@
-"""What the operating system is asked for when a process of a node starts or ends.
+"""Start and end of a node's processes: death signals, groups, reaping.
 
-On Linux a child asks to be killed with its parent, and the host adopts orphans, so that nothing
-of a pool can outlive its host. Elsewhere those calls do nothing and the host's own sweep remains.
+On Linux a child asks to be killed with its parent, and the host adopts orphans: nothing of a pool can outlive its
+host. Elsewhere those calls do nothing, and the host's own clean-up remains.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ...util.text import format_size
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Of malloc.h. Memory that is this large is the system's again as soon as it is freed.
+# From malloc.h. Allocations above the threshold are returned to the system when they are freed.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE = 1 << 20
 _TRACKER = "resource_tracker import main"
-# How long trackers may take to clean up after those that were killed.
+# Seconds for resource trackers to clean up after killed processes.
 _TRACKER_PATIENCE = 1.5
 _ROUNDS = 3
 
@@ -37,7 +37,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, whose id is given, ends."""
+    """Make the kernel kill this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         # The parent ended between the fork and the call.
@@ -45,19 +45,19 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends."""
+    """Become the parent of descendants whose own parent ends (subreaper)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def give_memory_back() -> None:
-    """Have this process and its children hold little memory that they do not use.
+    """Configure malloc to return unused memory to the system.
 
-    glibc makes each thread a heap of its own, and keeps ever larger pieces for the next that is as
-    large: over days, a process of many threads and some large messages grows by them (mallopt(3)).
+    By default glibc has a heap per thread, and raises its threshold with each large allocation: a process with many
+    threads and some large messages grows over days (mallopt(3)). Child processes inherit this.
     """
     if sys.platform != "linux":
         return
-    # Other C libraries have no such call, and no need of it.
+    # Other C libraries have no such call, and do not need it.
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_ARENA_MAX, 1)
@@ -65,25 +65,20 @@ def give_memory_back() -> None:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal a process of our own forks and what is in its group; nothing where it has ended."""
+    """Signal a forked process and its group; no-op if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         try:
             os.killpg(pid, number)
         except ProcessLookupError:
-            # Just forked, it has not made its group yet.
+            # Just forked: it has not created its group yet.
             os.kill(pid, number)
 
 
 def kill_group(pid: int, *, ended: bool = False) -> None:
-    """Kill a process of our own forks and what is in its group, but for multiprocessing's resource tracker.
+    """Kill a forked process and its group, except for resource trackers.
 
-    That one removes the shared memory and semaphores that the others have left, and ends by itself when
-    they are gone.
-
-    Parameters
-    ----------
-    ended : bool
-        Whether the process itself has ended, and only what it left is meant.
+    multiprocessing's tracker removes shared memory and semaphores that the others have left, and ends by itself when
+    they are gone. With ``ended`` the process itself has ended, and only the rest of its group is killed.
     """
     for _ in range(_ROUNDS):
         members = [member for member in psutil.pids() if _group_of(member) == pid]
@@ -95,7 +90,7 @@ def kill_group(pid: int, *, ended: bool = False) -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             return
-        # One at a time: what one of them starts meanwhile is found in the next round.
+        # One by one: processes that they start meanwhile are found in the next round.
         for member in set(members) - set(trackers):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(member, signal.SIGKILL)
@@ -108,23 +103,28 @@ def _group_of(pid: int) -> int:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether a process is a resource tracker, the standard library's or joblib's."""
+    """Return True for a resource tracker of multiprocessing or joblib."""
     with contextlib.suppress(psutil.Error):
         return _TRACKER in " ".join(psutil.Process(pid).cmdline())
     return False
 
 
 def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
-    """A wait status in words: ``"killed by SIGKILL (9)"`` or ``"exit status 3"``.
+    """Describe a wait status: ``"killed by SIGKILL (9)"``, ``"exit status 3"``.
 
     Parameters
     ----------
     status : int
         The wait status.
     used : int
-        The most bytes of memory that the process has used; told where it was killed by SIGKILL.
+        Peak memory of the process in bytes; mentioned after SIGKILL.
     short : bool
-        Whether the kernel killed a process for want of memory just then.
+        Whether the OOM killer was active at that time.
+
+    Returns
+    -------
+    str
+        The description.
     """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -140,17 +140,15 @@ def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
 
 
 def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 3.0) -> list[int]:
-    """Kill every descendant of this process and wait for their end; resource trackers have a moment before that.
+    """Kill all descendants and wait for their end; return those still there.
 
-    Returns
-    -------
-    list of int
-        Processes that were still there after ``patience`` seconds.
+    Resource trackers get a moment to clean up. The wait ends after ``patience`` seconds. Processes in ``spare`` are
+    not killed.
     """
     began = time.monotonic()
     trackers: set[int] = set()
     while True:
-        # Asked anew each time round: what a killed child had started is adopted meanwhile.
+        # Listed again in each round: children of a killed process are adopted meanwhile.
         left = [p for p in psutil.Process().children(recursive=True) if p.pid not in spare]
         trackers |= {p.pid for p in left if p.pid not in trackers and is_tracker(p.pid)}
         late = time.monotonic() - began > _TRACKER_PATIENCE
@@ -165,7 +163,7 @@ def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 3
 
 
 def is_there(pid: int) -> bool:
-    """Whether a child has not been collected yet."""
+    """Return True if a child has not been reaped yet."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True
@@ -173,12 +171,12 @@ def is_there(pid: int) -> bool:
 
 
 def reap() -> dict[int, int]:
-    """Collect ended children: process id -> wait status."""
+    """Reap ended children; return wait statuses by process id."""
     return {pid: status for pid, status, _ in collect()}
 
 
 def collect() -> Iterator[tuple[int, int, int]]:
-    """Collect ended children: process id, wait status, and the most bytes of memory that each has used."""
+    """Reap ended children; yield process id, wait status and peak memory."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -188,7 +186,7 @@ def collect() -> Iterator[tuple[int, int, int]]:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since the machine began; 0 where it does not tell."""
+    """Return the number of OOM kills since the machine started; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError), open("/proc/vmstat") as file:
         for line in file:
             if line.startswith("oom_kill "):
