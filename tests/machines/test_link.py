@@ -505,6 +505,18 @@ def test_nobody_is_let_in_without_the_key(link: Link, folder: Path) -> None:
     Link.join(folder).close()
 
 
+def test_who_says_nothing_holds_up_nobody_and_is_let_go(
+    link: Link, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(socket_folder.dial(folder)):
+        Link.join(folder).close()
+    monkeypatch.setattr(framing, "_PATIENCE", 0.2)
+    near, far = socket.socketpair()
+    far.sendall(b"half of what is to be proved")
+    with near, far, pytest.raises(framing.Broken, match="timed out"):
+        framing.prove(near, bytes(32), server=True)
+
+
 @pytest.mark.parametrize(
     "sent",
     [

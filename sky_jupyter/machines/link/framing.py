@@ -1,4 +1,8 @@
-"""Messages over a unix socket: who is at the other end, and how much of what comes is read at most."""
+"""Messages over a unix socket: who is at the other end, and how much of what comes is read at most.
+
+`multiprocessing.connection` is not used: its `accept` waits for a client that says nothing, its close wakes no
+thread that reads, and before Python 3.12 its proof is HMAC with MD5, which systems in FIPS mode refuse.
+"""
 
 from __future__ import annotations
 
