@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import PoolError, SkyError, SpecError, nearest
 from ..spec.pool_spec import MAX_NODES
 from ..util.text import rank_label
-from ..util.validate import is_whole
+from ..util.validate import Check, is_flag, list_of, whole
 from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools
@@ -106,34 +106,26 @@ def read(content: Any) -> tuple[str, Request]:
     return action, Request(**given)
 
 
-def _text(most: int) -> Callable[[Any], bool]:
+def _text(most: int) -> Check:
     return lambda value: isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 
-def _whole(low: int, high: int) -> Callable[[Any], bool]:
-    return lambda value: is_whole(value, low, high)
-
-
-def _several(good: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and 0 < len(value) <= most and all(map(good, value))
-
-
-_RANK, _MARK = _whole(0, MAX_NODES * _MOST_RANKS), _whole(0, _MOST_NUMBER)
+_RANK, _MARK = whole(0, MAX_NODES * _MOST_RANKS), whole(0, _MOST_NUMBER)
 # Parameters: the field of `Request`, the check of a value, and its description for messages.
-_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
+_FIELDS: Mapping[str, tuple[str, Check, str]] = {
     "pool": ("pool", _text(_MOST_TEXT), "a pool's name"),
     "run": ("run", lambda value: isinstance(value, str) and bool(_ID.match(value)), "a run's id"),
     "rank": ("rank", _RANK, "a rank's number, or 'all'"),
-    "ranks": ("ranks", _several(_RANK, _MOST_RANKS), f"a list of 1 to {_MOST_RANKS} ranks' numbers"),
-    "from": ("start", _whole(-_MOST_NUMBER, _MOST_NUMBER), "an event's number, or below 0 so many before the end"),
-    "count": ("count", _whole(1, log_pages.MOST_COUNT), f"a number from 1 to {log_pages.MOST_COUNT}"),
+    "ranks": ("ranks", list_of(_RANK, 1, _MOST_RANKS), f"a list of 1 to {_MOST_RANKS} ranks' numbers"),
+    "from": ("start", whole(-_MOST_NUMBER, _MOST_NUMBER), "an event's number, or below 0 so many before the end"),
+    "count": ("count", whole(1, log_pages.MOST_COUNT), f"a number from 1 to {log_pages.MOST_COUNT}"),
     "as": ("form", lambda value: value in ("events", "text"), "'events' or 'text'"),
     "since": ("since", _MARK, "the 'mark' of an earlier answer, or 0"),
-    "lines": ("lines", _whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
-    "hard": ("hard", lambda value: isinstance(value, bool), "true or false"),
-    "nodes": ("nodes", _whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
-    "add": ("add", _several(_text(_MOST_HOST), MAX_NODES), "a list of hosts, such as gpu1 or me@gpu2:2222"),
-    "remove": ("remove", _several(_whole(0, MAX_NODES), MAX_NODES), "a list of nodes' numbers"),
+    "lines": ("lines", whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
+    "hard": ("hard", is_flag, "true or false"),
+    "nodes": ("nodes", whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
+    "add": ("add", list_of(_text(_MOST_HOST), 1, MAX_NODES), "a list of hosts, such as gpu1 or me@gpu2:2222"),
+    "remove": ("remove", list_of(whole(0, MAX_NODES), 1, MAX_NODES), "a list of nodes' numbers"),
 }
 
 

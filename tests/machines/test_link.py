@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from sky_jupyter.errors import (
     SpecError,
     Unreachable,
 )
-from sky_jupyter.machines.link import framing, socket_folder
+from sky_jupyter.machines.link import encoding, framing, socket_folder
 from sky_jupyter.machines.link.client import Link
 from sky_jupyter.machines.link.encoding import Event
 from sky_jupyter.machines.link.machine import LinkMachine
@@ -549,7 +550,10 @@ def test_what_makes_no_sense_ends_its_own_connection_only(link: Link, folder: Pa
         {"call": "tunnel", "machine": 1, "host": "x", "port": 1 << 20},
         {"call": "wait", "command": 99},
         {"call": "put", "machine": 1, "files": [["a", -1]]},
+        {"call": "put", "machine": 1, "files": [["a", True]]},
         {"call": "keep", "lease": "long"},
+        {"call": "keep", "processes": [{"machine": 1, "pid": 1, "started": float("nan")}]},
+        {"call": "finish", "works": [{"machine": 1}], "patience": 1},
     ],
 )
 def test_calls_that_make_no_sense_are_refused(link: Link, facts: dict[str, object]) -> None:
@@ -557,6 +561,14 @@ def test_calls_that_make_no_sense_are_refused(link: Link, facts: dict[str, objec
     with pytest.raises(SkyError):
         link.ask(call_name, **facts)  # type: ignore[arg-type]
     assert link.machines() == []
+
+
+@pytest.mark.parametrize("changed", [{"port": True}, {"port": 1 << 16}, {"timeout": float("nan")}, {"keys": "a"}])
+def test_a_target_whose_values_make_no_sense_is_refused(changed: dict[str, object]) -> None:
+    sound = encoding.from_target(Target("a", "b", "c"))
+    assert encoding.target(json.loads(json.dumps(sound))) == Target("a", "b", "c")
+    with pytest.raises(SpecError, match="no target"):
+        encoding.target(json.loads(json.dumps({**sound, **changed})))
 
 
 # Its life

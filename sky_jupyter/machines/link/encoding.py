@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import HostKeyError, LinkLost, LoginRefused, MachineError, PoolError, SkyError, SpecError, Unreachable
+from ...util.validate import Check, is_flag, is_text, list_of, number, optional, whole
 from ..ssh.target import Target
 from ..ssh.types import NoShell
 
 _MACHINE_ERRORS = {kind.__name__: kind for kind in (MachineError, Unreachable, LoginRefused, LinkLost, NoShell)}
 _PLAIN_ERRORS = {kind.__name__: kind for kind in (SkyError, SpecError, PoolError, TimeoutError, ValueError)}
-_TEXT = {"name", "host", "user", "strict", "family"}
-_MAYBE_TEXT = {"agent", "proxy_command", "host_key_alias", "bind"}
-_TEXTS = {"keys", "certificates", "known_hosts", "system_known_hosts"}
-_FLAGS = {"identities_only", "hash_known_hosts"}
+_TEXTS = ("keys", "certificates", "known_hosts", "system_known_hosts")
+# What a target's values are, but for its jump.
+_TARGET: Mapping[str, Check] = {
+    **dict.fromkeys(("name", "host", "user", "strict", "family"), is_text),
+    **dict.fromkeys(("agent", "proxy_command", "host_key_alias", "bind"), optional(is_text)),
+    **dict.fromkeys(_TEXTS, list_of(is_text)),
+    **dict.fromkeys(("identities_only", "hash_known_hosts"), is_flag),
+    "port": whole(1, 65535),
+    "timeout": number(0),
+}
 _MAX_JUMPS = 16
 
 
@@ -63,18 +70,11 @@ def from_target(target: Target) -> dict[str, Any]:
 
 def target(facts: Any, depth: int = 0) -> Target:
     """Return a target from its JSON form; raise SpecError if it is invalid."""
-    names = {field.name for field in dataclasses.fields(Target)}
-    if not isinstance(facts, dict) or set(facts) != names or depth > _MAX_JUMPS:
+    if not isinstance(facts, dict) or facts.keys() != {*_TARGET, "jump"} or depth > _MAX_JUMPS:
+        raise SpecError("this is no target of a connection")
+    if not all(good(facts[name]) for name, good in _TARGET.items()):
         raise SpecError("this is no target of a connection")
     values = dict(facts)
-    good = all(isinstance(values[name], str) for name in _TEXT)
-    good &= all(values[name] is None or isinstance(values[name], str) for name in _MAYBE_TEXT)
-    good &= all(isinstance(values[name], bool) for name in _FLAGS)
-    good &= isinstance(values["port"], int) and isinstance(values["timeout"], (int, float))
-    for name in _TEXTS:
-        good &= isinstance(values[name], list) and all(isinstance(one, str) for one in values[name])
-    if not good:
-        raise SpecError("this is no target of a connection")
     for name in _TEXTS:
         values[name] = tuple(values[name])
     if values["jump"] is not None:

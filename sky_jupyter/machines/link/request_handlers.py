@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...util import process_identity
-from ...util.validate import is_number, is_whole
+from ...util.validate import Fields, field, is_text, is_whole, list_of, number, optional, whole
 from ..forwards import join
 from ..ssh import file_transfer
 from ..ssh.known_hosts import Accepted, Unknown, valid_fingerprint
@@ -33,8 +33,30 @@ _MOST_FILES = 65536
 _MUCH = 1 << 19
 _TELL_EVERY = 0.05
 _LOOK = 1.0
-_SIGNALS = ("terminate", "kill")
 Facts = dict[str, Any]
+# What calls give.
+_FIELDS: Fields = {
+    **dict.fromkeys(("cwd", "host", "log", "script", "source", "target"), (is_text, "text")),
+    "address": (optional(is_text), "text, or none"),
+    "argv": (list_of(is_text, 1), "a list of texts"),
+    "env": (lambda value: isinstance(value, dict) and all(map(is_text, value.values())), "texts by their names"),
+    "files": (
+        list_of(lambda one: _is_pair(one) and is_text(one[0]) and is_whole(one[1]), 0, _MOST_FILES),
+        f"a list of at most {_MOST_FILES} paths, each with its size",
+    ),
+    "folders": (optional(list_of(lambda one: is_text(one) and os.path.isabs(one))), "a list of whole paths"),
+    "how": (lambda value: value in ("terminate", "kill"), "terminate or kill"),
+    "lease": (optional(number(0)), "a number of seconds, or none"),
+    "names": (optional(list_of(lambda one: _is_pair(one) and all(map(is_text, one)))), "a list of pairs of texts"),
+    "patience": (number(0), "a number of seconds"),
+    "pid": (whole(1), "a process's number"),
+    "port": (whole(1, 65535), "a whole number from 1 to 65535"),
+    "processes": (optional(list_of(lambda one: isinstance(one, dict))), "a list of processes"),
+    "started": (number(), "a process's beginning"),
+    "timeout": (optional(number(0, threading.TIMEOUT_MAX)), "a number of seconds, or none"),
+    "wish": (whole(0, 65535), "a whole number up to 65535"),
+    "works": (list_of(lambda one: isinstance(one, dict)), "a list of machines, each with its script"),
+}
 
 
 class Calls:
@@ -122,9 +144,7 @@ class Calls:
 
     def _connect(self, facts: Facts) -> None:
         target = encoding.target(facts.get("target"))
-        address = facts.get("address")
-        if address is not None and not isinstance(address, str):
-            raise SpecError("an address is text")
+        address = _field(facts, "address")
         agent = facts.get("agent")
         if isinstance(agent, str) and agent and "\0" not in agent:
             os.environ["SSH_AUTH_SOCK"] = agent
@@ -152,21 +172,15 @@ class Calls:
         return self._keeping.host(facts.get("machine"))
 
     def _keep(self, facts: Facts) -> None:
-        lease = facts.get("lease")
-        if lease is not None and not is_number(lease, 0):
-            raise SpecError("a lease is a number of seconds, or none")
+        lease = _field(facts, "lease")
         watched, folders = self._watched_pool(facts)
         self._lifetime.keep(lease)
         self._guard.watch(watched, folders)
         self._answer()
 
     def _finish(self, facts: Facts) -> None:
-        works, patience = facts.get("works"), facts.get("patience")
-        if not isinstance(works, list) or not all(isinstance(one, dict) for one in works):
-            raise SpecError("works are a list, each with its machine and script")
-        if not is_number(patience, 0):
-            raise SpecError("patience is a number of seconds")
-        scripts = [(self._host(one), str(one.get("script"))) for one in works]
+        works, patience = _field(facts, "works"), _field(facts, "patience")
+        scripts = [(self._host(one), _field(one, "script")) for one in works]
         for held in self._keeping.hosts():
             if held not in [one for one, _ in scripts]:
                 self._keeping.let_go(held.number)
@@ -182,11 +196,7 @@ class Calls:
 
     def _watched_pool(self, facts: Facts) -> tuple[list[Watched], list[Path]]:
         """The processes of the pool, and its folders here."""
-        processes, folders = facts.get("processes", []), facts.get("folders", [])
-        if not isinstance(processes, list) or not all(isinstance(one, dict) for one in processes):
-            raise SpecError("processes are a list, each with its machine, number and beginning")
-        if not isinstance(folders, list) or not all(isinstance(one, str) and os.path.isabs(one) for one in folders):
-            raise SpecError("folders are a list of whole paths")
+        processes, folders = _field(facts, "processes") or (), _field(facts, "folders") or ()
         watched = [Watched(self._host(one), *_identity(one), str(one.get("folder") or "")) for one in processes]
         return watched, [Path(one) for one in folders]
 
@@ -218,15 +228,12 @@ class Calls:
     # Commands
 
     def _exec(self, facts: Facts) -> None:
-        env = facts.get("env")
-        if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-            raise SpecError("variables of the environment are text")
         machine = self._host(facts).machine
         command = machine.exec(
-            _texts(facts, "argv"),
-            env=env,
-            cwd=_text(facts, "cwd"),
-            log=PurePosixPath(_text(facts, "log")),
+            _field(facts, "argv"),
+            env=_field(facts, "env"),
+            cwd=_field(facts, "cwd"),
+            log=PurePosixPath(_field(facts, "log")),
             survive=facts.get("survive") is not False,
             make=facts.get("make") is True,
         )
@@ -240,7 +247,7 @@ class Calls:
             raise
 
     def _wait(self, facts: Facts) -> None:
-        command, timeout = self._keeping.command(facts.get("command")), _seconds(facts)
+        command, timeout = self._keeping.command(facts.get("command")), _field(facts, "timeout")
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))
@@ -262,15 +269,13 @@ class Calls:
             self._answer(alive=self._process(facts, lane).alive)
 
     def _signal(self, facts: Facts) -> None:
-        how = facts.get("how")
-        if how not in _SIGNALS:
-            raise SpecError(f"a process is asked to {' or to '.join(_SIGNALS)}")
+        how = _field(facts, "how")
         with self._host(facts).lane() as lane:
             getattr(self._process(facts, lane), how)()
         self._answer()
 
     def _run(self, facts: Facts) -> None:
-        script, timeout = _text(facts, "script"), _seconds(facts)
+        script, timeout = _field(facts, "script"), _field(facts, "timeout")
         data = self._sent if facts.get("data") is True else None
         with self._host(facts).lane() as lane, self._watched(lane.interrupt):
             done = lane.run(script, stdin=data, timeout=timeout)
@@ -280,29 +285,21 @@ class Calls:
     # Files
 
     def _put(self, facts: Facts) -> None:
-        items = facts.get("files")
-        if not isinstance(items, list) or len(items) > _MOST_FILES:
-            raise SpecError(f"files are a list of at most {_MOST_FILES}")
-        sizes = []
-        for item in items:
-            good = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
-            if not good or item[1] < 0:
-                raise SpecError("a file is a path and a size")
-            sizes.append((PurePosixPath(item[0]), item[1]))
+        sizes = [(PurePosixPath(path), size) for path, size in _field(facts, "files")]
         held, size = self._host(facts), sum(size for _, size in sizes)
         with held.bulk() if size > _MUCH else held.lane() as lane:
             lane.put_parts(sizes, _exactly(self._sent, size))
         self._answer()
 
     def _upload(self, facts: Facts) -> None:
-        source, target = _text(facts, "source"), _text(facts, "target")
-        names = _pairs(facts.get("names"))
+        source, target = _field(facts, "source"), _field(facts, "target")
+        names = None if (pairs := _field(facts, "names")) is None else dict(pairs)
         with self._host(facts).bulk() as lane:
             moved = file_transfer.upload(lane, Path(source), target, names=names, progress=self._progress())
         self._answer(sent=moved.sent, there=moved.there)
 
     def _download(self, facts: Facts) -> None:
-        source, target = _text(facts, "source"), _text(facts, "target")
+        source, target = _field(facts, "source"), _field(facts, "target")
         with self._host(facts).bulk() as lane:
             moved = file_transfer.download(lane, source, Path(target), progress=self._progress())
         self._answer(sent=moved.sent, there=moved.there)
@@ -333,7 +330,7 @@ class Calls:
         if facts.get("probe") is True:
             # What the host says is lost to whoever connects to the tunnel: it is said now.
             held.machine.open_stream(*place).close()
-        self._answer(**_shown(self._keeping.tunnel(held, *place, _wish(facts))))
+        self._answer(**_shown(self._keeping.tunnel(held, *place, _field(facts, "wish"))))
 
     def _close_tunnel(self, facts: Facts) -> None:
         self._keeping.close_tunnel(facts.get("tunnel"))
@@ -341,7 +338,7 @@ class Calls:
 
     def _relay(self, facts: Facts) -> None:
         near, far = self._host(facts), self._keeping.host(facts.get("through"))
-        self._answer(port=self._keeping.relay(near, far, *_place(facts), _wish(facts)).port)
+        self._answer(port=self._keeping.relay(near, far, *_place(facts), _field(facts, "wish")).port)
 
     # While a call is answered
 
@@ -364,6 +361,15 @@ class Calls:
             over.set()
 
 
+def _field(facts: Facts, name: str) -> Any:
+    """Return what a call gives; raise SpecError unless it is what `_FIELDS` says."""
+    return field(_FIELDS, facts, name)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
 def _shown(tunnel: Tunnel) -> Facts:
     facts = {"tunnel": tunnel.number, "machine": tunnel.held.number, "port": tunnel.port}
     return {**facts, "to": [tunnel.host, tunnel.there]}
@@ -379,60 +385,12 @@ def _exactly(data: Iterator[bytes], size: int) -> Iterator[bytes]:
         raise SpecError("the files' bytes are not as many as was said")
 
 
-def _text(facts: Facts, name: str) -> str:
-    value = facts.get(name)
-    if not isinstance(value, str):
-        raise SpecError(f"{name} must be text")
-    return value
-
-
-def _texts(facts: Facts, name: str) -> list[str]:
-    value = facts.get(name)
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
-        raise SpecError(f"{name} must be a list of texts")
-    return value
-
-
-def _pairs(value: object) -> dict[str, str] | None:
-    """The files of an upload and what they are called there; none where all are meant."""
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise SpecError("names are a list of pairs")
-    for pair in value:
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
-            raise SpecError("a name is a pair of texts")
-    return dict(value)
-
-
-def _seconds(facts: Facts) -> float | None:
-    value = facts.get("timeout")
-    if value is None:
-        return None
-    if not is_number(value, 0, threading.TIMEOUT_MAX):
-        raise SpecError("a timeout must be a number of seconds")
-    return float(value)
-
-
 def _identity(facts: Facts) -> tuple[int, float]:
-    pid, started = facts.get("pid"), facts.get("started")
-    if not is_whole(pid, 1) or not is_number(started):
-        raise SpecError("a process is a number and a beginning")
-    return pid, float(started)
+    return _field(facts, "pid"), float(_field(facts, "started"))
 
 
 def _place(facts: Facts) -> tuple[str, int]:
-    port = facts.get("port")
-    if not is_whole(port, 1, 65535):
-        raise SpecError("port must be a whole number from 1 to 65535")
-    return _text(facts, "host"), port
-
-
-def _wish(facts: Facts) -> int:
-    wish = facts.get("wish") or 0
-    if not is_whole(wish, 0, 65535):
-        raise SpecError("a port that is wished for is a whole number up to 65535")
-    return wish
+    return _field(facts, "host"), _field(facts, "port")
 
 
 def _accepted(value: Any) -> Accepted:
