@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..pool.base.events import Event, ProgressEvent, TroubleEvent
+from ..pool.base.events import Event, ProgressEvent, Silent, TroubleEvent
 from .base.frontends import in_marimo, in_notebook
 from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
@@ -109,29 +109,6 @@ class LateView:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._view is not None:
             self._view.finish(self._done if kind is None else self._failed, ok=kind is None)
-
-
-class Silent:
-    """Null view (used by ``--quiet``).
-
-    Parameters
-    ----------
-    tick : callable, optional
-        Called instead of drawing it.
-    """
-
-    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
-        self._tick = tick
-
-    def on_event(self, event: Event) -> None:
-        """Do nothing."""
-
-    def refresh(self) -> None:
-        """Call the poll callback alone."""
-        self._tick()
-
-    def finish(self, ready: object, *, ok: bool = True) -> None:
-        """Do nothing."""
 
 
 def run_view(

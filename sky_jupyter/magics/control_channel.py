@@ -6,18 +6,15 @@ A comm's message waits until the cell has ended. See docs/actions.md for the mes
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ..display.notebook import control_channel
 from ..pool import requests
-from ..util.tasks import BackgroundTasks
+from ..util import control_requests
+from ..util.control_requests import Reply, refusal
 
-REQUEST, REPLY = "sky_request", "sky_reply"
-_log = logging.getLogger(__name__)
+REQUEST = "sky_request"
 # So many are worked on at a time; who asks for more asks too often.
 _MOST = 32
 # Of those, so many are left to what must come through.
@@ -29,33 +26,20 @@ class Requests:
     """Handler of these requests; made by `install`, held by the kernel.
 
     Runs on the kernel's control thread.
-
-    Parameters
-    ----------
-    kernel
-        The ipykernel that this process is.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self._tasks = BackgroundTasks()
+    def __init__(self) -> None:
+        self._worked_on = 0
 
-    async def __call__(self, stream: Any, ident: Sequence[bytes], parent: dict[str, Any]) -> None:
-        # The kernel has one control message handled at a time: what takes long must not keep the next one waiting.
-        self._tasks.start(self._answer(stream, ident, parent))
-
-    async def _answer(self, stream: Any, ident: Sequence[bytes], parent: dict[str, Any]) -> None:
-        content = parent.get("content")
-        urgent = isinstance(content, dict) and content.get("action") in _URGENT
-        if len(self._tasks) > (_MOST if urgent else _MOST - _LEFT):
-            reply = {"status": "error", "message": "too many requests at a time; wait for their answers"}
-        else:
-            reply = await _in_thread(content)
+    async def __call__(self, content: dict[str, Any], request: dict[str, Any]) -> Reply:
+        self._worked_on += 1
         try:
-            self.kernel.session.send(stream, REPLY, reply, parent=parent, ident=ident)
-        except Exception:
-            # Nobody is there to be told, and the kernel goes on.
-            _log.exception("an answer could not be sent")
+            most = _MOST if content.get("action") in _URGENT else _MOST - _LEFT
+            if self._worked_on > most:
+                return refusal("too many requests at a time; wait for their answers")
+            return await _in_thread(content), ()
+        finally:
+            self._worked_on -= 1
 
 
 def _in_thread(content: Any) -> asyncio.Future[dict[str, Any]]:
@@ -70,9 +54,9 @@ def install(shell: Any) -> None:
     """Answer requests from now on, if the shell is a Jupyter kernel's."""
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
-        control_channel.register(kernel, REQUEST, Requests(kernel))
+        control_requests.register(kernel, REQUEST, Requests())
 
 
 def remove(shell: Any) -> None:
     """Undo `install`."""
-    control_channel.unregister(getattr(shell, "kernel", None), REQUEST)
+    control_requests.unregister(getattr(shell, "kernel", None), REQUEST)

@@ -132,6 +132,19 @@ def ids(book: Notebook, front: Front) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.parametrize("kind", ["sky", "sky_view", "sky_widgets"])
+def test_what_is_no_request_gets_the_same_answer_from_each_handler(
+    book: Notebook, front: Front, ids: list[tuple[str, str]], kind: str
+) -> None:
+    message = front.client.session.msg(f"{kind}_request")
+    message["content"] = '["nonsense"]'
+    front.client.control_channel.send(message)
+    while (reply := front.client.get_control_msg(timeout=60))["parent_header"].get("msg_id") != message["msg_id"]:
+        pass
+    assert reply["msg_type"] == f"{kind}_reply"
+    assert reply["content"] == {"status": "error", "message": "a request is an object, not list"}
+
+
 def on_ranks(book: Notebook, expression: str) -> list[Any]:
     assert book.run(f"%%sky\n{expression}").status == "ok"
     return list(book.value("_sky.values"))

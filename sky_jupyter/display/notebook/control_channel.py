@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from ...util import control_requests
+
 REQUEST = "sky_view_request"
-REPLY = "sky_view_reply"
 # Views that have ended are kept for pages that were closed meanwhile: so many, and so many characters in all.
 _KEPT = 50
 _KEPT_CHARS = 20_000_000
-_INFO, _OURS = "kernel_info_request", "sky_"
-# stream, ident, parent
-Handler = Callable[[Any, Any, dict[str, Any]], Awaitable[None]]
 
 
 class LiveView(Protocol):
@@ -89,69 +86,11 @@ class Views:
 views = Views()
 
 
-def register(kernel: Any, name: str, handler: Handler) -> bool:
-    """Register a request handler on a kernel's control channel.
-
-    The request becomes one of the kernel's supported features. Pages look there first: a kernel does not answer unknown
-    requests, and the server logs an error.
-
-    Parameters
-    ----------
-    kernel : ipykernel.kernelbase.Kernel
-        This process's kernel; other kernels have no such channel.
-    name : str
-        Type of the request.
-    handler : callable
-        Coroutine function, called on the kernel's control thread with the stream, the identity to answer, and the
-        request.
-
-    Returns
-    -------
-    bool
-        True if the kernel has the channel.
-    """
-    handlers = getattr(kernel, "control_handlers", None)
-    if not isinstance(handlers, dict):
-        return False
-    handlers[name] = handler
-    _announce(kernel, handlers)
-    return True
-
-
-def unregister(kernel: Any, name: str) -> None:
-    """Undo `register`."""
-    handlers = getattr(kernel, "control_handlers", None)
-    if isinstance(handlers, dict):
-        handlers.pop(name, None)
-
-
-def _announce(kernel: Any, handlers: dict[str, Any]) -> None:
-    if getattr(handlers.get(_INFO), "announces", False):
-        return
-
-    async def tell(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        info = dict(kernel.kernel_info)
-        features = [*info.get("supported_features", ()), *(name for name in list(handlers) if name.startswith(_OURS))]
-        content = {"status": "ok", **info, "supported_features": features}
-        kernel.session.send(stream, "kernel_info_reply", content, parent, ident)
-
-    tell.announces = True  # type: ignore[attr-defined]
-    handlers[_INFO] = tell
-
-
 def install(kernel: Any) -> None:
     """Install the handler of pages' requests in a kernel, if it can have one."""
     if REQUEST in getattr(kernel, "control_handlers", ()):
         return
-
-    async def handle(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        try:
-            content = views.answer(parent["content"])
-        except Exception as error:
-            content = {"status": "error", "message": f"{type(error).__name__}: {error}"}
-        kernel.session.send(stream, REPLY, content, parent, ident=ident)
-
-    if not register(kernel, REQUEST, handle):
+    if not control_requests.register(kernel, REQUEST, lambda content, request: (views.answer(content), ())):
         return
 
     def on_cell(info: Any = None) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 from ...node.comms.states import OpenComms
 from ...node.protocol.comm_messages import WIDGET, CommMessage, CommQueue, read
-from . import control_channel
+from ...util import control_requests
+from ...util.control_requests import Reply
 
-REQUEST, REPLY = "sky_widgets_request", "sky_widgets_reply"
+REQUEST = "sky_widgets_request"
 CONTROL = "jupyter.widget.control"
 _log = logging.getLogger(__name__)
 # Pages are told this often, and so much at a time: a server passes on 1,000 messages a second and drops the others.
@@ -100,7 +101,7 @@ class Widgets:
         manager = kernel.comm_manager
         manager.comms = _Listed(manager.comms)
         kernel.shell.events.register("post_run_cell", lambda result: self._answer_control())
-        control_channel.register(kernel, REQUEST, self._on_request)
+        control_requests.register(kernel, REQUEST, self._on_request)
 
     def mirror(self, pool: str, send: Send) -> Mirror:
         """Return a pool's receiver; ``send`` takes a page's message to the rank."""
@@ -275,20 +276,17 @@ class Widgets:
                 buffers += message.binary.values()
         return states, paths, buffers
 
-    async def _on_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+    def _on_request(self, asked: dict[str, Any], request: dict[str, Any]) -> Reply:
         """Answer on the control channel a page opened while a cell runs.
 
         See docs/view.md.
         """
-        asked = parent.get("content") or {}
-        content: dict[str, Any] = {"status": "ok"}
-        buffers: list[bytes] = []
         key = self._owners.get(str(asked.get("comm_id")))
         if key is not None:
-            self.on_page(key, str(asked["comm_id"]), {**parent, "msg_type": "comm_msg"})
-        else:
-            content["comms"], buffers = self.openings(asked.get("widgets"))
-        self._kernel.session.send(stream, REPLY, content, parent, ident=ident, buffers=buffers or None)
+            self.on_page(key, str(asked["comm_id"]), {**request, "msg_type": "comm_msg"})
+            return {"status": "ok"}, ()
+        comms, buffers = self.openings(asked.get("widgets"))
+        return {"status": "ok", "comms": comms}, buffers
 
     def openings(self, asked: Any) -> tuple[list[dict[str, Any]], list[bytes]]:
         """Return what opens these widgets now, and all that they refer to.

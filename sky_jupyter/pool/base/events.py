@@ -123,6 +123,29 @@ class Tape:
             self._to = None
 
 
+class Silent:
+    """Null view, for what nobody looks at: values that are fetched, a run with ``--quiet``.
+
+    Parameters
+    ----------
+    tick : callable, optional
+        Called instead of drawing it.
+    """
+
+    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
+        self._tick = tick
+
+    def on_event(self, event: Event) -> None:
+        """Do nothing."""
+
+    def refresh(self) -> None:
+        """Call the poll callback alone."""
+        self._tick()
+
+    def finish(self, ready: object, *, ok: bool = True) -> None:
+        """Do nothing."""
+
+
 def _size(event: Event) -> int:
     """Return the approximate size of an output; 0 for other events and a rank's end."""
     if not isinstance(event, OutputEvent) or event.event.get("kind") == "end":

@@ -21,7 +21,7 @@ from ...node.serialization.result_values import room
 from ...util.tasks import BackgroundTasks
 from ...util.text import rank_label
 from ..base.event_loop import Tick, loop, no_tick
-from ..base.events import Event, Listener, NoticeEvent, ignore
+from ..base.events import Event, Listener, NoticeEvent, Silent, ignore
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..runs import log_reader
@@ -48,19 +48,9 @@ Shows = Callable[[str], AbstractContextManager[Watch]]
 """Makes the view of values that come, of a title."""
 
 
-class Unshown:
-    """The view of what nobody looks at."""
-
-    def on_event(self, event: Event) -> None:
-        """Nothing."""
-
-    def refresh(self) -> None:
-        """Nothing."""
-
-
 def unshown(title: str) -> AbstractContextManager[Watch]:
     """Show nothing."""
-    return contextlib.nullcontext(Unshown())
+    return contextlib.nullcontext(Silent())
 
 
 @dataclass(frozen=True)
