@@ -173,7 +173,7 @@ class Agent:
         method: Callable[..., Any] = getattr(part, call.op)
         return method
 
-    # -- what the manager asks ---------------------------------------------------------------------
+    # -- calls of the manager ----------------------------------------------------------------------
 
     async def sky_start_run(
         self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None = None
@@ -325,7 +325,10 @@ class Agent:
         return {rank.number: end for rank, end in zip(chosen, ends, strict=True)}
 
     async def sky_check_plugins(self, patience: float) -> bool:
-        """Run the plugins' checks on all ranks; return True if all pass in time."""
+        """Run the plugins' checks on this node; return True if all pass in time.
+
+        All nodes must run them together.
+        """
         contents = {rank: {"kind": "check"} for rank in self.ranks}
         return await self.all_well(f"check-{secrets.token_hex(8)}", contents, patience)
 
@@ -424,7 +427,7 @@ class Agent:
     async def sky_free_ports(self, count: int) -> list[int]:
         """Return free ports of this node's address, for coordinators.
 
-        The ports stay bound until the next call, so that the system gives them to nobody else. A coordinator can still
+        The ports stay bound until the next call, so that the system gives them to no one else. A coordinator can still
         bind such a port explicitly.
         """
         address = self.config.addresses[self.node]
@@ -451,7 +454,7 @@ class Agent:
             self.comms.forget(run)
             self.flush_soon()
 
-    # -- what the ranks say ------------------------------------------------------------------------
+    # -- messages of the ranks ---------------------------------------------------------------------
 
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
         """Add a rank's event to its run's journal and forward it."""

@@ -1,4 +1,4 @@
-"""What the parts of an agent know of it."""
+"""Interface of the agent for its parts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class AgentContext(Protocol):
     def ranks(self) -> Mapping[int, RankKernel]: ...
 
     def known(self, run: str) -> RunRecord:
-        """Return a run's record; LookupError where it is not known."""
+        """Return a run's record; raise LookupError if it is unknown."""
         ...
 
     def is_partial(self, ranks: Iterable[int]) -> bool:
-        """Return whether these are fewer than all ranks of the pool."""
+        """Return True if these are fewer than all ranks of the pool."""
         ...
 
     def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> RunRecord:
-        """Open a run's journal, on which these ranks are about to work."""
+        """Open a run's journal and return its record."""
         ...
 
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ class AgentWorker(control.WithoutHttp, Worker):
     def __init__(self, scheduler: str, agent: Agent) -> None:
         self.agent = agent
         config = agent.config
-        # A tunnel to the agent leads to a fixed port. If it is taken, `_stay_connected` retries.
+        # A tunnel to the agent leads to a fixed port. If that is taken for the moment, connecting is retried.
         here = {"host": control.listening_host(config.addresses[agent.node])}
         apart = {"host": "127.0.0.1", "port": config.port, "contact_address": config.contact}
         super().__init__(

@@ -140,7 +140,7 @@ class StreamRelay:
         idle = agent.config.idle_timeout
         self.patience = PATIENCE if idle is None else min(PATIENCE, idle / 2)
 
-    # -- what the ranks say ------------------------------------------------------------------------
+    # -- messages of the ranks ---------------------------------------------------------------------
 
     def on_ask(self, tell: Tell, content: dict[str, Any], data: list[bytes]) -> None:
         """Handle a rank's request: an item, a wait for room, or a pull."""
@@ -185,7 +185,7 @@ class StreamRelay:
         if run in self._passages:
             self._passages[run].changed.set()
 
-    # -- what the manager asks ---------------------------------------------------------------------
+    # -- calls of the manager ----------------------------------------------------------------------
 
     async def sky_read_stream(
         self, run: str, number: int, start: int, read: int, wants: Sequence[Sequence[int]] = ()
@@ -286,7 +286,7 @@ class StreamRelay:
             if record is None or record.over.is_set():
                 del self._passages[run]
 
-    # -- who is there ------------------------------------------------------------------------------
+    # -- idle streams ------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         """Close the streams of a notebook that is gone; drop those of old calls."""

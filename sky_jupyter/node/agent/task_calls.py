@@ -47,7 +47,7 @@ class TaskRunner:
         self.stopped: dict[str, dict[str, Any]] = {}
         self.cancelled: OrderedDict[str, None] = OrderedDict()
 
-    # -- what Dask and the manager ask -------------------------------------------------------------
+    # -- calls of Dask and the manager -------------------------------------------------------------
 
     async def call(self, call: str, content: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
         """Run a call on a rank and wait for its end; return the attempt.

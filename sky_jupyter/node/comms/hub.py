@@ -64,7 +64,7 @@ class CommHub:
             self._revivals[rank] = CommRevival(held, functools.partial(self._ask_state, rank))
         return self._held[rank]
 
-    # -- what the ranks say ------------------------------------------------------------------------
+    # -- messages of the ranks ---------------------------------------------------------------------
 
     def on_message(self, rank: int, message: Mapping[str, Any], run: str) -> None:
         """Handle a comm message of a rank's kernel.
@@ -138,7 +138,7 @@ class CommHub:
     def _numbered(self) -> dict[str, Any]:
         return {"incarnation": self._incarnation, "number": self._number}
 
-    # -- what the manager asks ---------------------------------------------------------------------
+    # -- calls of the manager ----------------------------------------------------------------------
 
     async def sky_open_comms(self) -> dict[str, Any]:
         """Return all open comms of this node, and the number of the last batch."""

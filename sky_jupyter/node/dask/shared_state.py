@@ -175,7 +175,7 @@ class SharedStateExtension(SchedulerPlugin):
                 return
             self.asks.popitem(last=False)
 
-    # -- who is there ------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------
 
     async def sky_shared_register(self, agent: str, node: str, member: str) -> None:
         """Register the connection of an agent or notebook.

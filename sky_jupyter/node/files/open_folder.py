@@ -75,7 +75,7 @@ class Beneath:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def stat(self, name: str = "") -> os.stat_result | None:
         """Return an entry's status without following a link; None if there is none.
@@ -129,7 +129,7 @@ class Beneath:
                 inner = f"{folder}/{name}"[2:]
                 yield inner, os.stat(name, dir_fd=opened, follow_symlinks=False), opened
 
-    # -- changing ----------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def make(self, name: str) -> None:
         """Create a folder if there is none, for its user only."""

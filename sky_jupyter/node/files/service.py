@@ -76,7 +76,7 @@ class FileService:
         self._plans: dict[str, list[ManifestEntry]] = {}
         self._takes: dict[str, tuple[FileTransfer, asyncio.Task[None]]] = {}
 
-    # -- what the manager asks ---------------------------------------------------------------------
+    # -- calls of the manager ----------------------------------------------------------------------
 
     async def sky_compare_files(
         self, listing: bytes, path: bytes = b"", run: str = "", code: bool = False
@@ -209,7 +209,7 @@ class FileService:
                 dropped = await asyncio.to_thread(self.kept.evict)
                 pause = _LOOK if dropped else min(pause * 1.3, _LAST_LOOK)
 
-    # -- what other agents ask ---------------------------------------------------------------------
+    # -- calls of other agents ---------------------------------------------------------------------
 
     async def sky_read_pieces(self, asked: bytes) -> bytes:
         """Return parts of files below a root, concatenated.

@@ -81,7 +81,7 @@ class Journal:
         # Whether there may be files that this object has not created.
         self._inherited = False
 
-    # -- what is written ---------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def append(self, events: Sequence[dict[str, Any]]) -> bytes:
         """Assign numbers to events and return their lines; never raise.
@@ -224,7 +224,7 @@ class Journal:
             segment.first, segment.next, segment.size, f"journal limit {format_size(self.limit)}", segment.tally
         )
         lines = [Line(number, segment.read(number, 1)[0]) for number in segment.held]
-        # Unless the file was tampered with.
+        # The file may have been tampered with.
         lines = [line for line in lines if (parse(line.data) or {}).get("kind") in ("begin", "end")]
         place = self._parts.index(segment)
         self._parts[place : place + 1] = filled(segment.first, segment.next, [*lines, whole])
@@ -235,7 +235,7 @@ class Journal:
         if not saved:
             self._save()
 
-    # -- what is read ------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def read(self, start: int, most: int = MAX_READ) -> tuple[bytes, int]:
         """Return lines from event ``start`` on, up to about 4 MiB, and the next number.
@@ -252,7 +252,7 @@ class Journal:
                 place += 1
         return b"".join(data), min(at, self.next)
 
-    # -- its files ---------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def _file(self, name: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{name}")

@@ -59,7 +59,7 @@ class GeneratorStream:
         """Unregister the call's streams."""
         self._asking.hears.pop(self._run, None)
 
-    # -- out ---------------------------------------------------------------------------------------
+    # -- outgoing items ----------------------------------------------------------------------------
 
     async def send_all(self, items: Any) -> Any:
         """Send all items of a generator and return its value.
@@ -115,7 +115,7 @@ class GeneratorStream:
             self._read += 1
             self._sizes.popleft()
 
-    # -- in ----------------------------------------------------------------------------------------
+    # -- incoming items ----------------------------------------------------------------------------
 
     def pull(self, index: int, number: int, most: int) -> tuple[list[bytes], bool]:
         """Wait for the next items of a notebook iterator; return them.

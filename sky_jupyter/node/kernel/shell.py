@@ -65,7 +65,7 @@ class SkyShell(ZMQInteractiveShell):
         self._between = 0
         super().__init__(**kwargs)
 
-    # -- what is shown -----------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------
 
     def init_prompts(self) -> None:
         """Do not define prompts.
@@ -184,7 +184,7 @@ class SkyShell(ZMQInteractiveShell):
         """
         self._showtraceback(UsageError, exc, [f"UsageError: {exc}"])
 
-    # -- what fails --------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------
 
     def safe_execfile(self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any) -> None:
         """Run a file and raise what it raises; IPython's would show it and go on."""
@@ -252,7 +252,7 @@ class SkyShell(ZMQInteractiveShell):
         with _heeding_interrupts() if script else contextlib.nullcontext():
             return super().run_cell_magic(magic_name, line, cell)
 
-    # -- what cannot be ----------------------------------------------------------------------------
+    # -- what a rank refuses -----------------------------------------------------------------------
 
     def debugger(self, force: bool = False) -> None:
         """Refuse the debugger: no one can type its commands."""

@@ -320,11 +320,7 @@ def _short_enough(text: str) -> None:
         raise SpecError(f"{POOL_VARIABLE} is longer than the {MAX_JSON} bytes that an environment variable can hold")
 
 
-# Whose output is shown.
-#
-# Each stream is wrapped once in a gate that asks, at every write, whether the writing context is
-# muted. A context variable and not a flag: another thread or task that prints at the same time
-# must not fall silent.
+# Output filters.
 
 # One entry for each filter that the context is inside of: the names of the streams that it mutes.
 _muted: ContextVar[tuple[frozenset[str], ...]] = ContextVar("sky_jupyter_muted", default=())
@@ -396,7 +392,7 @@ def install_gates() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # None where a process has no such stream; anything else may have been put there by a redirection.
+        # A process may have no such stream (None), or one of a redirection.
         if stream is not None and not isinstance(stream, _Gate):
             setattr(sys, name, _Gate(stream, name))
 

@@ -212,7 +212,7 @@ def _index(array: Any, chosen: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
         return torch.as_tensor(chosen, dtype=torch.long, device=array.device)
     numpy = sys.modules.get("numpy")
-    # A bare list is refused by jax, and numpy takes an empty one for floating point.
+    # jax refuses a list, and numpy reads an empty one as floats.
     return chosen if numpy is None else numpy.asarray(chosen, dtype=numpy.intp)
 
 
@@ -245,7 +245,7 @@ def _length(what: str, array: Any) -> int:
 
 
 def _warn_if_uneven(n: int, rank: int, world_size: int, drop_last: bool) -> None:
-    # Rank 0 speaks for all: each of them knows the same.
+    # Only rank 0 warns: all ranks know the same.
     if drop_last or rank != 0 or n % world_size == 0 or (n, world_size) in _warned:
         return
     _warned.add((n, world_size))

@@ -82,7 +82,7 @@ def _dispatching(registry: dict[Any, Any], attributes: dict[str, Any]) -> Any:
 
 def _typed_dict_state(obj: Any) -> dict[str, Any]:
     state = {name: getattr(obj, name) for name in _OF_TYPED_DICTS if hasattr(obj, name)}
-    with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now, and may name what is not there.
+    with contextlib.suppress(Exception):  # Lazily evaluated since 3.14: they may refer to undefined names.
         state["__annotations__"] = obj.__annotations__
     return state
 
