@@ -321,6 +321,9 @@ def _short_enough(text: str) -> None:
 
 
 # Output filters.
+#
+# Each stream is wrapped once in a gate that checks at every write whether the writing context is muted. This is a
+# context variable and not a flag, so that another thread or task that prints at the same time is not muted.
 
 # One entry for each filter that the context is inside of: the names of the streams that it mutes.
 _muted: ContextVar[tuple[frozenset[str], ...]] = ContextVar("sky_jupyter_muted", default=())

@@ -110,7 +110,7 @@ def part(shape: tuple[int, ...], pieces: Sequence[Piece]) -> Any:
     """Hand the pieces of a rank's pickle to the assembler; return the whole array."""
     whole = _whole.get()
     if whole is None:
-        raise ValueError("a part of an array that spans ranks, and nobody who puts them together")
+        raise ValueError("a part of an array that spans ranks was read without a ShardAssembler")
     return whole.take(shape, pieces)
 
 

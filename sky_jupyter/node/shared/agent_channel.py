@@ -199,11 +199,13 @@ def of_rank() -> AgentChannel | None:
             kernel = IPKernelApp.instance().kernel if IPKernelApp.initialized() else None
             if kernel is None:
                 raise NotInPoolError(
-                    "this process was started by a rank and is none: only the rank's own process can ask its pool"
+                    "this process was started by a rank and is not a rank: only the rank's own process can ask its pool"
                 )
             _asking = AgentChannel(kernel)
     if _asking.pid != os.getpid():
-        raise NotInPoolError("this process was forked by a rank and is none: only the rank's own can ask its pool")
+        raise NotInPoolError(
+            "this process was forked by a rank and is not a rank: only the rank's own process can ask its pool"
+        )
     return _asking
 
 
