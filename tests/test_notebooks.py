@@ -1,6 +1,7 @@
 """The notebooks, each executed from top to bottom in a real kernel, and what they are saved with.
 
-On local nodes, as they are; and on two real hosts, where only the line that makes the pool differs.
+On local nodes, as they are; and on two real hosts, where only the line that makes the pool differs: over SSH, on
+machines that are bought, and in pods that have no SSH. The providers of the latter two are a third party's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from tests.hosts.traces import wait_until_clean
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.plugins.world import needs
 from tests.programs import ROOT, run_program
+from tests.providers.cloud import HOSTS, STORE, Cloud
+from tests.providers.distribution import PROVIDERS, install
+from tests.providers.pod import API, announce
 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
@@ -56,7 +60,13 @@ class Executed:
 
 
 def execute(
-    name: str, folder: Path, probe: str = "", *, line: tuple[str, str] | None = None, around: str = ""
+    name: str,
+    folder: Path,
+    probe: str = "",
+    *,
+    line: tuple[str, str] | None = None,
+    around: str = "",
+    seen: str = "",
 ) -> Executed:
     """Execute a copy of a notebook.
 
@@ -69,11 +79,16 @@ def execute(
     around : str
         The cell before and after which each rank says its host, and what that has received until then; in
         the cell `crossed`.
+    seen : str
+        Code of one more cell after that, called `seen`.
     """
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
+    if seen:
+        place = [cell["id"] for cell in notebook.cells].index(around)
+        notebook.cells.insert(place + 1, added("seen", seen))
     if line:
         (first,) = [cell for cell in notebook.cells if line[0] in cell.source]
         first.source = first.source.replace(*line)
@@ -105,8 +120,14 @@ import json, sys
 print(json.dumps({
     "accuracy": [result["accuracy"] for result in training],
     "history": [list(map(float, result["history"])) for result in training],
+    "weights": [list(found) for found in weights],
     "imported": [name for name in ("jax", "keras", "torch") if name in sys.modules],
 }))
+"""
+WEIGHTS = """%%sky --quiet --out weights
+import hashlib as _hashlib
+_losses = history.history["loss"]
+_hashlib.sha256(b"".join(_part.tobytes() for _part in model.get_weights())).hexdigest(), _losses[0], _losses[-1]
 """
 IN_TORCH = "import json\nprint(json.dumps({'training': list(training), 'curves': list(curves)}))"
 
@@ -120,6 +141,8 @@ ON_HOSTS = [
 # On hosts a minute each, most of it for frameworks that are sent and built.
 PLACES = ["local", pytest.param("hosts", marks=[*ON_HOSTS, pytest.mark.long])]
 SSH = "--provider ssh --hosts host0,host1 --offline"
+# Of providers that are found by their entry points.
+FOUND = [pytest.param(place, marks=[*ON_HOSTS, pytest.mark.long]) for place in PROVIDERS]
 
 
 @pytest.fixture(scope="module")
@@ -131,26 +154,43 @@ def world() -> Iterator[World]:
 
 
 def on(
-    request: pytest.FixtureRequest, folder: Path, name: str, line: tuple[str, str], around: str, probe: str = ""
+    request: pytest.FixtureRequest,
+    folder: Path,
+    name: str,
+    line: tuple[str, str],
+    around: str,
+    probe: str = "",
+    seen: str = "",
 ) -> Executed:
     """A notebook, executed where the fixture's parameter says."""
     if request.param == "local":
-        return execute(name, folder, probe)
+        return execute(name, folder, probe, around=around, seen=seen)
     world: World = request.getfixturevalue("world")
+    cloud = Cloud(str(folder / "cloud.sqlite"))
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SKY_SSH_CONFIG", str(world.ssh_config(folder / "config")))
+        # No SSH is to be had of pods.
+        config = "/nonexistent" if request.param == "pods" else str(world.ssh_config(folder / "config"))
+        environment.setenv("SKY_SSH_CONFIG", config)
         environment.delenv("SSH_AUTH_SOCK", raising=False)
-        executed = execute(name, folder, probe, line=line, around=around)
+        environment.setenv(API, str(folder / "pods.json"))
+        environment.setenv(STORE, cloud.store)
+        environment.setenv(HOSTS, "host0 host1")
+        announce(world, folder / "pods.json")
+        # Beside the notebook, whose kernel looks for modules there.
+        install(folder)
+        executed = execute(name, folder, probe, line=line, around=around, seen=seen)
     wait_until_clean(world)
+    bought = [one.state for one in cloud.machines()]
+    assert bought == (["ended"] * 2 if request.param == "cloud" else [])
     return executed
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=[*PLACES, *FOUND])
 def quickstart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("jax", "keras", "sklearn", "matplotlib"):
         needs(package)
-    line = "--nodes 2 ", f"{SSH} "
-    return on(request, tmp_path_factory.mktemp("quickstart"), "quickstart", line, "fit", IN_QUICKSTART)
+    line = "--nodes 2 ", f"--provider {request.param} --nodes 2 " if request.param in PROVIDERS else f"{SSH} "
+    return on(request, tmp_path_factory.mktemp("quickstart"), "quickstart", line, "fit", IN_QUICKSTART, WEIGHTS)
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -203,6 +243,11 @@ class TestQuickstart:
         # Fashion-MNIST, where it is installed, is the harder one.
         assert [accuracy for accuracy in probed["accuracy"] if accuracy > 0.8] == probed["accuracy"]
         assert len(probed["accuracy"]) == 2
+
+    def test_the_loss_falls_and_the_weights_are_the_same_on_both_nodes(self, probed: dict[str, Any]) -> None:
+        (weights, first, last), (theirs, *_) = probed["weights"]
+        assert weights == theirs
+        assert last < first / 2
 
     def test_the_digits_are_learnt_well(self, quickstart: Executed, probed: dict[str, Any]) -> None:
         if not quickstart["read"].startswith("digits"):
