@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypedDict, Ty
 from ..errors import SpecError
 from ..spec.options import MAX_ATTEMPTS
 from ..util.validate import check_whole, is_number, is_whole
-from . import dispatch
 from .futures import Future
-from .targets import Target
+from .targets import Target, runner_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeVarTuple, Unpack
@@ -139,7 +138,7 @@ class PendingCall(Generic[T]):
         TimeoutError
             When it took longer than its time limit.
         """
-        return dispatch.one(self, pool)
+        return runner_of(pool).run(self)
 
     def __matmul__(self, pool: Target) -> list[T]:
         """Run on every rank and return the results in rank order.
@@ -160,7 +159,7 @@ class PendingCall(Generic[T]):
             When ranks failed: a group of their exceptions, with the other ranks' results. The call is not retried
             unless `with_retries` asks for it.
         """
-        return dispatch.everywhere(self, pool)
+        return runner_of(pool).broadcast(self)
 
     def __gt__(self, pool: Target) -> Future[T]:
         """Submit to one rank, the least busy, and return a future at once.
@@ -175,7 +174,7 @@ class PendingCall(Generic[T]):
         Future
             A `concurrent.futures.Future` of the result.
         """
-        return dispatch.later(self, pool)
+        return runner_of(pool).run_async(self)
 
     @overload
     def __and__(self, other: PendingCall[B]) -> Group[tuple[T, B]]: ...
@@ -205,6 +204,9 @@ Call = PendingCall
 
 class Calls:
     """Base of several calls that are sent together."""
+
+    # Whether their results are read as they arrive.
+    streamed = False
 
     def __init__(self, calls: tuple[PendingCall[Any], ...]) -> None:
         for call in calls:
@@ -283,8 +285,7 @@ class Group(Calls, Generic[R]):
         Exception
             What the first call to fail raised; the others are stopped.
         """
-        results: Any = tuple(dispatch.together(self.calls, pool))
-        return results
+        return runner_of(pool).run_parallel(self)
 
     def __gt__(self, pool: Target) -> Future[R]:
         """Submit all calls and return a future of the tuple at once.
@@ -299,7 +300,7 @@ class Group(Calls, Generic[R]):
         Future
             A `concurrent.futures.Future` of the tuple.
         """
-        return dispatch.together_later(self.calls, pool)
+        return runner_of(pool).run_parallel_async(self)
 
     @overload
     def __and__(self: Group[tuple[Unpack[Ts]]], other: PendingCall[A]) -> Group[tuple[Unpack[Ts], A]]: ...
@@ -331,6 +332,8 @@ class StreamedGroup(Calls, Generic[T]):
     Made by ``gather(..., stream=True)``.
     """
 
+    streamed = True
+
     def __init__(self, calls: tuple[PendingCall[T], ...], *, ordered: bool) -> None:
         super().__init__(calls)
         self.ordered = ordered
@@ -350,7 +353,7 @@ class StreamedGroup(Calls, Generic[T]):
         Iterator
             The results, in the order of the calls or as they arrive.
         """
-        return dispatch.streamed(self.calls, pool, ordered=self.ordered)
+        return runner_of(pool).run_parallel(self)
 
 
 class Together(TypedDict, total=False):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..capture.project_files import check_path
 from ..errors import PoolError, SpecError
@@ -21,18 +22,22 @@ from ..providers import Local
 from ..session.pools import get_files, kept_pool, let_go, live_pool, pull_value, put_files, resize_pool, start_pool
 from ..spec.options import Options, Worker
 from ..spec.pool_spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
+from .calls import PendingCall
+from .dispatch import Runner, run_all
+from .functions import function_of
 from .names import SharedNames
-from .running import Running
 from .spec_choice import Spec, first_of
 
 if TYPE_CHECKING:
     from distributed import Client
 
 UNNAMED = "compute"
+T = TypeVar("T")
+R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
 
-class Compute(Running, SharedNames):
+class Compute(Runner, SharedNames):
     """Pool for a ``with`` or ``async with`` block.
 
     The end of the block ends the pool, if the block made it.
@@ -291,6 +296,42 @@ class Compute(Running, SharedNames):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.close)))
+
+    @property
+    def live_pool(self) -> Pool:
+        """The pool; PoolError before it is started."""
+        return live_pool(self)
+
+    @overload
+    def map(self, function: Callable[[T], PendingCall[R]], items: Iterable[T]) -> list[R]: ...
+    @overload
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
+    def map(self, function: Any, items: Iterable[Any]) -> list[Any]:
+        """Call a function with each item on the free ranks; keep the order.
+
+        Items are taken and sent as there is room: the items of an endless generator are not all held at once.
+
+        Parameters
+        ----------
+        function : callable
+            Takes one argument. A `sky.function`, with its time limit, or any other function.
+        items : iterable
+            The arguments.
+
+        Returns
+        -------
+        list
+            One result per item, in the order of the items.
+
+        Raises
+        ------
+        Exception
+            What the first call to fail raised; the others are stopped.
+        """
+        wrapped, live = function_of(function), self.live_pool
+        name = getattr(wrapped, "__name__", "function")
+        calls, total = (wrapped(item) for item in items), operator.length_hint(items, -1)
+        return run_all(live, calls, f"{name} for each >> {live.spec.name}", total=total)
 
     @property
     def dask(self) -> Client:

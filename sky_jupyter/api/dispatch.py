@@ -1,11 +1,10 @@
-"""The operators: capture, send, show, wait for and stop calls."""
+"""What the operators do: capture, send, show, wait for and stop calls."""
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..capture.collect import collect_value
 from ..display import views as display
@@ -18,78 +17,133 @@ from ..pool.runs.run import Run
 from . import kinds, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
 from .futures import Future, settle, settler
-from .targets import Target, pool_of
 
 if TYPE_CHECKING:
-    from .calls import PendingCall
-    from .functions import Function
+    from .calls import Group, PendingCall, StreamedGroup
 
 T = TypeVar("T")
-
-# -- what the operators do ---------------------------------------------------------------------------
-
-
-def one(call: PendingCall[T], pool: Target) -> T:
-    """Run a call on one rank: ``call >> pool``."""
-    live = pool_of(pool)
-    if kinds.streams(call):
-        return streams.begin(live, call)
-    (result,) = _all(live, [call], f"{name_of(call)} >> {live.spec.name}", many=False)
-    return result
+R = TypeVar("R")
 
 
-def together(calls: Sequence[PendingCall[Any]], pool: Target) -> list[Any]:
-    """Run a group: ``group >> pool``."""
-    live = pool_of(pool)
-    return _all(live, calls, f"{len(calls)} calls >> {live.spec.name}")
+class Runner:
+    """Right operand of the operators: it runs the calls that they send.
 
+    The left operand calls the method that fits what it is and which operator stands there: ``call >> pool`` is
+    ``pool.run(call)``. A `Compute` is one, and ``sky``; `targets.runner_of` returns one for a pool.
+    """
 
-def each(function: Function[..., T], items: Iterable[Any], pool: Target) -> list[T]:
-    """Call a function with each item: ``pool.map(function, items)``."""
-    live = pool_of(pool)
-    name = getattr(function, "__name__", "function")
-    calls, total = (function(item) for item in items), operator.length_hint(items, -1)
-    return _all(live, calls, f"{name} for each >> {live.spec.name}", total=total)
+    @property
+    def live_pool(self) -> Pool:
+        """The live pool that runs the calls; PoolError where there is none."""
+        raise NotImplementedError
 
+    def run(self, call: PendingCall[T]) -> T:
+        """Run a call on one rank, as ``call >> compute`` does.
 
-def streamed(calls: Sequence[PendingCall[T]], pool: Target, *, ordered: bool) -> Iterator[T]:
-    """Return results as they arrive: ``gather(..., stream=True) >> pool``."""
-    live = pool_of(pool)
-    return Results(Batch(live, calls, f"{len(calls)} calls >> {live.spec.name}", waited=False), ordered=ordered)
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
 
+        Returns
+        -------
+        object
+            The function's result; an iterator of its items if it is a generator function.
+        """
+        live = self.live_pool
+        if kinds.streams(call):
+            return streams.begin(live, call)
+        (result,) = run_all(live, [call], f"{name_of(call)} >> {live.spec.name}", many=False)
+        return result
 
-def later(call: PendingCall[T], pool: Target) -> Future[T]:
-    """Submit a call: ``call > pool``."""
-    future: Future[Any] = _later([call], pool, repr(call.function), lambda values: values[0])
-    return future
+    def run_async(self, call: PendingCall[T]) -> Future[T]:
+        """Submit a call to one rank, as ``call > compute`` does.
 
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
 
-def together_later(calls: Sequence[PendingCall[Any]], pool: Target) -> Future[Any]:
-    """Submit a group: ``group > pool``."""
-    return _later(calls, pool, f"{len(calls)} calls", tuple)
+        Returns
+        -------
+        Future
+            A future of the result.
+        """
+        future: Future[Any] = _submit(self.live_pool, [call], repr(call.function), lambda values: values[0])
+        return future
 
+    def broadcast(self, call: PendingCall[T]) -> list[T]:
+        """Run a call on every rank, as ``call @ compute`` does.
 
-def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
-    """Run a call on every rank: ``call @ pool``."""
-    live = pool_of(pool)
-    if call.rank is not None:
-        raise SpecError(f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`")
-    if kinds.iterator_names(call.function.__wrapped__):
-        kinds.refuse(call, "with `@`: its iterator can be read once")
-    if kinds.streams(call):
-        return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
-    left = call.retries or 0
-    while True:
-        run, result = _broadcast(live, call, left)
-        if not (left and _lost(run)):
-            break
-        left -= 1
-        # The next is to find what this one broke mended, and is sent what new kernels lack.
-        with display.LateView("new kernels", failed="not there", pool=live.spec.name) as late:
-            live.settle(late.on_event, late.refresh)
-    if run.failed:
-        raise BroadcastError(result, list(run.outcomes.values()))
-    return list(result)
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
+
+        Returns
+        -------
+        list
+            One result per rank.
+        """
+        live = self.live_pool
+        if call.rank is not None:
+            raise SpecError(
+                f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`"
+            )
+        if kinds.iterator_names(call.function.__wrapped__):
+            kinds.refuse(call, "with `@`: its iterator can be read once")
+        if kinds.streams(call):
+            return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
+        left = call.retries or 0
+        while True:
+            run, result = _broadcast(live, call, left)
+            if not (left and _lost(run)):
+                break
+            left -= 1
+            # The next is to find what this one broke mended, and is sent what new kernels lack.
+            with display.LateView("new kernels", failed="not there", pool=live.spec.name) as late:
+                live.settle(late.on_event, late.refresh)
+        if run.failed:
+            raise BroadcastError(result, list(run.outcomes.values()))
+        return list(result)
+
+    @overload
+    def run_parallel(self, group: Group[R]) -> R: ...
+    @overload
+    def run_parallel(self, group: StreamedGroup[T]) -> Iterator[T]: ...
+    def run_parallel(self, group: Any) -> Any:
+        """Run several calls at the same time, as ``group >> compute`` does.
+
+        Parameters
+        ----------
+        group : Group or StreamedGroup
+            The calls.
+
+        Returns
+        -------
+        tuple or Iterator
+            One result per call.
+        """
+        live, calls = self.live_pool, group.calls
+        title = f"{len(calls)} calls >> {live.spec.name}"
+        if group.streamed:
+            return Results(Batch(live, calls, title, waited=False), ordered=group.ordered)
+        return tuple(run_all(live, calls, title))
+
+    def run_parallel_async(self, group: Group[R]) -> Future[R]:
+        """Submit several calls, as ``group > compute`` does.
+
+        Parameters
+        ----------
+        group : Group
+            The calls.
+
+        Returns
+        -------
+        Future
+            A future of the tuple of results.
+        """
+        return _submit(self.live_pool, group.calls, f"{len(group.calls)} calls", tuple)
 
 
 def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellResult]:
@@ -128,7 +182,9 @@ def _lost(run: Run) -> list[Outcome]:
     return [outcome for outcome in run.outcomes.values() if outcome.status == "lost"]
 
 
-def _all(live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1) -> list[Any]:
+def run_all(
+    live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1
+) -> list[Any]:
     """Run calls and wait for all; the first failure stops the others."""
     values: dict[int, Any] = {}
     with Batch(live, calls, title, waited=True, many=many, joins=many, total=total) as batch:
@@ -137,10 +193,9 @@ def _all(live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: boo
     return [values[place] for place in range(len(values))]
 
 
-def _later(
-    calls: Sequence[PendingCall[Any]], pool: Target, name: str, put_together: Callable[[list[Any]], Any]
+def _submit(
+    live: Pool, calls: Sequence[PendingCall[Any]], name: str, put_together: Callable[[list[Any]], Any]
 ) -> Future[Any]:
-    live = pool_of(pool)
     future: Future[Any] = Future(name)
     title = name_of(calls[0]) if len(calls) == 1 else f"{len(calls)} calls"
     batch = Batch(live, calls, f"{title} > {live.spec.name}", waited=False, many=len(calls) > 1)

@@ -9,9 +9,10 @@ from ..errors import PoolError
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..session.pools import Holder, live_pool
+from .dispatch import Runner
 
 
-class Sky:
+class Sky(Runner):
     """Stands for the current pool, resolved when a call meets it.
 
     That is the pool of the innermost ``with`` block, or that of ``%%sky``.
@@ -20,6 +21,17 @@ class Sky:
     @property
     def pool(self) -> Pool | None:
         """The current pool, or None."""
+        return pools.current
+
+    @property
+    def live_pool(self) -> Pool:
+        """The current pool; PoolError where there is none."""
+        if pools.current is None:
+            if (gone := pools.gone()) is not None:
+                raise PoolError(gone.refusal("with sky.Compute() as pool:", pools.names))
+            raise PoolError(
+                "there is no current pool: use `with sky.Compute(...) as pool:`, or make one with `%sky up`"
+            )
         return pools.current
 
     def __repr__(self) -> str:
@@ -34,8 +46,26 @@ sky = Sky()
 Target = Union[Holder, Pool, Sky, ModuleType]  # noqa: UP007
 
 
-def pool_of(target: Target) -> Pool:
-    """Return the live pool that an operator's right operand names.
+class OnPool(Runner):
+    """Runs calls on a pool that is there; made by `runner_of`.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @property
+    def live_pool(self) -> Pool:
+        """The pool."""
+        return self._pool
+
+
+def runner_of(target: Target) -> Runner:
+    """Return what runs the calls that an operator sends to its right operand.
 
     Parameters
     ----------
@@ -44,19 +74,16 @@ def pool_of(target: Target) -> Pool:
 
     Returns
     -------
-    Pool
-        The live pool.
+    Runner
+        The right operand itself, where it is one.
 
     Raises
     ------
     PoolError
         When it is not started, there is none, or it is something else.
     """
-    package = __name__.partition(".")[0]
-    if not (isinstance(target, Sky) or getattr(target, "__name__", "") == package):
-        return live_pool(target)
-    if pools.current is None:
-        if (gone := pools.gone()) is not None:
-            raise PoolError(gone.refusal("with sky.Compute() as pool:", pools.names))
-        raise PoolError("there is no current pool: use `with sky.Compute(...) as pool:`, or make one with `%sky up`")
-    return pools.current
+    if isinstance(target, Runner):
+        return target
+    if getattr(target, "__name__", "") == __name__.partition(".")[0]:
+        return sky
+    return OnPool(live_pool(target))

@@ -77,6 +77,10 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
 
     Parameters
     ----------
+    pool : Pool
+        The pool.
+    cell : Cell
+        The cell, with its options.
     namespace : dict
         The notebook's.
 

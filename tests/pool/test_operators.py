@@ -184,6 +184,15 @@ def test_sky_and_the_package_itself_stand_for_the_current_pool(compute: sky.Comp
     assert (double(6) > sky).result(PATIENCE) == 12
 
 
+def test_the_current_pool_runs_calls_by_the_operators_names(compute: sky.Compute) -> None:
+    current = sky.sky
+    assert (current.run(double(1)), current.run_async(double(2)).result(PATIENCE)) == (2, 4)
+    assert current.broadcast(rank_of()) == [0, 1]
+    group = double(3) & double(4)
+    assert current.run_parallel(group) == compute.run_parallel_async(group).result(PATIENCE) == (6, 8)
+    assert list(current.run_parallel(sky.gather(double(5), stream=True))) == [10]
+
+
 def test_what_is_no_pool_and_no_call_is_refused(compute: sky.Compute) -> None:
     with pytest.raises(sky.PoolError, match="is no pool"):
         double(1) >> 3  # type: ignore[operator]
