@@ -19,7 +19,7 @@ from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.transfer.base import Transfer
 from ..providers import Local
-from ..session.pools import get_files, kept_pool, let_go, live_pool, pull_value, put_files, resize_pool, start_pool
+from ..session.pools import end_pool, get_files, kept_pool, live_pool, pull_value, put_files, resize_pool, start_pool
 from ..spec.options import Options, Worker
 from ..spec.pool_spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
 from .calls import PendingCall
@@ -479,7 +479,7 @@ class Compute(Runner, SharedNames):
         """
         pool, self.pool = self.pool, None
         if pool is not None and self._own:
-            let_go(pool)
+            end_pool(pool)
 
     def down(self) -> None:
         """End the pool, whoever made it and whether it is kept or not."""
@@ -487,7 +487,7 @@ class Compute(Runner, SharedNames):
         if pool is None:
             pool = pools.get(self.spec.name) or (kept_pool(self.spec.name) if self.named else None)
         if pool is not None:
-            let_go(pool)
+            end_pool(pool)
 
     def __repr__(self) -> str:
         return f"<Compute {self.spec.name!r}: {self.spec.nodes} nodes, {'live' if self.pool else 'not started'}>"

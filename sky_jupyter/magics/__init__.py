@@ -16,7 +16,7 @@ from ..capture.process_settings import Settings
 from ..capture.project_files import check_path
 from ..capture.untracked_changes import statements
 from ..display import views as display
-from ..display.base.prompts import agrees, person
+from ..display.base.prompts import agrees
 from ..display.notebook import pool_panel
 from ..errors import PoolError, SkyError, SpecError, shortened
 from ..pool.lifecycle import status
@@ -27,7 +27,17 @@ from ..pool.runs.result import CellError
 from ..pool.transfer import blobs
 from ..session import cells
 from ..session.cells import Cell
-from ..session.pools import attach_pool, describe, get_files, kept_row, put_files, resize_pool, start_pool
+from ..session.pools import (
+    attach_pool,
+    describe,
+    end_pool,
+    get_files,
+    kept_row,
+    put_files,
+    resize_pool,
+    restart_pool,
+    start_pool,
+)
 from ..spec.pool_spec import PoolSpec
 from . import clean, control_channel, logs, pull, refusals, runs_table, tracebacks
 from . import kernel_status as busy
@@ -77,9 +87,8 @@ class SkyMagics(Magics):
         code = _numbered(line, body)
         # The number that the notebook shows; the shell's own counter may be one ahead of it.
         count = self.shell.displayhook.prompt_count
-        transformed = tracebacks.transform(self.shell, code, count)
         # Everything that can be wrong with the cell itself is said before a pool is made for it.
-        tracebacks.check_syntax(self.shell, transformed, count)
+        source = tracebacks.to_python(self.shell, code, count)
         for path in given.include:
             check_path(path)
         pool = self.pool_for(given)
@@ -91,7 +100,7 @@ class SkyMagics(Magics):
             pool,
             Cell(
                 code,
-                transformed,
+                source,
                 count,
                 ranks,
                 shown,
@@ -195,18 +204,11 @@ class SkyMagics(Magics):
         cells.gather(pool, self.shell.user_ns, over=True)
         spec = given.spec(pool.spec)
         if pool.spec.differences(spec):
-            self.end(pool)
+            end_pool(pool, print)
             started(spec)
             return
         _take_patience(pool, given)
-        view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
-        try:
-            with person.answering(view.refresh) as tick:
-                pool.restart(view.on_event, tick)
-        except BaseException:
-            view.finish("the restart failed", ok=False)
-            raise
-        view.finish("new kernels on all ranks")
+        restart_pool(pool)
         _, lost = cells.take_restarts(pool, self.shell.user_ns)
         if lost:
             print(lost)
@@ -271,7 +273,7 @@ class SkyMagics(Magics):
             return
         for pool in pools.all() if given.all else [pools.need(given.name)]:
             _take_patience(pool, given)
-            self.end(pool)
+            end_pool(pool, print)
             print(f"pool {pool.spec.name}: ended{_unsure(pool)}")
 
     def do_attach(self, given: Given) -> None:
@@ -326,11 +328,6 @@ class SkyMagics(Magics):
     def do_clean(self, given: Given) -> None:
         provider = given.pool.get("provider")
         print("\n".join([*clean.machines(), clean.here()] if provider is None else clean.hosts(provider)))
-
-    def end(self, pool: Pool) -> None:
-        """End a pool and forget it, and say which ranks take long."""
-        pool.down(lambda text: print(f"pool {pool.spec.name}: {text}"))
-        pools.discard(pool)
 
     # -- the notebook's own cells ------------------------------------------------------------------
 

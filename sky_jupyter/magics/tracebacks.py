@@ -89,8 +89,8 @@ def short(error: BaseException) -> None:
     error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
 
 
-def check_syntax(shell: Any, code: str, count: int) -> None:
-    """Refuse a cell that is no Python, as the notebook would.
+def to_python(shell: Any, code: str, count: int) -> str:
+    """Transform a cell as IPython does; refuse one that is no Python, as the notebook would.
 
     `count` is the cell's number.
 
@@ -99,29 +99,20 @@ def check_syntax(shell: Any, code: str, count: int) -> None:
     SyntaxError
         That shows as ``Cell In[3], line 2``, with the line.
     """
-    if _is_python(shell, code):
-        return
-    # Only now with the cell's own name: IPython keeps the text of whatever has one.
     try:
-        _compile(shell, code, shell.compile.cache(code, count))
+        source = str(shell.transform_cell(code))
     except SyntaxError as error:
-        raise _as_cells(shell, error) from None
-
-
-def transform(shell: Any, code: str, count: int) -> str:
-    """Transform a cell as IPython does; refuse what cannot be parsed.
-
-    Raises
-    ------
-    SyntaxError
-        Such as of an indentation that fits none above.
-    """
-    try:
-        return str(shell.transform_cell(code))
-    except SyntaxError as error:
+        # Such as an indentation that fits none above.
         place = error.lineno, error.offset, error.text
         ours = type(error)(error.msg, (shell.compile.cache(code, count), *place))
         raise _as_cells(shell, ours) from None
+    if not _is_python(shell, source):
+        # Only now with the cell's own name: IPython keeps the text of whatever has one.
+        try:
+            _compile(shell, source, shell.compile.cache(source, count))
+        except SyntaxError as error:
+            raise _as_cells(shell, error) from None
+    return source
 
 
 def _as_cells(shell: Any, error: SyntaxError) -> SyntaxError:

@@ -290,7 +290,7 @@ class Pool:
 
         Raises CaptureError if there is no room for them or its code cannot be sent, PoolError if the pool has ended.
         """
-        code = self.code.look(run.capture.modules)
+        code = self.code.local.look(run.capture.modules)
         if code.news:
             run.listener(NoticeEvent(code.news, run.id))
         packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)

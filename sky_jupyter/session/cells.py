@@ -108,7 +108,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
             ranks=pool.spec.world_size,
             tell=blobs.reading(late.on_event, late.refresh),
         )
-    tape = Tape()
+    tape = Tape() if cell.detach else None
     view: Any = display.Silent() if cell.quiet else run_view(pool, cell.ranks, cell.shown)
     if cell.saved is not None:
         display.keep(view, cell.saved)
@@ -124,16 +124,16 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
                 sync=cell.sync,
                 # With all names the notebook's settings stay here too.
                 follow=cell.exclude != "all",
-                listener=tape if cell.detach else view.on_event,
+                listener=view.on_event if tape is None else tape,
                 on_send=late.on_event,
                 tick=late.refresh,
             )
-        if cell.detach:
+        if tape is None:
+            attend(pool, run, view, namespace, cell.out)
+        else:
             pool.detached[run.id] = Detached(run, tape, cell.out)
             bound = f" and assigns {cell.out}, as the next cell on the pool does" if cell.out else ""
             print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
-        else:
-            attend(pool, run, view, namespace, cell.out)
 
 
 def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str | None = None) -> None:

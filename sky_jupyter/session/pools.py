@@ -91,10 +91,22 @@ def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callab
     return checked
 
 
-def let_go(pool: Pool) -> None:
-    """End a pool and forget it; show ranks that take long if its start was shown."""
-    tell = print if pool.spec.options.console else _log.info
-    pool.down(lambda text: tell(f"pool {pool.spec.name}: {text}"))
+def restart_pool(pool: Pool) -> None:
+    """Give all ranks new kernels on the same machines, with a view of it; see `Pool.restart`."""
+    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
+    try:
+        with person.answering(view.refresh) as tick:
+            pool.restart(view.on_event, tick)
+    except BaseException:
+        view.finish("the restart failed", ok=False)
+        raise
+    view.finish("new kernels on all ranks")
+
+
+def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
+    """End a pool and forget it; show ranks that take long if its start was shown, or ``tell`` them."""
+    told = tell or (print if pool.spec.options.console else _log.info)
+    pool.down(lambda text: told(f"pool {pool.spec.name}: {text}"))
     pools.discard(pool)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,6 @@ class PoolCode:
         self._gone: set[str] = set()
         # Calls that are made in several threads may all be the first with new code.
         self._bringing = threading.Lock()
-
-    def look(self, modules: Iterable[str]) -> Code:
-        """What the nodes are to have with these modules; see `LocalCode.look`."""
-        return self.local.look(modules)
 
     def bring(self, code: Code, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
         """See that hosts have it; what their ranks are told of it.
