@@ -27,30 +27,30 @@ _BESIDE = 64
 
 @dataclass(frozen=True)
 class SSH:
-    """Hosts by name, as one gives them to ``ssh``; ``~/.ssh/config`` applies.
+    """Hosts by name, as for ``ssh``; ``~/.ssh/config`` applies.
 
     Parameters
     ----------
     hosts : str or iterable of str
         ``gpu1``, ``user@gpu2:2222``, ``[2001:db8::1]:22``; in the order of the nodes.
     user : str, optional
-        For hosts that name none themselves.
+        User for hosts without one.
     port : int, optional
-        For hosts that name none themselves.
+        Port for hosts without one.
     key : str or iterable of str, optional
-        Private key files to log in with; the agent's and the usual ones unless given.
+        Private key files to log in with; by default, the agent's and the usual ones.
     jump : str, optional
-        The host to go through; several with commas between them, the first one first.
+        Jump hosts, separated by commas, in order.
     offline : bool
-        Whether hosts are sent all packages from here, and fetch nothing themselves.
+        True to send hosts all packages from here, so that they fetch nothing themselves.
     accept_host_keys : bool or mapping of str to str
-        Whether a host that is not in known_hosts is accepted and added to it: True for whatever key it
-        shows, or host -> ``"SHA256:…"`` for these keys. A key that has changed is always refused.
+        Accept hosts that are not in known_hosts, and add them: True for any key, or host -> ``"SHA256:…"`` for
+        these keys. A key that has changed is always refused.
 
     Raises
     ------
     SpecError
-        When something of it cannot be.
+        When an argument is not valid.
     """
 
     kind = "ssh"

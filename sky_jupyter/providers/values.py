@@ -11,24 +11,24 @@ _GOING = (ENDING, ENDED)
 
 @dataclass(frozen=True)
 class Offer:
-    """A kind of machine that a provider could make.
+    """Kind of machine that a provider could create.
 
     Attributes
     ----------
     hourly : float or None
-        Dollars an hour for one machine; None where nobody knows.
+        Price of one machine in dollars per hour; None if unknown.
     accelerator : str
-        What each has, as `Accelerator` writes it.
+        Accelerator of each machine, as `Accelerator` writes it.
     count : int
-        How many accelerators each has.
+        Accelerators of each machine.
     vcpus, memory_gb : float or None
-        What each has; None where nobody knows.
+        Processors and memory of each machine; None if unknown.
     region : str
-        Where it is made; empty where there are no regions.
+        Region; empty if the provider has none.
     zones : tuple of str
-        Parts of the region to try, the best one first; empty where the provider chooses.
+        Zones of the region to try, the best one first; empty if the provider chooses.
     market : str
-        ``"spot"`` or ``"on-demand"``; empty where there is one market.
+        ``"spot"`` or ``"on-demand"``; empty if there is only one market.
     """
 
     name: str
@@ -44,22 +44,22 @@ class Offer:
 
 @dataclass(frozen=True)
 class MachineRecord:
-    """A machine as its provider knows it.
+    """Machine, as its provider describes it.
 
     Attributes
     ----------
     state : str
-        ``"pending"``, ``"running"``, ``"stopped"``, ``"ending"`` or ``"ended"``; another word counts as there.
+        ``"pending"``, ``"running"``, ``"stopped"``, ``"ending"`` or ``"ended"``; any other state counts as existing.
     pool : str
-        The id of the pool that it was made for; empty where it was not made for one.
+        Id of the pool that it was created for; empty if there is none.
     addresses : tuple of str
-        Where it is reached, the best one first.
+        Addresses to reach it, the best one first.
     launched : float or None
-        When it was made, by the time of day.
+        Creation time, in seconds since 1970.
     until : float or None
-        When it may be ended by anybody who sees it, by the time of day.
+        Time from which any sweeper may end it, in seconds since 1970.
     reason : str
-        Why it has ended, in the provider's words.
+        Reason of its end, in the provider's words.
     """
 
     id: str
@@ -87,22 +87,22 @@ class MachineRecord:
 
 @dataclass(frozen=True)
 class Order:
-    """One call that makes machines, in the registry before it is sent.
+    """One call that creates machines, recorded in the registry before it is sent.
 
     Attributes
     ----------
     pool : str
-        The id of the pool; the machines are to be marked with it.
+        Id of the pool, for the machines' tags.
     token : str
-        The same for the same call that is sent again: it makes nothing twice. At most 64 letters and digits.
+        Idempotency token, the same for a retry of the call. At most 64 letters and digits.
     offer : Offer, optional
-        What is to be made.
+        Kind of machine.
     zone : str
-        Where; empty where the provider chooses.
+        Zone; empty if the provider chooses.
     until : float or None
-        The machines are to be marked with it: when anybody who sees them may end them, by the time of day.
+        Time from which any sweeper may end the machines, in seconds since 1970, for their tags.
     owner : str
-        The machines are to be marked with it: who made them, for a person to read.
+        Creator of the machines, as a text for people, for their tags.
     """
 
     pool: str

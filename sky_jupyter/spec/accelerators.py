@@ -40,17 +40,17 @@ class Model:
     Parameters
     ----------
     name : str
-        What it is called here.
+        Name in the catalogue.
     memories : tuple of int
-        The GB that it is made with, the usual one first.
+        Memory sizes in GB, the usual one first.
     capability : tuple of int, optional
-        CUDA's compute capability, such as ``(8, 0)``; None where it is not NVIDIA's.
+        CUDA compute capability, such as ``(8, 0)``; None if it is not NVIDIA's.
     maker : str
-        Who makes it.
+        Manufacturer.
     also : tuple of str
-        What else people call it.
+        Other names.
     arm : bool
-        Whether the machines that it is made for have processors by Arm.
+        True if the machines that it is made for have Arm processors.
     """
 
     name: str
@@ -92,11 +92,11 @@ class Accelerator:
     Parameters
     ----------
     name : str
-        A name of the catalogue, such as ``"A100"``, however it is spelled; `Custom` makes others.
+        Name in the catalogue, such as ``"A100"``, in any spelling; `Custom` makes others.
     count : int
-        How many on each node.
+        Number on each node.
     variant : int, optional
-        GB of each, where it is made with more than one size and one is asked for.
+        Memory of each in GB, to choose one of several sizes.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Accelerator:
         Parameters
         ----------
         text : str
-            What a person wrote; case and spaces do not matter.
+            Text in any of these forms; case and spaces do not matter.
 
         Returns
         -------
@@ -278,21 +278,19 @@ class Accelerator:
         return self.capability is None or takes_cuda(self.capability, major)
 
     def fits(self, name: str) -> bool:
-        """Tell whether a driver's name is one of these.
-
-        Such as ``NVIDIA A100-SXM4-80GB``.
+        """Return True if a driver's device name, as ``NVIDIA A100-SXM4-80GB``, fits.
 
         If the name does not say the memory, as ``NVIDIA GeForce RTX 3080``, the name alone counts.
 
         Parameters
         ----------
         name : str
-            As ``nvidia-smi -L`` prints it.
+            Name as ``nvidia-smi -L`` prints it.
 
         Returns
         -------
         bool
-            Whether it is the model, and the size if one was asked for.
+            True if model and chosen memory size match.
         """
         if self.is_custom:
             wanted = _words(self.name[len(_CUSTOM) :])

@@ -26,10 +26,10 @@ class PipIndex:
     Parameters
     ----------
     url : str
-        Where it is. A user name and password in it are secrets: they are in no log, command line or
-        file name, and a pool's description is shown without them.
+        URL of the index. A user name and password in it are secrets: they appear in no log, command line, file name
+        or description of a pool.
     packages : iterable of str
-        The only packages that come from there, and nothing else does; any may when none is named.
+        Packages that come only from this index, which is used for nothing else. By default, any may come from it.
     """
 
     url: str
@@ -70,21 +70,20 @@ class Image:
     Parameters
     ----------
     python : str, optional
-        Python version such as ``"3.12"``; the notebook's own when not given, or ``"auto"``.
+        Python version such as ``"3.12"``; by default, and for ``"auto"``, the notebook's.
     pip : iterable of str
         Requirements (PEP 508) to install.
     apt : iterable of str
-        Debian packages, as ``"git"`` or ``"git=1:2.39.5-0+deb12u2"``. Missing ones are installed on hosts, which
-        needs root there, or sudo without a password; never on the machine of local nodes.
+        Debian packages, as ``"git"`` or ``"git=1:2.39.5-0+deb12u2"``. Missing ones are installed on hosts,
+        which needs root or sudo without a password there; never on the machine of local nodes.
     env : mapping of str to str
-        Environment variables of every rank, set before anything is imported. Their values may be secrets: they
-        are shown nowhere.
+        Environment variables of every rank, set before any import. Their values may be secrets, and are never shown.
     pip_indexes : iterable of PipIndex
-        Where packages are looked for besides the usual index.
+        Package indexes besides the usual one.
     includes : iterable of str
         Files and folders of this machine that are sent with the project's own modules; `included` finds them.
     excludes : iterable of str
-        What of those is left out, as a line of a ``.gitignore`` would say it, such as ``"*.ckpt"``.
+        Patterns of files to leave out, as in a ``.gitignore``, such as ``"*.ckpt"``.
 
     Examples
     --------

@@ -26,10 +26,10 @@ class Worker:
     Parameters
     ----------
     concurrency : int
-        How many ranks each node has. A rank is a process, and runs one call at a time.
+        Ranks of each node. A rank is a process, and runs one call at a time.
     executor : str
-        ``"auto"``, ``"process"`` or ``"loky"``, which are the same here. ``"thread"`` is taken too, for
-        programs that have it: its calls run in processes as well, and so share no memory.
+        ``"auto"``, ``"process"`` or ``"loky"``, which are the same here. ``"thread"`` is accepted for compatibility:
+        its calls run in processes as well, and share no memory.
     """
 
     concurrency: int = 1
@@ -68,42 +68,39 @@ class Options:
     Parameters
     ----------
     selection : str
-        Of several `Spec`: ``"cheapest"`` tries the one with the lowest price first, ``"first"`` the one that
-        was given first. Local nodes and hosts of one's own cost nothing; a price that nobody knows comes last.
+        Order of several `Spec`: ``"cheapest"`` tries the lowest price first, ``"first"`` the first one given. Local
+        nodes and your own hosts cost nothing; an unknown price comes last.
     provision_timeout : float
-        Seconds in which the machines must be there, all attempts and the waits between them taken together.
+        Timeout in seconds for creating the machines: all attempts, and the waits between them.
     ssh_timeout : float
-        Seconds in which one attempt to connect to the machines must succeed.
+        Timeout in seconds of one attempt to connect to the machines.
     bootstrap_timeout : float
-        Seconds in which machines that are there must be prepared: packages, files, the plugins' own steps.
+        Timeout in seconds for preparing the machines: packages, files, the plugins' own steps.
     max_provision_attempts : int, optional
-        How often machines are asked for, or connected to, before it is given up; 3 unless given, and once
-        where they are there already (SSH, local). What more attempts cannot mend, such as a refused key, is
-        not tried again.
+        Attempts to create machines and connect to them; 3 by default, 1 for existing machines (SSH, local). Errors
+        that a retry cannot fix, such as a refused key, are not retried.
     provision_retry_delay : float
-        Seconds between two attempts.
+        Back-off in seconds between two attempts.
     shutdown_timeout : float
-        Seconds that the pool's end may take; what has not ended by then ends by its lease.
+        Timeout in seconds of the pool's end; nodes that are still running then end by their lease.
     exit_timeout : float
-        Seconds that ranks get, when the pool ends or is restarted, to run their exit handlers and close their
-        files; what takes longer is killed. 0 kills at once. The pool's end takes no longer than
-        ``shutdown_timeout`` for it.
+        Seconds for ranks to run their exit handlers and close their files when the pool ends or is restarted; then
+        they are killed. 0 kills at once. The pool's end does not exceed ``shutdown_timeout``.
     retry_on_interruption : int
-        How often a call to one rank whose node was lost is run again; of a broadcast its own
-        `with_retries` says that.
+        Retries of a call to one rank whose node was lost; a broadcast has its own `with_retries`.
     console : bool
-        Whether the pool's start and its runs are shown.
+        Show the pool's start and its runs.
     logging : bool, int, str or LogConfig
-        What of the pool's life is written to the ``sky_jupyter`` logger: True leaves it to the program what
-        becomes of that, False writes nothing, a level or a `LogConfig` has it written out.
+        Events for the ``sky_jupyter`` logger: True logs them for the program's own handlers, False logs nothing, a
+        level or a `LogConfig` also adds a handler.
     worker : Worker, optional
-        How many calls a node runs at a time.
+        Number of calls that a node runs at a time.
     cluster : bool
-        Whether nodes work together. Without it they need not reach each other, and each rank is a world of
-        its own: no coordinator, no collectives, ``shard`` gives everything.
+        True if nodes work together. Otherwise they need not reach each other, and each rank is a world of its own:
+        no coordinator, no collectives, and ``shard`` returns everything.
     crowded : bool
-        Whether local nodes may be more rank processes than this machine bears: more than four for each core, or
-        more memory than half of it.
+        Allow more local rank processes than fit this machine: more than four per core, or more than half of its
+        memory.
     """
 
     selection: str = "cheapest"
@@ -138,12 +135,12 @@ class Options:
             object.__setattr__(self, "logging", _level(self.logging))
 
     def attempts(self, *, made: bool) -> int:
-        """Return how often machines are asked for.
+        """Return the number of attempts to create machines.
 
         Parameters
         ----------
         made : bool
-            Whether the provider makes them.
+            True if the provider creates them.
 
         Returns
         -------

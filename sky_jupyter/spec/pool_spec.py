@@ -95,47 +95,47 @@ def size(text: str) -> int:
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """The frozen, validated description of a pool.
+    """Frozen, validated description of a pool.
 
     Parameters
     ----------
     provider : Provider
-        What makes the machines, such as ``sky.Local()``.
+        Provider of the machines, such as ``sky.Local()``.
     nodes : int
-        How many nodes, 1 or more.
+        Number of nodes, 1 or more.
     ranks_per_node : int
-        How many rank processes on each node, 1 or more.
+        Rank processes on each node, 1 or more.
     accelerator : Accelerator, optional
-        What every node must have.
+        Accelerators of every node.
     image : Image
-        What the user asked of every node; plugins add to it.
+        Packages, variables and files of every node; plugins add to it.
     plugins : tuple of Plugin
-        Entered in this order in every rank.
+        Plugins, entered in this order in every rank.
     name : str
-        What the pool is called.
+        Name of the pool.
     keep : bool
-        Whether it outlives the notebook's kernel.
+        True if the pool survives the notebook's kernel.
     idle_timeout : float, optional
-        Seconds without a manager and without a run after which nodes end themselves. Unless given, twelve
-        hours where the pool is kept, half an hour on other machines where it is not.
+        Seconds without a manager and without a run after which nodes end themselves. By default, twelve hours for a
+        pool that is kept, half an hour on other machines for one that is not.
     journal : int
         Bytes of each run's output that a node keeps, 1 MB or more.
     options : Options
-        How it is made and watched over.
+        Options of its start and supervision.
     region : str, optional
-        Where machines are made.
+        Region of the machines.
     allocation : str, optional
-        ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``; the provider's own way unless given.
+        ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``; the provider's default if None.
     max_hourly_cost : float, optional
-        Dollars that a node may cost an hour.
+        Maximum price of a node, in dollars per hour.
     vcpus, memory_gb : float, optional
-        What a node must have at least.
+        Minimum of each node.
     ttl : float, optional
-        Seconds after which the pool ends, whatever it does. Unless given, a day where the provider makes the
-        machines, and never by itself where they are there.
+        Seconds after which the pool ends, even while it runs a cell. By default, 24 hours if the provider creates the
+        machines, and no limit for existing ones.
     blob_limit : int, optional
-        Bytes of sent values that a machine keeps for later runs though no name there holds them; a quarter
-        of the memory or disk that is free unless given.
+        Cache of sent values on each machine, in bytes, for values that no name refers to; by default, a quarter of the
+        free memory or disk.
     """
 
     provider: Provider

@@ -55,7 +55,7 @@ class Step:
         Parameters
         ----------
         line : str
-            What the command printed.
+            Line of the command's output.
 
         Returns
         -------
@@ -75,58 +75,58 @@ Steps = Sequence["Step | Sequence[str] | str"]
 class Plugin:
     """Requirements of a framework on a pool: a frozen value with hooks.
 
-    Two plugins are equal when their names and arguments are; hooks follow from those.
+    Two plugins are equal if their names and arguments are; these determine the hooks.
 
     Parameters
     ----------
     name : str
-        What it is called in ``--plugins``.
+        Name in ``--plugins``.
     args : tuple of (str, value)
-        The arguments it was made with, as given.
+        Arguments of the factory, as given.
     after : tuple of str
         Names of plugins that must be entered before this one.
     needs : tuple of str
-        Names of plugins that must be there too, before or after this one.
+        Names of plugins that are required too, before or after this one.
     behind : tuple of str
-        Names of plugins that must be entered before this one where they are there.
+        Names of plugins that must be entered before this one if they are present.
     preload : tuple of str
         Modules that the forkserver imports once for all ranks. They must start no thread and
         no backend when imported.
     collective : bool
-        Whether the ranks depend on each other once it is entered: then the loss of one rank
-        means that all ranks enter anew. Its coordinator listens at ``info.port(name)``, which is kept for it
-        on Linux: it binds that with ``SO_REUSEADDR``.
+        True if the ranks depend on each other once it is entered: after the loss of one rank, all ranks enter anew.
+        Its coordinator listens at ``info.port(name)``. On Linux that port is reserved: bind it with
+        ``SO_REUSEADDR``.
     head_bound : bool
-        Whether the other ranks cannot outlive the head's rank 0, which coordinates them.
+        True if the other ranks cannot survive the head's rank 0, which coordinates them.
     noise : tuple of str
-        Regular expressions of whole lines that the framework prints from native code and that
-        do not belong into a user's cell; they go to the rank's log instead.
+        Regular expressions of lines that the framework's native code prints; they go to the rank's log instead of
+        the cell's output.
     collectives : tuple of str
         Regular expressions, searched for in ``path/file.py:function`` of a rank's stack (``library.so:function``
-        in C), of where a rank may wait for other ranks. A group named ``call`` is what a person calls it,
-        such as ``all_reduce``; one without is shown by the cell's own line.
+        in C), of functions in which a rank may wait for other ranks. A group named ``call`` is shown as the
+        name of the collective, such as ``all_reduce``; without one, the cell's own line is shown.
     secret_variables : tuple of str
         Names of environment variables that are secrets: no process of the pool is started with them, though the
         notebook has them. ``around_process`` sets them in the ranks, from a `Secret`.
     fits : callable, optional
-        ``(spec) -> None``, raises SpecError where a pool cannot have it.
+        ``(spec) -> None``, raises SpecError for a pool that cannot have it.
     transform : callable, optional
         ``(image, spec) -> image``.
     bootstrap : callable, optional
-        ``(spec) -> steps``, commands run on each machine when it is prepared: lists of a program and its
-        arguments, texts for ``/bin/sh``, or `Step` values.
+        ``(spec) -> steps``, commands to run on each machine while it is prepared: lists of a program and its
+        arguments, strings for ``/bin/sh``, or `Step` values.
     around_process : callable, optional
         ``(info) -> context manager``, entered in each rank before any user code.
     again : callable, optional
         ``(info) -> None``, sets the framework up anew in a living process after a soft abort.
     abort : callable, optional
-        ``(info) -> None``, breaks a collective that this rank is blocked in, from a thread beside it.
-        What was blocked raises; `again` must be able to set the framework up anew afterwards.
+        ``(info) -> None``, breaks a collective that blocks this rank, from another thread. The blocked call
+        raises; `again` must be able to set the framework up anew afterwards.
     gone : str
-        What of the framework's does not survive `again`, to tell the user.
+        Objects of the framework that do not survive `again`, for a message.
     gone_beside : str
-        What more takes no part where only some ranks have new kernels; ``{rank}`` stands for one
-        that has its names still.
+        Further objects that are unusable if only some ranks have new kernels; ``{rank}`` stands for a rank that
+        still has its names.
     check : callable, optional
         ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
         all ranks together after an interrupt.
