@@ -55,7 +55,7 @@ def question(packages: Iterable[str], *, root: bool = True) -> str:
         pattern = shlex.quote(wanted) if version else "'installed '*"
         steps.append(f'case "$({query})" in {pattern}) ;; *) _sky_m=1; echo {shlex.quote(f"missing {asked}")};; esac')
     if root:
-        # sudo tells the machine's owner of those who try and may not: it is not asked for nothing.
+        # sudo reports refused attempts to the machine's owner: it runs only if it is needed.
         steps.append(
             '[ -z "$_sky_m" ] || if [ "$(id -u)" = 0 ]; then echo "become "; '
             "elif command -v sudo >/dev/null && sudo -n true >/dev/null 2>&1; then echo 'become sudo -n '; fi"
@@ -103,7 +103,7 @@ def installation(found: Findings) -> str:
     """Return shell text that installs what is missing."""
     apt = f"{found.become}{_QUESTIONS} apt-get -q -o DPkg::Lock::Timeout={_LOCK_PATIENCE}"
     packages = shlex.join(found.missing)
-    # A source that does not answer need not be the one that has them: if it is, apt says so in the second step.
+    # A source that does not answer may not be needed. If it is, apt reports it in the second step.
     return f"{apt} update; {apt} install -y --no-install-recommends -- {packages}"
 
 

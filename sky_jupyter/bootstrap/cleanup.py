@@ -57,7 +57,7 @@ def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
     gone = f"{_CACHE_THERE}.gone-{secrets.token_hex(4)}"
     script = (
         f"if [ -d {_CACHE_THERE} ]; then mv -T -- {_CACHE_THERE} {gone} || exit 1; _sky_b=$({_look()}); "
-        # (A build that had just begun may have made the folder anew: the old one goes all the same.)
+        # (A build that had just begun may have made a new folder: the old one is removed in any case.)
         f'if [ -n "$_sky_b" ]; then mv -T -- {gone} {_CACHE_THERE}; echo "$_sky_b"; exit 0; fi; fi; '
         f'for g in {_CACHE_THERE}.gone-*; do [ -d "$g" ] || continue; echo "freed $(du -sk -- "$g")"; '
         'rm -rf -- "$g" || exit 1; done'

@@ -35,7 +35,7 @@ def variables(requirements: Iterable[str], env: Mapping[str, str]) -> dict[str, 
         if match is None:
             continue
         name, _, word = match["login"].partition(":")
-        # (The revision stands behind the path.)
+        # (The revision follows the path.)
         url = match["scheme"] + match["rest"].partition("@")[0]
         code = base64.b64encode(f"{unquote(name)}:{unquote(word)}".encode()).decode()
         found[f"http.{url}.extraHeader"] = f"Authorization: Basic {code}"

@@ -225,7 +225,7 @@ def _script(python: str, uv: str) -> str:
         'echo "files $(ulimit -n)"',
         'set -- $SSH_CONNECTION; echo "address ${3:-}"',
         # (By cat, which says why it cannot be written where a shell of its own may not.)
-        # A file that is written and run: a full disk, a read-only one and one without leave to execute all show.
+        # It writes and runs a file: this detects a full disk, a read-only one, and one mounted noexec.
         f"_sky_e=$( {{ mkdir -p -m 700 -- {cache} && printf '#!/bin/sh\\nexit 0\\n' | cat >{probe} && "
         f'chmod 700 {probe} && {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo "refused $_sky_e"',
         f"rm -f -- {probe}",

@@ -204,7 +204,7 @@ def _build_whole(part: Path, image: Image, pins: list[str], on_line: OnLine, sto
     run_uv(_venv(part, image.python or ""), phase=PHASE, on_line=on_line, stop=stop)
     asked = [*pins, *NODE_NEEDS, *package_indexes.wanted(image)]
     _install(part, image, [], asked, on_line, stop)
-    # (What a marker says of another Python is uv's to judge.)
+    # (uv evaluates markers for another Python.)
     _check_installed(part, [text for text in asked if parse(text).marker is None])
 
 

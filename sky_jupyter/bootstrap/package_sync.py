@@ -148,7 +148,7 @@ def lacking(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
     for text in requirements:
         one = parse(text)
         version = there.get(canonicalize_name(one.name))
-        # What extras and URLs come to only uv can tell.
+        # Only uv can resolve extras and URLs.
         if version is None or one.extras or one.url or not one.specifier.contains(version, prereleases=True):
             found.append(text)
     return found

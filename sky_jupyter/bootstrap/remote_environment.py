@@ -80,7 +80,7 @@ class Crew:
         for node, (python, address) in standing.items():
             self.sites[node].environment = str(PurePosixPath(python).parents[1])
             self.sites[node].known = address
-        # Those that are to be made nodes.
+        # Hosts that become new nodes.
         self.fresh = [site for site in self.sites if site.node not in standing]
         self.spec, self.image = spec, spec.full_image
         self.offline, self.stop, self.on_node = offline, stop, on_node
@@ -284,7 +284,7 @@ class Crew:
                 ]
             )
             variables = {
-                # A proxy, or an index: what the host itself has been told of those counts too.
+                # A proxy or an index: the host's own settings apply too.
                 **self.image.env,
                 "UV_CACHE_DIR": f"{cache}/uv",
                 "UV_PYTHON_INSTALL_DIR": f"{cache}/python",
@@ -298,7 +298,7 @@ class Crew:
             advice = (
                 "" if self.offline else "; a host without a way to the package index needs --offline (offline=True)"
             )
-            # (It may be left by one who was killed just now; the next build removes it.)
+            # (A build that was killed may leave it; the next build removes it.)
             done = site.machine.run(
                 f"umask 077; head -c {len(lines.encode())} >{given}", stdin=[lines.encode()], timeout=PATIENCE
             )

@@ -24,7 +24,7 @@ def parse(text: str) -> Requirement:
         return requirement
     except InvalidRequirement as error:
         reason = str(error).partition("\n")[0]
-        # What is wrong with it may be its password.
+        # The invalid part may be its password.
         name, url, _ = text.partition("://")
         shown = f"{name}{url}{HIDDEN}" if url else text
         reason = "what is behind :// has a blank in it, or a marker without a blank before its ;" if url else reason

@@ -52,7 +52,7 @@ def standalone(version: str, machine: str, *, on_line: OnLine, stop: threading.E
     if found is None:
         on_line(f"fetching Python {version} for the hosts")
         request = f"cpython-{version}-linux-{machine}-gnu"
-        # Tried once: where this machine has no way there either, nobody shall wait to hear of it.
+        # One attempt: without a network here, a retry would only delay the error.
         install = ["python", "install", "--no-bin", request]
         run_uv(install, phase=PHASE, on_line=on_line, stop=stop, env={"UV_HTTP_RETRIES": "0"})
         found = _found(place, version, machine)

@@ -29,7 +29,7 @@ from .uv import OnLine, run_uv
 
 PHASE = "environment"
 _PLAIN = Image()
-# What an installer adds beside what was in the wheel.
+# Files that an installer adds to those of the wheel.
 _ADDED = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "direct_url.json", "uv_cache.json", "uv_build.json"}
 _DATA = ("share", "etc", "man")
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -83,7 +83,7 @@ def resolve(
     """
     with tempfile.TemporaryDirectory(prefix="sky-lock-") as folder:
         asked, lock = _asked(Path(folder), requirements, image), Path(folder, "lock.txt")
-        # uv keeps to the versions that it finds there, where it can.
+        # uv prefers the versions in this file.
         lock.write_text("".join(f"{item}\n" for item in prefer), encoding="utf-8")
         command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *aim.arguments]
         command += ["--output-file", str(lock), str(asked)]
@@ -115,7 +115,7 @@ def gather(
     fetched.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    # Beside the cache: uv links there from its own, where both are on one disk.
+    # Beside the cache: uv links from its own cache if both are on one disk.
     with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
         tree, asked = Path(folder, "tree"), _asked(Path(folder), lock, image)
         command = ["pip", "install", "--quiet", "--no-deps", "--target", str(tree), "--python", sys.executable]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LATE = 0.5
 # The names of pools whose functions run without a view.
 _muted: set[str] = set()
-# What has so many bytes to bring is soon to be seen at it.
+# A transfer of this size is shown sooner.
 _LARGE, _LATE_LARGE = 50_000_000, 0.1
 
 
@@ -75,7 +75,7 @@ class LateView:
         self._title, self._done, self._failed, self._pool = title, done, failed, pool
         self._view: StartView | None = None
         self._last: Event | None = None
-        # Whatever comes after them, the view is told.
+        # Current problems, for the view when it appears.
         self._troubles = Troubles()
         self._due = 0.0
 
@@ -151,7 +151,7 @@ def run_view(
             from .base import prompts
             from .notebook import anywidget_view
 
-            # Where nobody can be asked, nobody looks: what executes the notebook would keep the widget's state in it.
+            # Headless executors have no stdin: without the widget, they do not save its state in the notebook.
             if prompts.can_ask() and anywidget_view.available():
                 return anywidget_view.WidgetRunView(kernel, title, ranks, pool, unseen)
         from .notebook.run_view import LiveRunView

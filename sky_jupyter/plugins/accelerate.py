@@ -172,9 +172,9 @@ def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
 
     # `torch(init=False)` leaves the group to the program.
     if dist.is_initialized() and dist.get_backend() == "gloo":
-        # Where devices are, that were given to nobody.
+        # The machine may have devices that were not assigned to this pool.
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    # It would take all processors for each rank of a machine, as it sees one of them.
+    # Each rank would use all processors, as accelerate sees only one rank of the machine.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank_network.cores() // rank_network.place(info)[1])))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-# What other frameworks than torch and JAX's safetensors would read.
+# Files for frameworks other than torch and JAX, which read safetensors.
 _OTHERS = ["*.msgpack", "*.h5", "*.ot", "*.tflite", "*.onnx", "onnx/*", "openvino/*", "coreml/*"]
 _PICKLES = ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]
 
@@ -18,7 +18,7 @@ def fetch(model: str) -> str:
 
     name, _, revision = model.partition("@")
     files = HfApi().list_repo_files(name, revision=revision or None)
-    # The same weights twice, where they are there in the newer form too.
+    # The same weights in the older format, if the newer one is available.
     left_out = [*_OTHERS, *(_PICKLES if any(file.endswith(".safetensors") for file in files) else [])]
     return snapshot_download(name, revision=revision or None, ignore_patterns=left_out)
 

@@ -81,7 +81,7 @@ def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models
     names = tuple(name for name in names if name != "")
     for name in names:
         if isinstance(name, str) and _LIKE_A_TOKEN.match(name):
-            # What it is must not be told.
+            # The text is a secret: it must not be in a message.
             raise SpecError("huggingface(models=...) has a token among the models: give it as token=...")
         if not isinstance(name, str) or not _MODEL.match(name):
             raise SpecError(f"huggingface(models=...): {name!r} is not a repository such as gpt2 or org/name@revision")
@@ -103,7 +103,7 @@ def _secret(token: object) -> Secret | None:
     if isinstance(token, Secret):
         return token
     if not isinstance(token, str) or not token.strip() or not token.strip().isprintable() or " " in token.strip():
-        # What it is must not be told.
+        # The text is a secret: it must not be in a message.
         raise SpecError("huggingface(token=...) must be a token, False for none, or left out for that of your log-in")
     return Token(token.strip())
 
@@ -119,7 +119,7 @@ def _steps(secret: Secret | None, models: tuple[str, ...], spec: PoolSpec) -> li
 
 @contextlib.contextmanager
 def _around(secret: Secret, info: InstanceInfo) -> Iterator[None]:
-    # Without one, what the machine itself has counts: a log-in there, or its own variable.
+    # Without a token, the machine's own log-in or variable is used.
     token = secret.reveal()
     before = os.environ.get(VARIABLE)
     if token is not None:

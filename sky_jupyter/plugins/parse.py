@@ -36,7 +36,7 @@ FACTORIES: dict[str, Callable[..., Plugin]] = {
 _ONE = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<inner>.*)\))?\Z", re.DOTALL)
 _WORDS = {"none": None, "null": None, "true": True, "false": False}
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
-# What stands behind a word like these, or looks like a token, is in no message.
+# Values after such words, and texts that look like tokens, are left out of messages.
 _SECRET = re.compile(r"((?:token|password|secret|key)\s*=\s*)[^,)\s]+|\bhf_\w+", re.IGNORECASE)
 
 

@@ -93,7 +93,7 @@ class Asking:
     def wait(self, work: Callable[[], T]) -> T:
         """Run a function in a thread that may ask, and wait for it here."""
         with ThreadPoolExecutor(1, thread_name_prefix="sky-asking") as thread:
-            # Inside: where this is interrupted, the thread, which is waited for, must hear that nobody answers.
+            # Inside: if this is interrupted, the awaited thread must learn that nobody answers.
             with self.answering(lambda: None) as tick:
                 future = thread.submit(work)
                 while not future.done():
@@ -115,7 +115,7 @@ class Asking:
             try:
                 question.put()
             except BaseException:
-                # An interrupt: what else there is to ask is not asked any more.
+                # An interrupt: drop the remaining questions.
                 self._close()
                 raise
 

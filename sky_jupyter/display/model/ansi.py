@@ -197,7 +197,7 @@ def _colour(name: str, code: str, on_colour: bool) -> str:
             return f"{name}:{_of_256(rest[1])}"
         first = rest[1] + (30 if rest[1] < 8 else 82)
     index = first % 10
-    # Black and white are only what they say on a colour; alone, one of them would vanish on the page.
+    # Black and white are used only on a coloured background; alone, one of them would be invisible on the page.
     if on_colour and first in (30, 37, 97):
         return f"{name}:{'#000000' if first == 30 else '#ffffff'}"
     if first == 97:

@@ -113,14 +113,14 @@ _TEXTS = ("text/markdown", "text/latex", "text/plain")
 # The states of ranks that did not end well; what is most likely the cause comes first.
 TROUBLES: tuple[State, ...] = ("died", "failed", "timed out", "interrupted")
 _COLOURS = {"running": "34", "done": "32", "failed": "31", "died": "31", "interrupted": "33", "timed out": "33"}
-# Jupyter's own text outputs stand a little to the right of where HTML begins.
+# Jupyter indents its own text outputs slightly more than HTML.
 _OUTER = "margin:0;padding:0 0 0 8px"
 # Where a page has no such variable, or a sanitizer drops it, the size before it holds.
 _CODE = (
     "font-size:13px;font-size:var(--jp-code-font-size,13px);"
     "font-family:monospace;font-family:var(--jp-code-font-family,monospace)"
 )
-# What marks stderr, on light and dark pages, and for who sees no colours.
+# Mark of stderr, visible on light and dark pages and without colours.
 _BESIDE = "border-left:2px solid #e03e3e;padding-left:6px"
 _MUTED = "opacity:0.75;font-size:85%"
 # So many groups may fill their share of lines; more groups share what these have.
@@ -207,7 +207,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
     return text if colours else ansi.strip(text)
 
 
-# What to show: the same for HTML and text.
+# Content, the same for HTML and text.
 
 
 def _blocks(model: RunViewModel, pick: Callable[[Rich], tuple[Atom, ...]], max_lines: int) -> list[Block]:
@@ -248,7 +248,7 @@ def _shared(groups: Sequence[Block], finished: bool) -> tuple[int, int]:
     if len({block.left_out for block in groups}) == 1:
         start = common_start([block.atoms for block in groups])
         start *= _worth(groups[0].atoms[:start])
-    # While ranks go on, what looks like a common end is only one being ahead of the other.
+    # While ranks are running, a common end only means that one is ahead of the other.
     if finished:
         end = common_end([block.atoms[start:] for block in groups])
         end *= _worth(groups[0].atoms[len(groups[0].atoms) - end :])
@@ -457,7 +457,7 @@ def _pre(content: str, *, stderr: bool = False) -> str:
 
 def _html_shown(shown: Shown) -> str:
     if shown.kind == "text/html":
-        # As above, where empty lines mean nothing.
+        # As above, for values in which empty lines have no meaning.
         value = shown.value if _KEEPS_LINES.search(shown.value) else _EMPTY_LINE.sub("", shown.value)
         return f'<div style="overflow-x:auto">{value}</div>'
     if shown.kind.startswith("image/"):

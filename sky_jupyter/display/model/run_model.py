@@ -16,9 +16,9 @@ from .html import RankView, RunViewModel, State
 from .transcript import Part, RankOutput, Rich
 from .troubles import Troubles
 
-# Of the order in which lines came, so many changes from one rank to another are kept.
+# Limit of recorded changes from one rank to another in the order of lines.
 _KEPT_TURNS = 20_000
-# What stands in the order for a rich item, instead of a number of lines.
+# Marks a rich item in the order, in place of a number of lines.
 ITEM = -1
 _STATES: dict[str, State] = {
     "ok": "done",
@@ -28,7 +28,7 @@ _STATES: dict[str, State] = {
     "lost": "died",
 }
 
-# Of a phase that is over sooner nobody wants to know how long it takes.
+# The duration of a phase is shown from this many seconds on.
 _WORTH = 1.5
 
 
@@ -54,7 +54,7 @@ class StartModel:
         if event.done:
             self.done.append(event)
             return ""
-        # What a phase says of itself first can stand alone; what its commands print later cannot.
+        # A phase's first text is complete by itself; later output of its commands is not.
         heading, text = self._headings.setdefault(event.phase, event.text), cleaned(event.text)
         return text if event.text == heading else f"{event.phase}: {text}"
 
@@ -227,6 +227,6 @@ def ended(end: dict[str, Any]) -> dict[str, Any]:
         state = "timed out"
     note = str(end.get("text", "")) if state == "died" else ""
     lines = "\n".join(end.get("traceback") or ()).splitlines() if state == "failed" else []
-    # IPython's rule would stand right below the view's own.
+    # IPython's rule would follow the view's own.
     raised = "\n".join(lines[1:] if lines and set(ansi.strip(lines[0])) == {"-"} else lines)
     return {"state": state, "note": note, "traceback": raised}

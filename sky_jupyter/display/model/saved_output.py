@@ -23,7 +23,7 @@ WINDOW = 5000
 # Of text, in all of a bundle's forms together; pictures come on top.
 MOST_TEXT = 1_000_000
 _LINES = (1000, 500, 250, 100, 50, 20, 5)
-# What the HTML shows of an item; labextension/src/run/pictures.ts finds the same.
+# Types that the HTML shows; labextension/src/run/pictures.ts has the same.
 _PICTURES = ("image/png", "image/jpeg", "image/gif")
 _PICTURE = re.compile(r'src="data:(image/(?:png|jpeg|gif));base64,([A-Za-z0-9+/=]+)"')
 # Where more than that is asked for; views know no more.
@@ -40,7 +40,7 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
     """Return a run as a JSON value; ``view`` is the id by which a page asks for more."""
     items = _Items()
     ranks = [_rank(rank, items) for rank in state.ranks]
-    # What older pages do not know of is only there where there is something to tell.
+    # Fields that older pages do not know are left out if they are empty.
     unseen = [{"rank": one.rank, "state": one.state, **_ended(one)} for one in state.unseen]
     every = [*(rank.view for rank in state.ranks), *state.unseen]
     return {

@@ -336,9 +336,9 @@ class RankOutput:
     def __init__(self, max_lines: int = 10_000, max_chars: int = 16_000_000) -> None:
         self.max_lines, self.max_chars = max_lines, max_chars
         self._parts: list[Transcript | Rich] = []
-        # The number of the first part that is kept, as all were counted; how much was put into those kept.
+        # Index of the first part that is kept, among all parts; size of the kept parts.
         self._first = self._size = 0
-        # Items and lines of those that are not kept.
+        # Items and lines that were dropped.
         self._gone_items = self._gone_lines = 0
         self._by_id: dict[str, list[int]] = {}
         self._clear_next = False

@@ -44,7 +44,7 @@ def _module() -> Any:
 
 @functools.cache
 def _widget_class() -> Any:
-    # They take half a second to import, which nobody else is to wait for.
+    # Imported late, as they take half a second.
     import anywidget
     import traitlets
 
@@ -94,7 +94,7 @@ class WidgetRunView:
         self._widget.on_msg(self._on_message)
         # A kernel's own sending goes by the cell's thread only.
         self._send = Sender(self._kernel, self._widget.model_id) if self._kernel is not None else self._widget.send
-        # What came since is in no snapshot and was sent to nobody.
+        # Later events are in no snapshot and were not sent.
         self._widget.snapshot = self._feed.open()
         self._show()
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ...util import control_requests
 
 REQUEST = "sky_view_request"
-# Views that have ended are kept for pages that were closed meanwhile: so many, and so many characters in all.
+# Ended views that are kept for pages that were closed meanwhile: their number and total size in characters.
 _KEPT = 50
 _KEPT_CHARS = 20_000_000
 

@@ -105,7 +105,7 @@ class Pending:
             if len(pieces) == 1 or (size[0] - lines <= _MOST_LINES // 2 and size[1] - len(piece.text) < 1000):
                 start = _tail_start(piece.text, _MOST_LINES // 2, self._most_chars // 2)
                 cut, piece.texts = piece.text[:start], [piece.text[start:]]
-                # It begins in an event of which nobody has kept count.
+                # It now begins inside an event, whose sequence number is not known.
                 piece.seq = -1
             else:
                 cut, piece.texts = piece.text, []

@@ -20,7 +20,7 @@ from .anywidget_view import WidgetRunView
 _PATIENCE = 0.15
 _INTERVAL = 0.2
 _LINES = 1000
-# A widget's state must live on for as long as its cell shows it, which nobody tells: so many are kept.
+# Widgets that are kept: a widget's state must live as long as its cell shows it, which is not reported.
 _KEPT = 30
 _kept: deque[Any] = deque()
 

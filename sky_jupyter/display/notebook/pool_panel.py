@@ -27,11 +27,11 @@ _COLUMNS = 20
 _WIDTH, _HEIGHT = 80, 16
 # The samples are a second apart.
 _SPAN = 300
-# What a notebook keeps: of each node so many samples, and of each phase so many lines and characters of one.
+# Limits of a saved notebook: samples of each node, lines of each phase, characters of a line.
 _KEPT_SAMPLES = 60
 _KEPT_LINES, _KEPT_LINE = 20, 200
 _TITLE = 50
-# A pool that has more is not told rank by rank.
+# A larger pool is not shown rank by rank.
 _MOST_RANKS = 32
 _SLOW = 0.05
 _COLOURS = {"idle": "32", "ready": "32", "busy": "34", "starting": "34", "restarting": "34", "replacing": "33"}

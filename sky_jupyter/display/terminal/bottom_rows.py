@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TextIO
 
 _GONE = "\r\x1b[J"
 _REST_OF_ROW, _REST = "\x1b[K", "\x1b[J"
-# Below this there is no room for rows, and no terminal that anybody reads.
+# Smallest terminal in which rows are drawn.
 _FEWEST_COLUMNS, _FEWEST_LINES = 20, 5
 _NAMES = ("stdout", "stderr")
 
@@ -67,7 +67,7 @@ class Region:
         self._stream = stream
         self._rows: Sequence[str] = ()
         self._size = self.size
-        # What others print meanwhile: what is whole, and the rest of each stream.
+        # Output of the process meanwhile: complete lines, and the rest of each stream.
         self._above: list[str] = []
         self._stand_ins: dict[str, _StandIn] = {}
         self._lock = threading.RLock()

@@ -51,7 +51,7 @@ class _Lines:
 
     def feed(self, text: str, name: str = "stdout") -> None:
         if name != self._streams.last and not self.open.strip():
-            # What a bar leaves that is taken away for other output.
+            # The rest of a bar that is removed for other output.
             self._open = ""
         fresh, text = self._streams.next(name, text, open=bool(self._open))
         if fresh:

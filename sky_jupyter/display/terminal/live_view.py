@@ -28,7 +28,7 @@ from .bottom_rows import Region
 from .line_view import TerminalRunView
 
 Facts = Callable[[], Sequence[Mapping[str, Any]]]
-# What is over sooner draws nothing.
+# A faster operation draws nothing.
 _PATIENCE = 0.3
 # With news, and when only the clock goes on.
 _INTERVAL, _CLOCK = 0.1, 0.5
@@ -123,7 +123,7 @@ class ConsoleRunView(TerminalRunView):
         """Return a row for each different rank that fits; drop the successful ones first."""
         rows, room = self._folded(), self._region.room
         if len(self._states) == 1:
-            # Its last line stands right above.
+            # Its last line is shown directly above.
             return [row for row in rows if row[1].state == "running" and self._ranks[row[0][0]].open.strip()]
         if len(rows) <= room:
             return rows
@@ -189,7 +189,7 @@ class ConsoleStartView:
         """Handle an event of the pool; callable from any thread."""
         text = self._model.on_event(event)
         if isinstance(event, NoticeEvent):
-            # What is the matter stays in sight too: lines above the rows scroll, and are not taken away.
+            # Problems stay visible too: lines above the rows scroll, and are not removed.
             self._notices += [text] * bool(text)
             return
         self._progress = event if isinstance(event, ProgressEvent) else None
@@ -241,7 +241,7 @@ class ConsoleStartView:
         for phase in self._phases() if self._phases is not None else ():
             is_over = phase["state"] == "done"
             line = "" if is_over else (phase["lines"] or [""])[-1]
-            # What its nodes do is told by themselves.
+            # The nodes' own lines show their progress.
             nodes = [] if is_over else phase.get("nodes", ())
             found.append((f"  {phase['phase']}", _dot(phase["state"], _pace(phase)), "" if nodes else line))
             for node in nodes:

@@ -57,7 +57,7 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        # What is not known here differs from nothing: a pool that was taken up is the same pool.
+        # An unknown secret equals any: a pool that was attached to is the same pool.
         return self._value is None or other._value is None or self._value == other._value
 
     def __hash__(self) -> int:

@@ -32,7 +32,7 @@ from ..core.plugin import Plugin, given
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
-# What the first use of JAX would import; none of them starts a backend or a thread.
+# Imports of the first use of JAX; none of them starts a backend or a thread.
 MODULES = (
     "jax",
     "jax.numpy",
@@ -63,7 +63,7 @@ _WITH_EXTRAS = re.compile(r"jax\s*\[", re.IGNORECASE)
 
 # Where groups of CPU devices find each other.
 _MEETINGS = "cpu:gloo"
-# What gloo reads there, with an address that it refuses: no name of a host, one byte of address.
+# Value that gloo reads and refuses: no host name, and an address of one byte.
 _NO_ADDRESS = struct.pack("<QQ", 0, 1) + bytes(256)
 
 log = logging.getLogger(__name__)

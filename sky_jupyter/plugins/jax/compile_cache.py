@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
 FOLDER = "jax"
-# A person who has set one of these sees to the cache.
+# If a person has set one of these, the cache is left to them.
 OWN = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE")
-# What JAX itself keeps has taken a second to compile; the small programs of a start take less, and are many.
+# By default JAX caches programs that took a second to compile; the many small programs of a start take less.
 THRESHOLDS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,

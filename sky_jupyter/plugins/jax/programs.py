@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
 _WAY_OUT = "have the cluster left to your program: --plugins 'jax(init=False)'"
-# What JAX says of an option that comes too late.
+# Part of JAX's message about an option that was set too late.
 _TOO_LATE = "before backends are"
 _XLA_FLAGS = "XLA_FLAGS"
 
@@ -53,7 +53,7 @@ class _Here:
     flags: str = ""
 
 
-# The one there is, once a rank is set up.
+# At most one item, from the set-up of the rank on.
 _known: list[_Here] = []
 
 

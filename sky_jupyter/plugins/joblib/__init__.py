@@ -79,7 +79,7 @@ def _plugin(name: str, packages: dict[str, str | None], version: str | None) -> 
 
 
 def _transform(name: str, packages: dict[str, str | None], image: Image, spec: PoolSpec) -> Image:
-    # What is made on one side is unpickled on the other: both need the same releases.
+    # Pickles are exchanged: both sides need the same releases.
     asked = []
     for package, version in packages.items():
         try:

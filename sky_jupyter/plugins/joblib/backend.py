@@ -49,7 +49,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._large: dict[int, tuple[str, Any]] = {}
         self._calls: set[Future[Any]] = set()
-        # Shows what the loop's calls print; None where nobody can.
+        # Shows the output of the loop's calls; None if there is no way to.
         self._outlet: Any = None
         self._lock = threading.Lock()
 

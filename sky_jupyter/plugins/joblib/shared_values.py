@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import SkyError
 
 _held: dict[str, Any] = {}
-# What makes an outlet for what the calls of a loop on a pool print: who can show it puts itself here.
+# Factories of outlets for the output of a loop's calls; a front end registers its own.
 outlets: list[Callable[[Any], Any]] = []
 
 

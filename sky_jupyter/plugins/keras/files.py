@@ -50,7 +50,7 @@ def _whole(original: Callable[..., Any], rank: int) -> Callable[..., Any]:
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         named = isinstance(filepath, (str, os.PathLike))
         path = os.fspath(filepath) if named else ""
-        # A folder, the parts of a model in several files, a bucket: not one file.
+        # A folder, a model in several files, or a bucket: not a single file.
         if not isinstance(path, str) or not path.endswith((".keras", ".h5")) or "://" in path:
             return original(model, filepath, *args, **kwargs)
         place = os.path.realpath(path)

@@ -112,7 +112,7 @@ def _together(name: str, original: Callable[..., Any], model: Any, call: inspect
     finally:
         _beginning.pop()
     if name == "fit":
-        # What the head's callbacks have written is there for all.
+        # All ranks wait until the head's callbacks have written their files.
         _gather([0])
     return result
 
@@ -125,7 +125,7 @@ def _share(model: Any, epoch: int) -> int:
     return first
 
 
-# What was called of a model whose steps are about to begin.
+# Methods of a model whose steps are about to begin.
 _beginning: list[str] = []
 # Models that this rank has trained without the others since they were last brought together.
 _trained_alone: weakref.WeakSet[Any] = weakref.WeakSet()

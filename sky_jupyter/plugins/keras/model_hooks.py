@@ -23,7 +23,7 @@ from . import random
 
 Around = Callable[[Callable[..., Any], Any, inspect.BoundArguments], Any]
 
-# Callbacks that only write or draw: one rank doing so is enough, and several would write one file.
+# Callbacks that only write or draw: one rank is enough, and several would write the same file.
 ONLY_WRITE = (
     keras.callbacks.ProgbarLogger,
     keras.callbacks.ModelCheckpoint,
@@ -34,7 +34,7 @@ ONLY_WRITE = (
 UNKNOWN = -1
 # So many numbers of a variable tell whether two ranks have the same.
 _SAMPLES = 4096
-# What must be the same on all ranks for them to take the same steps, in the order gathered.
+# Values that must be equal on all ranks for them to take the same steps, in the order gathered.
 STEPS = (
     "samples",
     "batches",

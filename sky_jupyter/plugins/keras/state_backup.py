@@ -79,7 +79,7 @@ class _Step:
         self._large: list[tuple[int, int]] | None = None
         self._room: list[Any] = []
         self._made: Any = None
-        # What the last step began from: the newest state that is known to be whole.
+        # State at the start of the last step: the newest one that is known to be complete.
         self.given: Any = None
 
     def __call__(self, state: Any, *data: Any) -> Any:
@@ -94,7 +94,7 @@ class _Step:
             self._room = [_room_for(state[i][j]) for i, j in self._large]
         self.given, _last_step[:] = state, [self]
         logs, made = self._step(state, self._room, *data)
-        # What a step hands through may be the same memory: it is not to be written into.
+        # An array that a step returns unchanged may share memory: it must not be overwritten.
         self._large = [(i, j) for i, j in self._large if made[i][j] is not state[i][j]]
         self._room, self._made = [state[i][j] for i, j in self._large], made
         return logs, made

@@ -110,7 +110,7 @@ class _Training:
         self.due = False
         with torch.no_grad():
             gradients = [item.grad if item.grad is not None else torch.zeros_like(item) for item in self.parameters]
-            # A parameter without a gradient on any rank shall stay without one.
+            # A parameter for which no rank has a gradient stays without one.
             there = [float(item.grad is not None) for item in self.parameters]
             exact = functools.reduce(torch.promote_types, (item.dtype for item in gradients), torch.float32)
             flat = torch.cat([item.reshape(-1).to(exact) for item in [*gradients, gradients[0].new_tensor(there)]])

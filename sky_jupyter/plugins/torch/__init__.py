@@ -22,7 +22,7 @@ from ..core.plugin import Plugin, given
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
-# What the first use of torch across ranks would import; none starts a thread or touches a GPU.
+# Imports of the first use of torch across ranks; none starts a thread or touches a GPU.
 MODULES = ("torch", "torch.distributed", "torch.nn.parallel")
 NOISE = (rank_network.GLOO_NOISE, rank_network.NCCL_NOISE)
 # Where a rank waits for others: by name, or in what runs a backward pass.
@@ -177,7 +177,7 @@ def _environment(info: InstanceInfo) -> None:
     """Return torchrun's variables, which Trainer and Lightning read."""
     os.environ.update(
         MASTER_ADDR=info.head_addr,
-        # Not where our own store listens: what a cell starts as a process of its own has its store there.
+        # Not our own store's port: a process that a cell starts has its store there.
         MASTER_PORT=str(rank_network.programs_port(info, "torch")),
         WORLD_SIZE=str(info.world_size),
         RANK=str(info.rank),

@@ -48,7 +48,7 @@ class _Meeting:
     count: int = 0
 
 
-# The one there is, once a rank is set up.
+# At most one item, from the set-up of the rank on.
 _meetings: list[_Meeting] = []
 
 
