@@ -25,11 +25,11 @@ class Findings:
     Parameters
     ----------
     missing : tuple of str
-        Those that it lacks, as they were asked for.
+        Missing packages, as requested.
     has_apt : bool
-        Whether it is a machine that packages can be installed on.
+        True if packages can be installed on the machine.
     become : str or None
-        What comes before a command that needs root: nothing for root itself; None where the user cannot be it.
+        Prefix of commands that need root: empty for root itself; None if the user cannot become root.
     """
 
     missing: tuple[str, ...] = ()

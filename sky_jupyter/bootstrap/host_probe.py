@@ -40,7 +40,7 @@ class Facts:
     Parameters
     ----------
     machine : str
-        Its architecture, as ``uname -m`` says.
+        Architecture, as ``uname -m`` prints it.
     glibc : tuple of int
         The version of its C library.
     home : str
@@ -56,17 +56,17 @@ class Facts:
     skew : float
         Seconds by which its clock is ahead of ours.
     python : str
-        Its own interpreter of the wanted version; empty where it has none.
+        The host's own interpreter of the required version; empty if there is none.
     python_version : str
         That one's whole version.
     pythons : tuple of str
         All versions that it has.
     has_uv : bool
-        Whether the right uv is in its cache.
+        True if the required uv is in its cache.
     devices : Devices
-        Its accelerators, as far as CUDA_VISIBLE_DEVICES there, or the image's, allows.
+        Accelerators that CUDA_VISIBLE_DEVICES, there or in the image, leaves visible.
     driver_hangs : bool
-        Whether nvidia-smi has not answered.
+        True if nvidia-smi did not answer.
     """
 
     machine: str

@@ -64,9 +64,9 @@ class Environment:
     python : Path
         The interpreter to start.
     reused : bool
-        Whether it was there already.
+        True if it existed already.
     path : Path or None
-        Its folder in the cache; None for the notebook's own environment.
+        Folder in the cache; None for the notebook's own environment.
     """
 
     python: Path

@@ -44,7 +44,7 @@ class Supplies:
     Attributes
     ----------
     prefer : sequence of str
-        Which versions of packages to take where several would do, as ``name==version``.
+        Versions of packages to choose if several fit, as ``name==version``.
     """
 
     def __init__(self, asked: Sequence[str], stop: threading.Event, image: Image | None = None) -> None:

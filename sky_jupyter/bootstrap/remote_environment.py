@@ -55,7 +55,7 @@ class Crew:
     spec : PoolSpec
         The pool.
     offline : bool
-        Whether hosts are sent all that they need from here.
+        True to send hosts everything from here.
     stop : threading.Event
         When set, what can end ends.
     standing : mapping of int to tuple of str

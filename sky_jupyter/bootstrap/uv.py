@@ -42,7 +42,7 @@ def run_uv(
     Parameters
     ----------
     arguments : sequence of str
-        What follows ``uv`` on the command line.
+        Arguments of ``uv``.
     phase : str
         The bootstrap phase that an error shall name.
     on_line : callable

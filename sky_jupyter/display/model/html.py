@@ -143,7 +143,7 @@ def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
     model : RunViewModel
         What there is to show.
     max_lines : int
-        How many lines of a group of ranks are shown at most; four times as many in all.
+        Limit of lines of a group of ranks; four times as many in all.
 
     Returns
     -------
@@ -182,7 +182,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
     max_lines : int
         As for `to_html`.
     colours : bool
-        Whether the colours that the ranks printed are kept.
+        Keep the colours that the ranks printed.
 
     Returns
     -------

@@ -112,7 +112,7 @@ class RunModel:
     title : str
         Such as the pool's name.
     ranks : sequence of int
-        Those whose output is shown.
+        Ranks whose output is shown.
     pool : str
         The name of the pool that runs it.
     unseen : sequence of int

@@ -34,7 +34,7 @@ class Transcript:
     Parameters
     ----------
     max_lines : int
-        How many of the last lines are kept; `dropped` counts the others.
+        Number of last lines to keep; `dropped` counts the others.
     max_columns : int
         How long a line can grow; the rest of it is left out.
     max_chars : int
@@ -328,7 +328,7 @@ class RankOutput:
     Parameters
     ----------
     max_lines : int
-        How many lines each stretch of text keeps, and how many stretches and items are kept at least.
+        Lines to keep of each stretch of text, and the minimum number of stretches and items to keep.
     max_chars : int
         About how much text is kept in all, that of items included.
     """

@@ -170,9 +170,9 @@ class ConsoleStartView:
     Parameters
     ----------
     title : str
-        What stands first, such as the pool's name.
+        Title, such as the pool's name.
     phases : callable, optional
-        What a pool's start has come through, as `PhaseLog.facts` tells it.
+        Returns the phases of a pool's start, as `PhaseLog.facts` does.
     """
 
     def __init__(self, title: str, phases: Facts | None = None) -> None:

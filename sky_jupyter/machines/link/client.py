@@ -1,4 +1,4 @@
-"""The notebook's side of the link: it starts the process or joins one, and asks it for machines and tunnels."""
+"""Client of the link: starts or joins its process; machines and tunnels."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _LOOK = 0.01
 
 @dataclass(frozen=True)
 class Tunnel:
-    """A port of this machine that leads to one of a machine's, the same through all breaks.
+    """Local port that leads to a machine's port and survives breaks.
 
     Attributes
     ----------
     port : int
-        On 127.0.0.1. Any user of this machine can connect: nothing but TLS should pass there.
+        Port on 127.0.0.1. Any local user can connect to it: only TLS should pass.
     to : tuple of str and int
-        Where it leads, as the machine sees it.
+        Address that it leads to, as the machine sees it.
     """
 
     link: Link
@@ -49,19 +49,19 @@ class Tunnel:
     to: tuple[str, int]
 
     def close(self) -> None:
-        """End it, with all that goes through."""
+        """Close the port and all connections through it."""
         self.link.ask("close_tunnel", tunnel=self.number)
 
 
 class Link:
-    """A link's process, as one of its clients sees it; for any number of threads.
+    """Client of a link's process, made by `start` or `join`; thread-safe.
 
-    Made by `start` or `join`.
-
-    Attributes
+    Parameters
     ----------
     folder : Path
-        The link's.
+        The link's folder.
+    key : bytes
+        The key that both sides prove to have.
     """
 
     def __init__(self, folder: Path, key: bytes) -> None:
@@ -74,7 +74,7 @@ class Link:
         self._tell_end: Callable[[], None] = lambda: None
         self._listener: threading.Thread | None = None
         self._closed = False
-        # The process's id, where it is known.
+        # Process id, if known.
         self.pid = 0
 
     @classmethod
@@ -91,18 +91,23 @@ class Link:
         Parameters
         ----------
         folder : Path
-            Its own; it is made where it is not there, and then removed when the link ends.
-        owner : identity.Process, optional
-            The process it ends with; this one unless given.
+            Its folder; one that is created here is removed when the link ends.
+        owner : process_identity.Process, optional
+            Process that the link ends with; this one by default.
         idle_timeout : float, optional
-            For a pool that outlives its owner: how many seconds it lives on after its last client is gone.
+            For a pool that survives its owner: seconds without a client after which the link ends.
         folders : sequence of Path
-            What it removes when it ends with its owner; see `keep`.
+            Folders to remove when the link ends with its owner; see `keep`.
+
+        Returns
+        -------
+        Link
+            Its client.
 
         Raises
         ------
         PoolError
-            When a link runs in this folder already, or none comes up.
+            When a link runs in this folder, or none starts.
         """
         folder = Path(os.path.abspath(folder))
         if socket_folder.answers(folder):
@@ -120,13 +125,7 @@ class Link:
 
     @classmethod
     def join(cls, folder: Path) -> Link:
-        """Become a client of a link that runs.
-
-        Raises
-        ------
-        PoolError
-            When there is none in this folder.
-        """
+        """Return a client of a running link; raise PoolError if there is none."""
         folder = Path(os.path.abspath(folder))
         link = cls(folder, socket_folder.read_key(folder))
         try:
@@ -145,23 +144,30 @@ class Link:
         prompts: Prompts | None = None,
         address: str | None = None,
     ) -> LinkMachine:
-        """The machine at a host, which the link keeps connected from then on.
+        """Return a connected machine, which the link keeps connected from then on.
 
-        One that it holds already is found again; where that is away just now, it is tried at once.
+        A machine that the link has is found again, and reconnected now if it is away.
 
         Parameters
         ----------
+        target : Target
+            The host.
         accept : bool or mapping of str to str
-            As `providers.SSH` takes it.
+            See `providers.SSH`.
         prompts : Prompts, optional
-            Whom to ask, in this thread; nobody unless given. Answers are not kept, here or there.
+            Callbacks that ask a person, in this thread; nothing is asked by default. Answers are not stored.
         address : str, optional
-            How the pool's other machines reach it; the address at which it answers unless given.
+            Address for the pool's other machines; by default, the one at which it answers.
+
+        Returns
+        -------
+        LinkMachine
+            The machine.
 
         Raises
         ------
         MachineError
-            When it cannot be reached, is not known, or does not let us in.
+            When it cannot be reached, its key is not accepted, or it does not let us in.
         """
         prompts = prompts or Prompts()
         facts = {
@@ -180,48 +186,40 @@ class Link:
         return self._machine(encoding.checked(reply))
 
     def machines(self) -> list[LinkMachine]:
-        """All that the link holds, connected or away."""
+        """Return all machines of the link, connected or not."""
         return [self._machine(facts) for facts in self.ask("state")["machines"]]
 
     def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0, probe: bool = False) -> Tunnel:
-        """A local port that leads to an address as the machine sees it; the same for the same address.
+        """Return a local port to an address of a machine; the same for the same address.
 
-        While the machine is away it refuses at once, and connections that there were have ended. A new
-        one is at the port ``wish`` where that is free.
-
-        Raises
-        ------
-        MachineError
-            With ``probe``, where the machine lets nobody connect to that address through it.
+        While the machine is away, connections are refused at once, and existing ones have ended. A new tunnel uses the
+        port ``wish`` if it is free. With ``probe``, raise MachineError if the machine refuses connections to that
+        address.
         """
         facts = {"machine": machine.number, "host": host, "port": port, "wish": wish, "probe": probe}
         return self._shown(self.ask("tunnel", machine.name, **facts))
 
     def tunnels(self) -> list[Tunnel]:
-        """All that the link holds."""
+        """Return all tunnels of the link."""
         return [self._shown(facts) for facts in self.ask("state")["tunnels"]]
 
     def relay(self, machine: LinkMachine, through: LinkMachine, host: str, port: int, *, wish: int = 0) -> int:
-        """A port on a machine's loopback that leads to an address as another machine sees it; all through here.
+        """Return a machine's loopback port that leads to an address of another.
 
-        It is the same for the same address, and through all breaks. With ``wish`` it is this port, as soon as
-        whoever had it for an earlier link lets go of it.
-
-        Raises
-        ------
-        MachineError
-            When the machine lets nobody have a port.
+        Connections pass through this machine. It is the same for the same address, and survives breaks. With ``wish``
+        it is this port, once an earlier link's relay has released it. Raise MachineError if the machine refuses to
+        listen.
         """
         facts = {"machine": machine.number, "through": through.number, "host": host, "port": port, "wish": wish}
         return int(self.ask("relay", machine.name, **facts)["port"])
 
     def on_event(self, tell: Callable[[Event], None]) -> None:
-        """Have a function called, in a thread of ours, with what becomes of the connections."""
+        """Call a function, in a thread of ours, with each event of the connections."""
         with self._lock:
             self._tell.append(tell)
 
     def on_end(self, tell: Callable[[], None]) -> None:
-        """Have a function called, in a thread of ours, when the process ends without our doing."""
+        """Call a function, in a thread of ours, if the process ends unexpectedly."""
         self._tell_end = tell
 
     def _machine(self, facts: dict[str, Any]) -> LinkMachine:
@@ -231,20 +229,22 @@ class Link:
     def _shown(self, facts: dict[str, Any]) -> Tunnel:
         return Tunnel(self, facts["tunnel"], facts["machine"], facts["port"], (facts["to"][0], facts["to"][1]))
 
-    # Its life
+    # Lifetime
 
     def keep(
         self, idle_timeout: float | None, processes: Sequence[LinkProcess] = (), folders: Sequence[Path] = ()
     ) -> None:
-        """Have it live on for so long after its last client is gone; None, to end with its owner.
+        """Set the idle timeout of the link; None to end with its owner.
 
         Parameters
         ----------
+        idle_timeout : float or None
+            Seconds without a client after which the link ends.
         processes : sequence of LinkProcess
-            The pool's. While nobody is there the link looks at them: it ends with the last one, and not
-            before that where it can see it.
+            The pool's processes. While no client is connected, the link polls them: it ends with the last one, and not
+            earlier if it can poll them.
         folders : sequence of Path
-            The pool's folders on this machine, which it removes where nobody can take the pool up any more.
+            The pool's local folders, which are removed once nobody can attach to the pool again.
         """
         facts = [
             {"machine": one.machine.number, "pid": one.identity[0], "started": one.identity[1], "folder": one.folder}
@@ -253,25 +253,25 @@ class Link:
         self.ask("keep", lease=idle_timeout, processes=facts, folders=[os.path.abspath(folder) for folder in folders])
 
     def finish(self, works: Sequence[tuple[LinkMachine, str]], patience: float, folders: Sequence[Path]) -> None:
-        """Have it end a pool's parts on machines that could not be reached, and then itself, whoever is there.
+        """Clean up machines that could not be reached, then end the link, clients or not.
 
         Parameters
         ----------
         works : sequence of (LinkMachine, str)
-            Machines, and the script of `machines.ending` for each.
+            Machines, with the script of `remote_cleanup.script` for each.
         patience : float
-            Seconds for which it tries.
+            Seconds to retry.
         folders : sequence of Path
-            The pool's folders on this machine, which it removes at its end.
+            The pool's local folders, which are removed at the end.
         """
-        # It ends by our doing, whenever that is.
+        # Its end is expected, whenever it comes.
         self._tell_end = lambda: None
         facts = [{"machine": machine.number, "script": script} for machine, script in works]
         self.ask("finish", works=facts, patience=patience, folders=[os.path.abspath(folder) for folder in folders])
 
     @property
     def alive(self) -> bool:
-        """Whether its process answers."""
+        """True if the link's process answers."""
         try:
             self.ask("state")
         except (PoolError, LinkLost):
@@ -279,8 +279,8 @@ class Link:
         return True
 
     def end(self, folders: Sequence[Path] = ()) -> None:
-        """End the link with all of its connections, and have it remove these folders. No error where it has ended."""
-        # It is our doing, and may be heard of before the answer.
+        """End the link and its connections, and remove folders; ignore an ended link."""
+        # Its end is expected, and may come before the reply.
         self._tell_end = lambda: None
         self.wake()
         with contextlib.suppress(SkyError):
@@ -297,13 +297,13 @@ class Link:
                 self._kill()
 
     def wake(self) -> None:
-        """Have its process go on, should it stand still: else nobody is answered."""
+        """Continue the link's process if it is stopped: it could not answer."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Let go of it; it lives on as it was asked to."""
+        """Close this client; the link keeps running, as `keep` has set."""
         with self._lock:
             self._closed = True
             wires, self._wires = list(self._wires), set()
@@ -330,7 +330,7 @@ class Link:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __package__, str(self.folder)],
                 env=env,
-                # Python looks for modules where it is started: here nobody else has put any.
+                # Python searches its working folder for modules: nobody else can write to this one.
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -340,7 +340,7 @@ class Link:
         finally:
             os.close(log)
         self.pid = self._process.pid
-        # So that it is no zombie when it ends before us.
+        # Reap it if it ends before this process.
         threading.Thread(target=self._process.wait, name="sky-link-child", daemon=True).start()
 
     def _come_up(self) -> None:
@@ -388,14 +388,17 @@ class Link:
     # Calls
 
     def ask(self, call: str, name: str = "link", /, **facts: Any) -> dict[str, Any]:
-        """A call that has one answer."""
+        """Send a call and return its one reply."""
         with self.call(call, facts, name) as wire:
             reply = wire.receive().facts
         return encoding.checked(reply)
 
     @contextlib.contextmanager
     def call(self, call: str, facts: Mapping[str, Any], host: str = "link", *, last: bool = False) -> Iterator[Wire]:
-        """A call, sent; all of its answer has to be read, as the wire is then used for others, but after the last."""
+        """Send a call and yield its wire, from which the whole reply must be read.
+
+        The wire is used for other calls then, except after the ``last``.
+        """
         try:
             wire = self._borrow()
         except (OSError, Broken) as error:
@@ -407,7 +410,7 @@ class Link:
             self.forget(wire)
             raise _ended(host, error) from None
         except BaseException:
-            # What is half said cannot be gone on with.
+            # A half-sent message cannot be continued.
             self.forget(wire)
             raise
         if last:
@@ -437,12 +440,12 @@ class Link:
         return wire
 
     def release(self, wire: Wire) -> None:
-        """Leave a wire to its user, who closes it."""
+        """Hand a wire over to its user, who closes it."""
         with self._lock:
             self._wires.discard(wire)
 
     def forget(self, wire: Wire) -> None:
-        """End a wire that is of no more use."""
+        """Close a wire that is not needed any more."""
         with self._lock:
             self._wires.discard(wire)
         wire.close()

@@ -1,7 +1,7 @@
-"""Messages over a unix socket: who is at the other end, and how much of what comes is read at most.
+"""Messages over a Unix socket, with authentication and size limits.
 
-`multiprocessing.connection` is not used: its `accept` waits for a client that says nothing, its close wakes no
-thread that reads, and before Python 3.12 its proof is HMAC with MD5, which systems in FIPS mode refuse.
+`multiprocessing.connection` is not used: its `accept` blocks on a client that sends nothing, its `close` does not wake
+up a reading thread, and before Python 3.12 its authentication is HMAC with MD5, which systems in FIPS mode refuse.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _PATIENCE = 10.0
 
 
 class Broken(Exception):
-    """The other end is gone, or sends what nobody sends who means well."""
+    """Raised when the other end has closed or sends invalid messages."""
 
 
 class Message(NamedTuple):
-    """What came in one piece: facts, and bytes that belong to them."""
+    """Received message: facts, and bytes that belong to them."""
 
     facts: dict[str, Any]
     body: bytes
 
 
 class Wire:
-    """One end of a connection between the notebook's side and the link; for one thread at a time.
+    """End of a connection between client and link; for one thread at a time.
 
     Parameters
     ----------
     connection : socket.socket
-        A unix socket.
+        A Unix socket.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
 
     def send(self, facts: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send one message; raises Broken."""
+        """Send one message; raise Broken on failure."""
         head = json.dumps(facts, separators=(",", ":"), ensure_ascii=True).encode()
         if len(head) > MAX_HEAD:
             raise ValueError(f"a message of {len(head)} bytes is more than the link takes ({MAX_HEAD})")
@@ -61,7 +61,7 @@ class Wire:
             raise Broken(str(error)) from None
 
     def receive(self) -> Message:
-        """The next message; raises Broken."""
+        """Return the next message; raise Broken on failure."""
         head, body = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
         if head > MAX_HEAD or body > CHUNK:
             raise Broken(f"a message of {head} and {body} bytes is too large")
@@ -74,7 +74,7 @@ class Wire:
         return Message(facts, self._exactly(body))
 
     def send_data(self, data: Iterable[bytes]) -> None:
-        """Send bytes of any length, and that they end."""
+        """Send bytes of any length, and an end mark."""
         for part in data:
             view = memoryview(part)
             for at in range(0, len(view), CHUNK):
@@ -82,18 +82,18 @@ class Wire:
         self.send({"end": True})
 
     def receive_data(self) -> Iterator[bytes]:
-        """What `send_data` sends, in pieces."""
+        """Yield the bytes of `send_data`, in chunks."""
         while not (message := self.receive()).facts.get("end"):
             yield message.body
 
     def close(self) -> None:
-        """End the connection; whoever waits for it wakes up."""
+        """Close the connection and wake up its readers."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
     def gone(self, seconds: float = 0.0) -> bool:
-        """Whether the other end has hung up, or does within so many seconds."""
+        """Return True if the other end closes within so many seconds."""
         poll = select.poll()
         poll.register(self.socket, getattr(select, "POLLRDHUP", 0))
         try:
@@ -118,12 +118,9 @@ class Wire:
 
 
 def prove(connection: socket.socket, key: bytes, *, server: bool) -> Wire:
-    """Check that both ends are this user's and have the key; the wire between them.
+    """Authenticate both ends, by user and key, and return the wire between them.
 
-    Raises
-    ------
-    Broken
-        When it is not so, or takes too long.
+    Raise Broken if that fails or takes too long.
     """
     wire = Wire(connection)
     try:
@@ -134,7 +131,7 @@ def prove(connection: socket.socket, key: bytes, *, server: bool) -> Wire:
         connection.sendall(mine)
         theirs = wire._exactly(_NONCE)
         own, other = (b"server", b"client") if server else (b"client", b"server")
-        # The server speaks last: who does not have the key learns nothing that was made with it.
+        # The server speaks last: a client without the key gets no digest made with it.
         steps = [_expect, _tell] if server else [_tell, _expect]
         for step in steps:
             step(wire, key, (own + mine + theirs) if step is _tell else (other + theirs + mine))

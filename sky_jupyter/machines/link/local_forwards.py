@@ -59,7 +59,7 @@ class Tunnel:
             except OSError:
                 if self._closed:
                     return
-                continue  # who has called is gone again, or there are too many files: it may get better
+                continue  # the caller is gone, or too many files are open: try again
             if not self.held.up or not self._room.acquire(blocking=False):
                 refuse(near)
                 continue

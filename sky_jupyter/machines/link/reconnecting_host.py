@@ -201,7 +201,7 @@ class Held:
         finally:
             with self._lock:
                 self._rebuilding = False
-                # What was asked has been done: the next loss has a pause of its own.
+                # The request is done: the next loss has a back-off of its own.
                 self._asked.clear()
 
     def _try(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a client may ask of the link: one function for each call, which reads its facts with care."""
+"""Handlers of the calls that clients make, with validation of their facts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .reconnecting_host import Held
 from .unfinished_cleanup import Finishing
 
 _MOST_FILES = 65536
-# More than this goes over a connection of its own.
+# A larger upload uses a connection of its own.
 _MUCH = 1 << 19
 _TELL_EVERY = 0.05
 _LOOK = 1.0
 Facts = dict[str, Any]
-# What calls give.
+# Fields of the calls, each with its check and its description.
 _FIELDS: Fields = {
     **dict.fromkeys(("cwd", "host", "log", "script", "source", "target"), (is_text, "text")),
     "address": (optional(is_text), "text, or none"),
@@ -60,27 +60,27 @@ _FIELDS: Fields = {
 
 
 class Calls:
-    """Answers one client's calls, one after another.
+    """Server of one client's calls, one after another.
 
     Parameters
     ----------
     keeping : Keeping
-        What there is.
+        The link's connections.
     lifetime : Lifetime
-        How long the link lives.
+        The link's lifetime.
     guard : Guard
-        Who looks at the pool while nobody else does.
+        Watchdog of the pool.
     stop : callable
         Ends the link.
     wire : Wire
-        The client.
+        Connection to the client.
     """
 
     def __init__(
         self, keeping: Keeping, lifetime: Lifetime, guard: Guard, stop: Callable[[], None], wire: Wire
     ) -> None:
         self._keeping, self._lifetime, self._guard, self._stop, self._wire = keeping, lifetime, guard, stop, wire
-        # What the client sends along with the call that is being answered.
+        # Data that the client sends after the current call.
         self._sent: Iterator[bytes] = iter(())
         self._table: dict[str, Callable[[Facts], None]] = {
             "state": self._state,
@@ -106,7 +106,7 @@ class Calls:
         }
 
     def serve(self) -> None:
-        """Answer until the client is gone."""
+        """Answer calls until the client closes."""
         with contextlib.suppress(Broken):
             while True:
                 facts = self._wire.receive().facts
@@ -119,12 +119,12 @@ class Calls:
                 except Broken:
                     raise
                 except Exception as error:
-                    # Whatever it is, it is this call's alone.
+                    # Any error fails this call only.
                     self._read_rest()
                     self._wire.send({"error": encoding.from_error(error)})
 
     def _read_rest(self) -> None:
-        """Read what nobody wanted of what the client sends along: it sends all of it, then hears the answer."""
+        """Read the rest of a client's data: it sends all of it before it reads the reply."""
         for _ in self._sent:
             pass
 
@@ -166,7 +166,7 @@ class Calls:
             self._wire.send(question)
             return self._wire.receive().facts.get("answer")
         except Broken:
-            return None  # nobody is there to say yes
+            return None  # the client is gone
 
     def _host(self, facts: Facts) -> Held:
         return self._keeping.host(facts.get("machine"))
@@ -185,7 +185,7 @@ class Calls:
             if held not in [one for one, _ in scripts]:
                 self._keeping.let_go(held.number)
         self._lifetime.keep(patience)
-        # Nobody is to take the pool up any more.
+        # Nobody will attach to the pool again.
         self._guard.watch((), self._watched_pool(facts)[1])
         Finishing(scripts, patience, self._keeping.tell, self._finished).start()
         self._answer()
@@ -195,7 +195,7 @@ class Calls:
         self._stop()
 
     def _watched_pool(self, facts: Facts) -> tuple[list[Watched], list[Path]]:
-        """The processes of the pool, and its folders here."""
+        """Return the pool's processes, and its local folders."""
         processes, folders = _field(facts, "processes") or (), _field(facts, "folders") or ()
         watched = [Watched(self._host(one), *_identity(one), str(one.get("folder") or "")) for one in processes]
         return watched, [Path(one) for one in folders]
@@ -238,7 +238,7 @@ class Calls:
             make=facts.get("make") is True,
         )
         self._answer(command=self._keeping.add(command), identity=list(command.identity))
-        # Who has asked for it listens to it: when that connection ends, so does our hold on the command.
+        # The client reads its output. When that connection ends, the command's channel is closed.
         try:
             with self._watched(command.close):
                 self._wire.send_data((line + "\n").encode() for line in command.lines())
@@ -311,7 +311,7 @@ class Calls:
             now = time.monotonic()
             if there >= total or now - last[0] >= _TELL_EVERY:
                 last[0] = now
-                # Where the client is gone this raises, and so ends the transfer.
+                # This raises if the client is gone, which ends the transfer.
                 self._wire.send({"progress": [there, total]})
 
         return tell
@@ -328,7 +328,7 @@ class Calls:
     def _tunnel(self, facts: Facts) -> None:
         held, place = self._host(facts), _place(facts)
         if facts.get("probe") is True:
-            # What the host says is lost to whoever connects to the tunnel: it is said now.
+            # A client of the tunnel would not see the host's error: report it now.
             held.machine.open_stream(*place).close()
         self._answer(**_shown(self._keeping.tunnel(held, *place, _field(facts, "wish"))))
 
@@ -344,7 +344,7 @@ class Calls:
 
     @contextlib.contextmanager
     def _watched(self, cancel: Callable[[], Any]) -> Iterator[None]:
-        """Do something when the client hangs up meanwhile."""
+        """Call ``cancel`` if the client closes meanwhile."""
         over = threading.Event()
 
         def watch() -> None:
@@ -362,7 +362,7 @@ class Calls:
 
 
 def _field(facts: Facts, name: str) -> Any:
-    """Return what a call gives; raise SpecError unless it is what `_FIELDS` says."""
+    """Return a field of a call; raise SpecError unless `_FIELDS` allows its value."""
     return field(_FIELDS, facts, name)
 
 

@@ -1,4 +1,4 @@
-"""The link's process: who is let in, when it ends, and that nothing of it is left then."""
+"""Process of the link: admits clients, ends in time, and cleans up."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TICK = 0.5
 _SIGN = 5.0
 _MOST_CLIENTS = 512
 _MOST_FILES = 16384
-# Threads that pass bytes on may wait for others that encrypt: the shorter their turns the better.
+# Switch interval: threads that copy bytes may wait for others that encrypt.
 _TURN = 0.001
 
 
 def main(folder: Path) -> int:
-    """Be the link of this folder until it is over."""
+    """Run the link of a folder until its lifetime is over; return the exit status."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
@@ -40,7 +40,7 @@ def main(folder: Path) -> int:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MOST_FILES) if most > 0 else _MOST_FILES, most))
     sys.setswitchinterval(_TURN)
-    # What the library has to say of keys and hosts is in our errors; it is in no log.
+    # paramiko's messages about keys and hosts are in our errors, not in a log.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     logging.getLogger("paramiko").propagate = False
     key, config = socket_folder.read_key(folder), socket_folder.read_config(folder)
@@ -68,12 +68,12 @@ def main(folder: Path) -> int:
 
 
 class Server:
-    """Lets clients in, and answers each in a thread of its own."""
+    """Admits clients, and answers each in a thread of its own."""
 
     def __init__(
         self, listener: socket.socket, key: bytes, lifetime: Lifetime, stop: threading.Event, folders: Sequence[Path]
     ) -> None:
-        # Of a pool that is being started; see `Guard.watch`.
+        # Folders of a pool that is being started; see `Guard.watch`.
         self._folders = folders
         self._listener, self._key, self._lifetime, self._stop = listener, key, lifetime, stop
         self._guard: Any = None
@@ -83,12 +83,12 @@ class Server:
         self._failed = ""
 
     def start(self) -> None:
-        """Listen; the SSH library is imported meanwhile."""
+        """Listen, and import the SSH library meanwhile."""
         threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
         threading.Thread(target=self._import, name="link-import", daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in, and end all connections."""
+        """Stop listening, and close all connections."""
         with contextlib.suppress(OSError):
             self._listener.close()
         if self._keeping is not None:
@@ -96,7 +96,7 @@ class Server:
             self._keeping.close()
 
     def remove_folders(self, *, over: bool) -> None:
-        """Remove what the pool has here, where it has ended, or the link's time is ``over``."""
+        """Remove the pool's folders if it has ended, or if the lifetime is ``over``."""
         self._ready.wait()
         if self._guard is not None:
             self._guard.remove_folders(over=over)
@@ -151,7 +151,7 @@ class Server:
         Calls(self._keeping, self._lifetime, self._guard, self._stop.set, wire).serve()
 
     def _excuse(self, wire: Wire) -> None:
-        """Answer every call with what is missing, but the one that ends the link."""
+        """Answer every call with the import error, except the one that ends the link."""
         while True:
             if wire.receive().facts.get("call") == "end":
                 wire.send({"done": True, "process": list(process_identity.this())})
@@ -161,7 +161,7 @@ class Server:
 
 
 def _which(folder: Path) -> tuple[int, int] | None:
-    """Which socket is in the folder: who removed ours, or put another there, wants us no more."""
+    """Return the identity of the folder's socket; the link ends if it changes."""
     try:
         facts = (folder / socket_folder.SOCKET).lstat()
     except OSError:
@@ -174,6 +174,6 @@ def _owner(facts: Any) -> process_identity.Process | None:
 
 
 def _note(text: str) -> None:
-    """A line in our log."""
+    """Write a line to the log."""
     with contextlib.suppress(OSError):
         os.write(2, f"link {os.getpid()}: {text}\n".encode())

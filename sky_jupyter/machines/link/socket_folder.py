@@ -1,4 +1,4 @@
-"""The link's folder: who may enter it, what lies in it, and how a socket in it is reached whatever its path."""
+"""Folder of the link: permissions, files, and access to its socket."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ from ...errors import PoolError
 SOCKET, KEY, CONFIG, LOG = "link.sock", "link.key", "link.json", "link.log"
 _MAX_CONFIG = 1 << 16
 _KEY_BYTES = 32
-# What every system takes as a unix socket's path.
+# Length of a Unix socket's path that every system accepts.
 _MAX_PATH = 100
 
 
 def make(folder: Path, config: Mapping[str, Any]) -> bytes:
-    """Make the folder for its user alone, with a new key and what the process has to know; the key.
+    """Make the folder, mode 0700, with configuration and a new key; return the key.
 
-    Raises
-    ------
-    PoolError
-        When the folder is somebody else's, or others may enter it.
+    Raise PoolError if the folder belongs to another user, or others may enter it.
     """
     made = True
     try:
@@ -45,7 +42,7 @@ def make(folder: Path, config: Mapping[str, Any]) -> bytes:
 
 
 def check(folder: Path) -> None:
-    """Refuse a folder that is not this user's alone."""
+    """Raise PoolError for a folder that others may enter."""
     try:
         facts = folder.lstat()
     except OSError as error:
@@ -55,7 +52,7 @@ def check(folder: Path) -> None:
 
 
 def read_key(folder: Path) -> bytes:
-    """The key that clients of the link prove to have."""
+    """Return the key that clients of the link prove to have."""
     check(folder)
     try:
         data = (folder / KEY).read_bytes()
@@ -67,7 +64,7 @@ def read_key(folder: Path) -> bytes:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What `make` was given."""
+    """Return the configuration that `make` has stored."""
     with open(folder / CONFIG, "rb") as file:
         found = json.loads(file.read(_MAX_CONFIG))
     assert isinstance(found, dict)
@@ -75,13 +72,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def sign(folder: Path) -> None:
-    """Leave word that a client is there: the time of what `make` wrote."""
+    """Record that a client is connected, as the configuration file's time."""
     with contextlib.suppress(OSError):
         os.utime(folder / CONFIG)
 
 
 def last_sign(folder: Path) -> tuple[float, float | None] | None:
-    """When a client was last there, and the lease; None where no link is that has not ended in order."""
+    """Return the time of the last client, and the lease; None without a link."""
     try:
         when = (folder / CONFIG).stat().st_mtime
         lease = read_config(folder).get("lease")
@@ -91,14 +88,14 @@ def last_sign(folder: Path) -> tuple[float, float | None] | None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a link has in its folder."""
+    """Remove a link's files from its folder."""
     for name in (SOCKET, KEY, CONFIG, LOG):
         with contextlib.suppress(OSError):
             (folder / name).unlink()
 
 
 def listen(folder: Path) -> socket.socket:
-    """The socket that clients connect to."""
+    """Return the listening socket for clients."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _address(folder) as address:
         listener.bind(address)
@@ -108,7 +105,7 @@ def listen(folder: Path) -> socket.socket:
 
 
 def dial(folder: Path) -> socket.socket:
-    """A connection to the link of this folder; OSError where none listens."""
+    """Connect to the link of a folder; raise OSError if none listens."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _address(folder) as address:
@@ -120,7 +117,7 @@ def dial(folder: Path) -> socket.socket:
 
 
 def answers(folder: Path) -> bool:
-    """Whether a link answers there."""
+    """Return True if a link answers in a folder."""
     try:
         dial(folder).close()
     except (OSError, PoolError):
@@ -129,7 +126,7 @@ def answers(folder: Path) -> bool:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Whose process is at the other end of a unix socket."""
+    """Return the user id of the process at the other end of a Unix socket."""
     if sys.platform == "linux":
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", data)[1])
@@ -140,7 +137,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 @contextlib.contextmanager
 def _address(folder: Path) -> Iterator[str]:
-    """The socket's path, or one that leads there and is short enough."""
+    """Yield the socket's path, or a shorter one that leads to it."""
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= _MAX_PATH:
         yield path

@@ -79,7 +79,7 @@ def jax(cuda: str | None = None, devices: int | None = None, init: bool = True) 
         ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``. By default what suits the pool's
         accelerator. Nodes without one get plain ``jax``.
     devices : int, optional
-        How many CPU devices each rank shows; 1 by default.
+        Number of CPU devices of each rank; 1 by default.
     init : bool
         Whether the cluster is set up before the first cell. Without, programs call
         ``jax.distributed.initialize()`` themselves, before they use JAX.

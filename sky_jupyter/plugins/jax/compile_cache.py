@@ -56,7 +56,7 @@ class Kept:
     most : int
         Bytes that all files may take; the least recently used go first.
     files : int
-        How many files there may be.
+        Maximum number of files.
     """
 
     def __init__(

@@ -46,8 +46,8 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
     backend : str
         ``"jax"``, ``"torch"`` or ``"tensorflow"``.
     quiet : bool
-        Whether progress bars, and callbacks that only write or print, are left out on all ranks but the
-        head's; a ``verbose=`` in the call overrides it.
+        Leave out progress bars, and callbacks that only write or print, on all ranks except the head; a
+        ``verbose=`` in the call overrides it.
 
     Returns
     -------

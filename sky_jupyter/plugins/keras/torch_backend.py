@@ -71,9 +71,9 @@ class _Training:
     model : keras.Model
         The model; it has its variables only once `start` is called.
     method : str
-        What was called of it.
+        Name of the method that was called.
     fresh : bool
-        Whether it is to begin with the head's values.
+        True to begin with the head's values.
     """
 
     def __init__(self, model: Any, method: str, fresh: bool) -> None:
