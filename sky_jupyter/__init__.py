@@ -17,7 +17,7 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Accelerator": "spec.accelerators",
     "BootstrapError": "errors",
-    "BroadcastError": "pool.runs.failures",
+    "BroadcastError": "pool.runs.broadcast_error",
     "CaptureError": "errors",
     "CellError": "pool.runs.result",
     "CellResult": "pool.runs.result",
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from .node.shared.named_objects import queue as queue
     from .node.shared.named_objects import set as set  # noqa: A004 - what Skyward calls it
     from .plugins import Plugin as Plugin
-    from .pool.runs.failures import BroadcastError as BroadcastError
+    from .pool.runs.broadcast_error import BroadcastError as BroadcastError
     from .pool.runs.result import CellError as CellError
     from .pool.runs.result import CellResult as CellResult
     from .providers import SSH as SSH

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = """
 import pytest
-from sky_jupyter.pool.lifecycle.state import PoolState
+from sky_jupyter.pool.lifecycle.state_machine import PoolState
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import PoolSpec

@@ -17,10 +17,10 @@ from ..capture.collect import collect_value
 from ..capture.ledger import Ledger
 from ..display import views as display
 from ..pool.base.event_loop import counting_interrupts
-from ..pool.execution.tasks import CallRun, Order, Parcel
+from ..pool.execution.tasks import CallRun, Parcel, TaskRequest
 from ..pool.pool import Pool
 from ..session import shared_view
-from .kinds import refuse
+from .streaming_functions import refuse
 
 if TYPE_CHECKING:
     from .calls import PendingCall
@@ -160,7 +160,7 @@ class Batch:
         """Send as many calls as may be in flight; return whether there are more."""
         self._late = display.LateView("values", pool=self.live.spec.name)
         most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
-        taken: list[tuple[list[tuple[int, PendingCall[Any]]], Order, int]] = []
+        taken: list[tuple[list[tuple[int, PendingCall[Any]]], TaskRequest, int]] = []
         under_way = sum(sent.size for sent in list(self.left.values()))
         with self._late:
             while len(taken) < most and under_way < _MOST_BYTES and (calls := self._take()):
@@ -199,7 +199,7 @@ class Batch:
             self._calls = None
         return bool(self._next)
 
-    def _order(self, calls: Sequence[PendingCall[Any]]) -> tuple[Order, int]:
+    def _order(self, calls: Sequence[PendingCall[Any]]) -> tuple[TaskRequest, int]:
         """Return the task's request and the bytes of arguments that it holds."""
         call = calls[0]
         if call.rank is not None:
@@ -208,7 +208,9 @@ class Batch:
         arguments = [(one.args, one.kwargs) for one in calls]
         blob, capture = collect_value(arguments, main(), self._ledger(), label=f"an argument of {call.function!r}")
         size = blob.size + sum(one.size for one in capture.blobs)
-        order = Order(parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=name_of(call))
+        order = TaskRequest(
+            parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=name_of(call)
+        )
         order.together, order.stream, order.retries = len(calls) > 1, self._stream_of(call), call.retries
         return order, size
 
@@ -235,7 +237,7 @@ class Batch:
             known = self._parcels[id(function)] = function, parcel
         return known[1]
 
-    def _begin(self, taken: Sequence[tuple[list[tuple[int, PendingCall[Any]]], Order, int]]) -> None:
+    def _begin(self, taken: Sequence[tuple[list[tuple[int, PendingCall[Any]]], TaskRequest, int]]) -> None:
         # An interrupt in the middle of this would leave calls that nobody waits for, nor stops.
         with counting_interrupts() as presses:
 

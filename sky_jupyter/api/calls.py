@@ -202,7 +202,7 @@ class PendingCall(Generic[T]):
 Call = PendingCall
 
 
-class Calls:
+class PendingGroup:
     """Base of several calls that are sent together."""
 
     # Whether their results are read as they arrive.
@@ -261,7 +261,7 @@ class Calls:
         return f"<{len(self.calls)} pending calls: `>> pool` runs each on one rank, at the same time>"
 
 
-class Group(Calls, Generic[R]):
+class Group(PendingGroup, Generic[R]):
     """Calls that run at the same time, one per rank; made by ``&`` and `gather`.
 
     The result is a tuple.
@@ -326,7 +326,7 @@ class Group(Calls, Generic[R]):
         return NotImplemented
 
 
-class StreamedGroup(Calls, Generic[T]):
+class StreamedGroup(PendingGroup, Generic[T]):
     """Calls whose results are read as they arrive.
 
     Made by ``gather(..., stream=True)``.

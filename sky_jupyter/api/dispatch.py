@@ -11,10 +11,10 @@ from ..display import views as display
 from ..errors import SpecError
 from ..pool.base.events import NoticeEvent
 from ..pool.pool import Pool
-from ..pool.runs.failures import BroadcastError
+from ..pool.runs.broadcast_error import BroadcastError
 from ..pool.runs.result import CellResult, Outcome
 from ..pool.runs.run import Run
-from . import kinds, streams
+from . import streaming_functions, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
 from .futures import Future, settle, settler
 
@@ -51,7 +51,7 @@ class Runner:
             The function's result; an iterator of its items if it is a generator function.
         """
         live = self.live_pool
-        if kinds.streams(call):
+        if streaming_functions.streams(call):
             return streams.begin(live, call)
         (result,) = run_all(live, [call], f"{name_of(call)} >> {live.spec.name}", many=False)
         return result
@@ -90,9 +90,9 @@ class Runner:
             raise SpecError(
                 f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`"
             )
-        if kinds.iterator_names(call.function.__wrapped__):
-            kinds.refuse(call, "with `@`: its iterator can be read once")
-        if kinds.streams(call):
+        if streaming_functions.iterator_names(call.function.__wrapped__):
+            streaming_functions.refuse(call, "with `@`: its iterator can be read once")
+        if streaming_functions.streams(call):
             return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
         left = call.retries or 0
         while True:

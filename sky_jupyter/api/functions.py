@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import SpecError
 from .calls import PendingCall, check_retries, check_timeout
-from .kinds import is_generator
+from .streaming_functions import is_generator
 
 P = ParamSpec("P")
 T = TypeVar("T")

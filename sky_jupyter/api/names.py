@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..node.shared.objects import SharedBarrier, SharedCounter, SharedDict, SharedLock, SharedQueue, SharedSet
+from ..node.shared.shared_types import SharedBarrier, SharedCounter, SharedDict, SharedLock, SharedQueue, SharedSet
 from ..session.pools import live_pool
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from ..errors import SpecError
 from ..node.kernel.generator_streams import Outside, dump_item
 from ..node.serialization import result_values
 from ..pool.base.event_loop import counting_interrupts
-from ..pool.execution.streams import Flow, Wanted, Yielded
+from ..pool.execution.stream_client import StreamClient, Wanted, Yielded
 from ..pool.runs.result import ValueNotHere
 from .batch import Batch, name_of
-from .kinds import is_generator, iterator_names
+from .streaming_functions import is_generator, iterator_names
 
 if TYPE_CHECKING:
     from ..pool.execution.tasks import CallRun
@@ -102,7 +102,7 @@ class Stream(Iterator[T]):
         try:
             batch.send()
             self._run: CallRun = batch.last
-            self._flow = Flow(batch.live, self._run)
+            self._flow = StreamClient(batch.live, self._run)
         except BaseException:
             self._over = True
             batch.close()
@@ -247,7 +247,7 @@ class Stream(Iterator[T]):
         return f"<stream of {self._batch.title}: {'closed' if self._over else 'open'}>"
 
 
-def _close(flow: Flow, batch: Batch) -> None:
+def _close(flow: StreamClient, batch: Batch) -> None:
     flow.close()
     end = time.monotonic() + _PATIENCE
     while batch.left and time.monotonic() < end:

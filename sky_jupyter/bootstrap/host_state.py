@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import AGAIN, BootstrapError, LinkLost, MachineError, SkyError
-from ..util.tasks import run_all
+from ..util.background_tasks import run_all
 from .host_probe import Facts
 from .standalone_python import Standalone
 from .uv import LAST_LINES

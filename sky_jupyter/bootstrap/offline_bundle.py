@@ -17,7 +17,7 @@ import platformdirs
 
 from ..errors import BootstrapError
 from ..spec.pool_spec import Image
-from ..util.files import atomic_write
+from ..util.atomic_write import atomic_write
 from . import wheels
 from .host_state import PATIENCE, Site
 from .standalone_python import Standalone, archive, standalone

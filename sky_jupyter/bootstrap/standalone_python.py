@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BootstrapError
-from ..util.files import atomic_write
+from ..util.atomic_write import atomic_write
 from .uv import OnLine, run_uv
 
 PHASE = "python"

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import BootstrapError
 from ..spec.pool_spec import Image
-from ..util.files import atomic_write
+from ..util.atomic_write import atomic_write
 from . import package_indexes
 from .uv import OnLine, run_uv
 

@@ -29,10 +29,10 @@ from ..node.serialization.arrays import frame_of, root_of, view_of
 from ..node.serialization.global_names import code_reads
 from ..node.serialization.pickling import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
 from ..node.serialization.sent_objects import Handle
-from ..util.files import atomic_write
+from ..util.atomic_write import atomic_write
 from .function_names import code_attributes, code_guesses
 from .import_graph import imports_of_code
-from .keras_models import Models
+from .keras_layers import Models
 from .names_in_strings import annotation_names
 from .singletons import made_there
 
@@ -50,7 +50,7 @@ def untold(size: int) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class BlobFile:
     """File of a blob: its name and its content."""
 
     name: str
@@ -91,16 +91,16 @@ class Blob:
         return len(self.pickled) + sum(len(buffer) for buffer in self.buffers)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[BlobFile, ...]:
         """Files: one for each large buffer, then the one named by the digest."""
         apart = {
-            digest: Part(digest.hex(), (buffer,))
+            digest: BlobFile(digest.hex(), (buffer,))
             for digest, buffer in zip(self.hashes, self.buffers, strict=True)
             if len(buffer) >= LARGE_BUFFER
         }
         return (*apart.values(), self._head())
 
-    def _head(self) -> Part:
+    def _head(self) -> BlobFile:
         start = HEAD.size + len(self.buffers) * SPAN.size + len(self.pickled)
         spans: list[bytes] = []
         content: list[bytes | memoryview] = [self.pickled]
@@ -113,7 +113,7 @@ class Blob:
             content += [bytes(gap), buffer]
             start += gap + len(buffer)
         head = HEAD.pack(MAGIC, len(self.pickled), len(spans)) + b"".join(spans)
-        return Part(self.digest, (head, *content))
+        return BlobFile(self.digest, (head, *content))
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def write_blob(blob: Blob, folder: Path) -> Path:
     return folder / blob.digest
 
 
-def write_part(part: Part, folder: Path, tell: Tell = untold) -> None:
+def write_part(part: BlobFile, folder: Path, tell: Tell = untold) -> None:
     """Write a file of a blob atomically, unless it exists."""
     path = folder / part.name
     if path.exists():

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .name_flow import Flow, compiled
+from .name_flow import NameFlow, compiled
 
 _INTERNAL = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[ido]h|_exit_code|In|Out|exit|quit|display|get_ipython")
 _MODULES_OWN = {"name", "doc", "file", "spec", "loader", "package", "builtins", "builtin", "annotations", "session"}
@@ -70,7 +70,7 @@ def analyse(source: str) -> CellNames:
         warnings.simplefilter("ignore")  # They are shown where the cell runs.
         tree = ast.parse(source)
         compiled(tree)  # Some syntax errors are found only here.
-        flow = Flow()
+        flow = NameFlow()
         flow.follow_cell(tree)
     reads = frozenset(flow.reads)
     return CellNames(

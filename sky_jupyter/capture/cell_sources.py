@@ -6,7 +6,7 @@ import linecache
 from collections.abc import Iterable
 from typing import Any
 
-from ..node.serialization.cell_sources import Source, numbers_of
+from ..node.serialization.cell_linecache import Source, numbers_of
 
 # A longer text is not sent: it is part of each call of a function.
 _MOST = 1 << 16

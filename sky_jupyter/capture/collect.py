@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 from ..errors import CaptureError, SpecError, nearest
 from ..node.runtime.shard import common_length, part, uneven_text
-from ..node.serialization.cell_sources import Source
+from ..node.serialization.cell_linecache import Source
 from . import aliased_memory
 from .blobs import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
 from .cell_names import CellNames, analyse, is_internal
 from .cell_sources import sources_of
 from .import_graph import imports_of
 from .ledger import Ledger
-from .shared_objects import Group, Ties, Trace, Unit, refer, shared
+from .shared_references import NameGroup, ObjectTrace, Ties, Unit, refer, shared
 from .unpicklable import explain
 
 _EVEN = "leave some out here, or leave --shard out and "
@@ -115,7 +115,7 @@ class Capture:
         The notebook's namespace.
     made : float
         Time of creation, in seconds since 1970.
-    groups : tuple of Group
+    groups : tuple of NameGroup
         Bindings that share objects, and are sent together.
     units : mapping of str to Unit
         By name, the objects that the nodes have with it after binding.
@@ -133,7 +133,7 @@ class Capture:
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
     namespace: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     made: float = field(default_factory=time.time, compare=False)
-    groups: tuple[Group, ...] = ()
+    groups: tuple[NameGroup, ...] = ()
     units: Mapping[str, Unit] = field(default_factory=dict, compare=False, repr=False)
     call: Blob | None = None
 
@@ -146,7 +146,7 @@ class Capture:
         blobs += [one.blob for one in groups]
         return tuple(dict.fromkeys(blobs if self.call is None else [*blobs, self.call]))
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[NameGroup]:
         """Return the groups all of whose names are to be bound."""
         names = {one.name for one in self.bindings}
         return [one for one in self.groups if names.issuperset(one.names)]
@@ -356,7 +356,7 @@ class _Collector:
         self.skipped: dict[str, str] = {}
         # Values that were pickled whole, sent or not; then names that are sent whatever the ledger says.
         self.packs: dict[str, Packed] = {}
-        self.traces: dict[str, Trace] = {}
+        self.traces: dict[str, ObjectTrace] = {}
         self.parted_before: set[str] = set()
         self.ties: Ties | None = None
         for name in push:
@@ -523,23 +523,23 @@ class _Collector:
         self.ties.tie()
         return self.ties
 
-    def replaced(self, sent: Mapping[str, Trace]) -> Iterator[tuple[str, tuple[Trace, Unit]]]:
+    def replaced(self, sent: Mapping[str, ObjectTrace]) -> Iterator[tuple[str, tuple[ObjectTrace, Unit]]]:
         """Yield replaced values that the nodes still have and that are in sent values."""
         ids = set().union(*(trace.ids for trace in sent.values()))
         for name, value, digest, unit in self.ledger.replaced(ids):
             with contextlib.suppress(Exception):
                 packed = pack(value, self.namespace)
                 if packed.blob.digest == digest:
-                    yield f"the former {name}", (Trace(packed), unit)
+                    yield f"the former {name}", (ObjectTrace(packed), unit)
 
     def sent(self) -> list[str]:
         """Return the names of values that are sent whole, in order."""
         return [name for name in self.bindings if name in self.packs]
 
-    def trace(self, name: str) -> Trace:
+    def trace(self, name: str) -> ObjectTrace:
         """Return the objects in a value."""
         if name not in self.traces:
-            self.traces[name] = Trace(self.packs[name])
+            self.traces[name] = ObjectTrace(self.packs[name])
         return self.traces[name]
 
     def add_touched(self) -> bool:

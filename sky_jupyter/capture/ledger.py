@@ -17,7 +17,7 @@ from typing import Any
 
 from .blobs import fingerprint
 from .cell_names import CellNames, is_internal
-from .shared_objects import Unit
+from .shared_references import Unit
 
 _ABSENT = object()
 

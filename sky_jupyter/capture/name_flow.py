@@ -52,7 +52,7 @@ class _Scope:
     uses: set[str] = field(default_factory=set)  # what the class's methods read
 
 
-class Flow(ast.NodeVisitor):
+class NameFlow(ast.NodeVisitor):
     """Visitor that follows a cell in order of execution.
 
     `sure` has the names that every path to the current point has written (those of a class body after a label),
@@ -486,7 +486,7 @@ for _node, _visitor in {
     "AsyncFunctionDef": "FunctionDef",
     "MatchStar": "MatchAs",
 }.items():
-    setattr(Flow, f"visit_{_node}", getattr(Flow, f"visit_{_visitor}"))
+    setattr(NameFlow, f"visit_{_node}", getattr(NameFlow, f"visit_{_visitor}"))
 
 
 def _is_ipython(node: ast.expr) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ..errors import CaptureError, SpecError
-from ..machines.local import absolute
+from ..machines.local_machine import absolute
 from ..node.files.file_manifest import digest_of
 from . import file_selection
 from .import_graph import Closure, LocalModules, Module
@@ -26,7 +26,7 @@ _ADVICE = "name what is not needed in .gitignore, or bring it with `%sky put`"
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """Local file or link that the nodes need.
 
     Parameters
@@ -57,12 +57,12 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeSnapshot:
     """Files that the nodes need, and their changes; made by `LocalCode.look`.
 
     Parameters
     ----------
-    sources : mapping of str to Source
+    sources : mapping of str to SourceFile
         Files, by their paths on the nodes.
     index : bytes
         Index that the nodes read.
@@ -80,7 +80,7 @@ class Code:
         New links that lead out of the sent folders, as messages name them.
     """
 
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, SourceFile] = field(default_factory=dict)
     index: bytes = b""
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class LocalCode:
         self._needs: set[str] = set()
         # By place on the nodes: local path, name as the user gave it, and excludes.
         self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, SourceFile] = {}
         # Secret files and outward links that were reported.
         self._told: set[str] = set()
 
@@ -171,7 +171,7 @@ class LocalCode:
             path = check_path(text)
             self._included[_place_of(path)] = path, text, tuple(excludes)
 
-    def look(self, needs: Iterable[str]) -> Code:
+    def look(self, needs: Iterable[str]) -> CodeSnapshot:
         """Return the files that the nodes need to import ``needs``.
 
         Raise CaptureError if a file cannot be read or a folder is too large. An include that fails is dropped.
@@ -191,7 +191,7 @@ class LocalCode:
         before = self._sources
         changed = tuple(name for name in sources if name in before and before[name].digest != sources[name].digest)
         gone = tuple(name for name in before if name not in sources)
-        return Code(
+        return CodeSnapshot(
             sources=sources,
             index=self._index(sources, closure) if sources else b"",
             changed=changed,
@@ -212,7 +212,7 @@ class LocalCode:
             del self._included[place]
             raise CaptureError(f"{error}; cells run without {text} until it is included again") from None
 
-    def _outward(self, sources: Mapping[str, Source], found: Mapping[str, _Found]) -> tuple[str, ...]:
+    def _outward(self, sources: Mapping[str, SourceFile], found: Mapping[str, _Found]) -> tuple[str, ...]:
         """Return new links whose targets are not sent."""
         new = []
         for place, source in sources.items():
@@ -226,12 +226,12 @@ class LocalCode:
         self._told.update(new)
         return tuple(new)
 
-    def commit(self, code: Code) -> None:
+    def commit(self, code: CodeSnapshot) -> None:
         """Record that the nodes have these files."""
         self._sources = dict(code.sources)
         self._told.update(code.secret)
 
-    def _index(self, sources: Mapping[str, Source], closure: Closure) -> bytes:
+    def _index(self, sources: Mapping[str, SourceFile], closure: Closure) -> bytes:
         """Return the index for the nodes: file hashes, modules in order of use, includes."""
         index = {
             "files": {place: source.digest for place, source in sources.items()},
@@ -240,7 +240,7 @@ class LocalCode:
         }
         return json.dumps(index, sort_keys=True).encode()
 
-    def _source(self, place: str, one: _Found) -> Source:
+    def _source(self, place: str, one: _Found) -> SourceFile:
         path, info = one.path, one.info
         stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
         if one.root is not None:
@@ -249,12 +249,12 @@ class LocalCode:
             except OSError as error:
                 raise CaptureError(f"{path} cannot be sent: {error.strerror or error}") from None
             digest = hashlib.sha256(f"link\0{to}".encode("utf-8", "surrogateescape")).hexdigest()
-            return Source(path, stamp, digest, to)
+            return SourceFile(path, stamp, digest, to)
         known = self._sources.get(place)
         if known is not None and (known.path, known.stamp) == (path, stamp):
             return known
         try:
-            return Source(path, stamp, digest_of(path))
+            return SourceFile(path, stamp, digest_of(path))
         except OSError as error:
             raise CaptureError(f"{path} cannot be sent: {error.strerror or error}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..node.serialization import diagnose
+from ..node.serialization import diagnose_pickling
 from .blobs import LastPickler
 
 
@@ -13,4 +13,4 @@ def explain(name: str, value: Any, namespace: dict[str, Any], error: Exception) 
 
     For instance: ``loader.db: sqlite3.Connection cannot be pickled (cannot pickle 'sqlite3.Connection' object)``.
     """
-    return diagnose.explain(name, value, namespace, error, LastPickler)
+    return diagnose_pickling.explain(name, value, namespace, error, LastPickler)

@@ -19,7 +19,7 @@ from .terminal.bottom_rows import can_draw
 
 if TYPE_CHECKING:
     from ..node.protocol.comm_messages import CommMessage
-    from .notebook.remote_widgets import Mirror
+    from .notebook.remote_widgets import WidgetMirror
 
 _LATE = 0.5
 # The names of pools whose functions run without a view.
@@ -174,7 +174,7 @@ def mute(pool: str, *, off: bool = False) -> None:
     (_muted.discard if off else _muted.add)(pool)
 
 
-def mirror(pool: str, send: Callable[[CommMessage], None]) -> Mirror | None:
+def mirror(pool: str, send: Callable[[CommMessage], None]) -> WidgetMirror | None:
     """Return the receiver of the ranks' widgets; None if there are no pages.
 
     ``send`` takes a page's message to the rank.

@@ -16,7 +16,7 @@ _BACKLOG = 64
 _DIAL = 30.0
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Connection to the address that a forward leads to."""
 
     @property
@@ -37,7 +37,7 @@ class Stream(Protocol):
 
 
 class SocketStream:
-    """`Stream` of a socket."""
+    """`ByteStream` of a socket."""
 
     def __init__(self, made: socket.socket) -> None:
         self._socket = made
@@ -76,7 +76,7 @@ class LocalForward:
     Parameters
     ----------
     connect : callable
-        Returns a new `Stream` for each connection.
+        Returns a new `ByteStream` for each connection.
     wish : int
         Port to use if it is free; any free port otherwise.
     """
@@ -139,7 +139,7 @@ def listen(wish: int) -> socket.socket:
 
 
 def join(near: socket.socket, far: Any) -> None:
-    """Copy bytes both ways between a socket and a `Stream` until both end."""
+    """Copy bytes both ways between a socket and a `ByteStream` until both end."""
     up = threading.Thread(target=_up, args=(near, far), name="link-up", daemon=True)
     up.start()
     whole = False

@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from ..capture.cell_names import analyse
-from ..capture.process_settings import Settings
+from ..capture.changed_settings import Settings
 from ..capture.project_files import check_path
 from ..capture.untracked_changes import statements
 from ..display import views as display
@@ -24,7 +24,7 @@ from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.registry.pool_record import PoolRecord
 from ..pool.runs.result import CellError
-from ..pool.transfer import blobs
+from ..pool.transfer import send_values
 from ..session import cells
 from ..session.cells import Cell
 from ..session.pools import (
@@ -322,7 +322,10 @@ class SkyMagics(Magics):
         pool = pools.need(given.name)
         for news in filter(None, cells.take_restarts(pool, self.shell.user_ns)):
             print(news)
-        lines = names.table(pool.ledger.facts(self.shell.user_ns), pool.modules), names.kept_line(blobs.kept(pool))
+        lines = (
+            names.table(pool.ledger.facts(self.shell.user_ns), pool.modules),
+            names.kept_line(send_values.kept(pool)),
+        )
         print("\n".join(filter(None, lines)))
 
     def do_clean(self, given: Given) -> None:

@@ -16,7 +16,7 @@ from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import PoolRow
 from ..providers import SSH
 from ..providers.base import ConnectionSession
-from ..util.tasks import map_all
+from ..util.background_tasks import map_all
 from ..util.text import format_size
 
 if TYPE_CHECKING:

@@ -212,7 +212,7 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Target:
+class Positional:
     """What may stand behind a verb without a flag before it."""
 
     metavar: str
@@ -368,10 +368,10 @@ VERBS = {
     "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
 }
-_VARIABLE = Target("NAME", _identifier, "a Python name", "what it is called on the nodes")
-_RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
-_COUNT = Target("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
-_POOL = Target("NAME", str, "a name", "which pool (the current one)")
+_VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called on the nodes")
+_RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
+_COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
+_POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
 NAMED = ("up", "status", "restart", "where", "interrupt", "down", "attach", "names", "runs", "freeze")
 _THERE = (
@@ -379,8 +379,8 @@ _THERE = (
     f"{'':24}on this one the folder in which the pool was made"
 )
 _PUT = (
-    Target("LOCAL", _path, "a path", "the file or folder here; what is there already is not sent again"),
-    Target(
+    Positional("LOCAL", _path, "a path", "the file or folder here; what is there already is not sent again"),
+    Positional(
         "REMOTE",
         _path,
         "a path",
@@ -388,8 +388,8 @@ _PUT = (
     ),
 )
 _GET = (
-    Target("REMOTE", _path, "a path", f"the file or folder on the nodes;\n{'':24}{_THERE}"),
-    Target(
+    Positional("REMOTE", _path, "a path", f"the file or folder on the nodes;\n{'':24}{_THERE}"),
+    Positional(
         "LOCAL",
         _path,
         "a path",

@@ -43,7 +43,7 @@ from .option_table import (
     VERBS,
     Option,
     Places,
-    Target,
+    Positional,
     chosen,
     flags_of,
     options_of,
@@ -257,7 +257,7 @@ def _targets(verb: str | None, rest: list[str], prog: str) -> list[Any]:
     return [_read_target(target, word, f"{prog}: {verb}") for target, word in zip(targets, rest, strict=False)]
 
 
-def _read_target(target: Target, word: str, where: str) -> Any:
+def _read_target(target: Positional, word: str, where: str) -> Any:
     try:
         return target.read(word)
     except ValueError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
-from ..pool.transfer import pull as pulling
+from ..pool.transfer import pull_variable as pulling
 from ..session.pools import pull_value
 from ..util.text import rank_label
 from .option_table import chosen

@@ -117,8 +117,8 @@ def news() -> list[str]:
         return [*lines, *registry.take_warnings()]
 
 
-def _by_pool(left: Sequence[remote_parts.Trace]) -> dict[str, str]:
-    found: dict[str, list[remote_parts.Trace]] = {}
+def _by_pool(left: Sequence[remote_parts.RemotePart]) -> dict[str, str]:
+    found: dict[str, list[remote_parts.RemotePart]] = {}
     for trace in left:
         found.setdefault(trace.name, []).append(trace)
     return {name: remote_parts.hosts_of(several) for name, several in found.items()}

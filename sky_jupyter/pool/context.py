@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from ..spec.pool_spec import PoolSpec
 from .base.events import Listener
-from .control.client import Control
-from .hosts.host import Host
+from .control.control_client import Control
+from .hosts.launch import Host
 
 
 class PoolContext(Protocol):
@@ -49,7 +49,7 @@ class PoolContext(Protocol):
         ...
 
 
-class Standstill(Protocol):
+class WatchdogStatus(Protocol):
     """Processes that do not answer."""
 
     def telling(self, listener: Listener) -> AbstractContextManager[None]:
@@ -94,4 +94,4 @@ class TransferContext(PoolContext, Protocol):
         ...
 
     @property
-    def watchdog(self) -> Standstill: ...
+    def watchdog(self) -> WatchdogStatus: ...

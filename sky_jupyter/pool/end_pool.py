@@ -128,7 +128,7 @@ def _must_be_gone(registry: Registry, row: PoolRow, left: list[str]) -> None:
 def _end_local(registry: Registry, row: PoolRow) -> None:
     """End a local pool by its host's process, which needs no record of the pool."""
     registry.own(row.id)  # from now on nobody else attaches to it
-    host, patience = process_identity.Process(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
+    host, patience = process_identity.ProcessIdentity(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
     for number in (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + patience
         if row.host_lives:

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..capture.blobs import Blob
+from ..capture.changed_settings import Settings
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
-from ..capture.process_settings import Settings
 from ..errors import PoolError, SkyError, SpecError
 from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
@@ -24,34 +24,34 @@ from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_tick
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
 from .base.timeouts import TIMEOUTS
-from .control.client import Control
+from .control.control_client import Control
 from .execution.executor import Call, Submitter
 from .execution.orphaned_runs import take_stock
 from .execution.supervisor import Supervisor
-from .execution.tasks import CallRun, Calls, Order, Parcel
+from .execution.tasks import CallRun, Parcel, PoolTasks, TaskRequest
 from .execution.watchdog import Watchdog
-from .hosts import host
+from .hosts import launch
 from .hosts import remote_host as remote
-from .hosts.host import Host
+from .hosts.launch import Host
 from .hosts.link import PoolLink
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLifecycle
 from .lifecycle.resize_plan import Plan
 from .lifecycle.shared_objects import PoolShares
-from .lifecycle.state import PoolState
+from .lifecycle.state_machine import PoolState
 from .lifecycle.status import Survey
 from .lifecycle.ttl import Expiry
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_parts import Traces
-from .runs import log_pages
-from .runs.log_pages import Page
+from .runs import event_pages
+from .runs.event_pages import Page
 from .runs.result import CellError, CellResult
 from .runs.run import Run
 from .runs.stacks import Where, ask
-from .transfer import blobs, fetch_values, files
-from .transfer import pull as pulling
+from .transfer import fetch_values, files, send_values
+from .transfer import pull_variable as pulling
 from .transfer.base import Transfer
 from .transfer.fetch_values import Brought, Shows, Untouched, unshown
 from .transfer.packages import PoolPackages
@@ -105,7 +105,7 @@ class Pool:
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
         self.shared = PoolShares(self)
-        self.calls = Calls(self)
+        self.calls = PoolTasks(self)
         self.submitter: Submitter | None = None
         self.current: Run | None = None
         # Runs that nothing waits for, by id, oldest first.
@@ -247,7 +247,7 @@ class Pool:
             self.check_ranks([rank])
         carrier = self.new_run([], listener, capture)
         parcel = Parcel(self.ship(carrier, on_send, tick, call), capture, carrier)
-        order = Order(parcel, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
+        order = TaskRequest(parcel, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
         order.retries = retries
         (run,) = self.calls.begin([order], on_send, tick)
         self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
@@ -271,7 +271,7 @@ class Pool:
 
     def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self.require_live()
-        run = Run(host.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
+        run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
         run.capture, run.shape = self.pythons.fitting(capture), self.shape
         return run
 
@@ -298,10 +298,15 @@ class Pool:
         for note in run.capture.notes:
             run.listener(NoticeEvent(note, run.id))
         try:
-            shipped = {**packages, **settings, **self.pythons.reader, **blobs.ship(self, run, call, on_send, tick)}
-            shipped.update(self.code.bring(code, blobs.hosts_of(self, run), on_send, tick))
+            shipped = {
+                **packages,
+                **settings,
+                **self.pythons.reader,
+                **send_values.ship(self, run, call, on_send, tick),
+            }
+            shipped.update(self.code.bring(code, send_values.hosts_of(self, run), on_send, tick))
         except BaseException as error:
-            blobs.discard(self, run)
+            send_values.discard(self, run)
             if isinstance(error, FileNotFoundError) and not self._has_folders():
                 # The pool has ended, and its host's event has not arrived yet.
                 self.lifecycle.find_gone()
@@ -468,7 +473,7 @@ class Pool:
         id: str,
         rank: int | None = None,
         start: int = 0,
-        count: int = log_pages.COUNT,
+        count: int = event_pages.COUNT,
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
@@ -502,7 +507,7 @@ class Pool:
         self.require_live()
         # After a change of nodes any of them may have what a rank told before.
         wanted = nodes if nodes is not None or rank is None or self.shape else {rank // self.spec.ranks_per_node}
-        return self._answer(log_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
+        return self._answer(event_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
 
     def homes(self, id: str) -> dict[int, int]:
         """Return each rank's node that has its journal of a run; negative if none has.
@@ -634,7 +639,7 @@ class Pool:
         if run.task.done():
             run.task.result()
         self.supervisor.discard(run)
-        blobs.discard(self, run)
+        send_values.discard(self, run)
         self.registry.run_ended(run.key, run.how_ended, run.elapsed)
         outcomes = list(run.outcomes.values())
         # Names that only some ranks have bound are sent again.

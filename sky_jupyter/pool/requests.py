@@ -26,7 +26,7 @@ from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools
 from .pool import Pool
-from .runs import log_pages
+from .runs import event_pages
 from .runs.run import Run
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ _FIELDS: Mapping[str, tuple[str, Check, str]] = {
     "rank": ("rank", _RANK, "a rank's number, or 'all'"),
     "ranks": ("ranks", list_of(_RANK, 1, _MOST_RANKS), f"a list of 1 to {_MOST_RANKS} ranks' numbers"),
     "from": ("start", whole(-_MOST_NUMBER, _MOST_NUMBER), "an event's number, or below 0 so many before the end"),
-    "count": ("count", whole(1, log_pages.MOST_COUNT), f"a number from 1 to {log_pages.MOST_COUNT}"),
+    "count": ("count", whole(1, event_pages.MOST_COUNT), f"a number from 1 to {event_pages.MOST_COUNT}"),
     "as": ("form", lambda value: value in ("events", "text"), "'events' or 'text'"),
     "since": ("since", _MARK, "the 'mark' of an earlier answer, or 0"),
     "lines": ("lines", whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
@@ -196,7 +196,7 @@ def _page(request: Request) -> Answer:
         run = known[-1] if known else next((row.id for row in pool.registry.runs(pool.id, 1)), None)
     if run is None:
         raise PoolError(f"nothing has run on pool {pool.spec.name!r} yet")
-    found = pool.page(run, request.rank, request.start, request.count or log_pages.COUNT)
+    found = pool.page(run, request.rank, request.start, request.count or event_pages.COUNT)
     nodes = []
     for page in found:
         facts = {"node": page.node, "from": page.first, "next": page.next, "end": page.end, "over": page.over}

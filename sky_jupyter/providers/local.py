@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ProvisionError, SpecError
-from ..machines.local import LocalMachine
+from ..machines.local_machine import LocalMachine
 from ..node.system import gpus
 from ..spec.pool_spec import PoolSpec
 from .base import ConnectionSession, MachineRecord, Offer, Order

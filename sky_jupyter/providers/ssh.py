@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MachineError, ProvisionError, SpecError
 from ..machines.ssh.known_hosts import valid_fingerprint
-from ..machines.ssh.target import Place, Target, resolve
+from ..machines.ssh.target import HostAddress, Target, resolve
 from ..spec.pool_spec import PoolSpec
-from ..util.tasks import run_all
+from ..util.background_tasks import run_all
 from ..util.validate import check_whole
 from .base import ConnectionSession, MachineRecord, Offer, Order
 
@@ -212,8 +212,8 @@ def _names(what: str, value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _placed(text: str) -> Place:
-    return Place.parse(text)
+def _placed(text: str) -> HostAddress:
+    return HostAddress.parse(text)
 
 
 def _check(what: str, value: Any, parse: Any) -> None:

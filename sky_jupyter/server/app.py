@@ -13,10 +13,10 @@ from ..errors import SkyError
 from ..pool.registry.machine_sweep import sweep_machines
 from ..pool.registry.registry import Registry, sweep
 from . import handlers
-from .end_pool import Ends
+from .end_orphaned_pool import Ends
 from .kernels import Kernels
-from .pools import Listing
-from .registry_watcher import Watch
+from .pool_list import Listing
+from .registry_watcher import RegistryWatcher
 
 EVENT = "urn:sky-jupyter:pools:v1"
 # Seconds that a sweep waits for the machines of a pool to be seen ending; the next one goes on.
@@ -43,7 +43,7 @@ class SkyApp(ExtensionApp):
         listing = Listing(self.registry, kernels)
         self.settings["sky_jupyter"] = handlers.Parts(self.registry, kernels, listing, Ends())
         self.serverapp.event_logger.register_event_schema(_SCHEMA)
-        self._watch = Watch(listing, self._tell)
+        self._watch = RegistryWatcher(listing, self._tell)
         self._timers = [PeriodicCallback(self._watch.look, self.look_every * 1000)]
         if self.reap_every > 0:
             self._timers.append(PeriodicCallback(self._reap, self.reap_every * 1000))

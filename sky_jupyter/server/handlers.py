@@ -17,10 +17,10 @@ from tornado import web
 
 from ..errors import PoolError, SkyError
 from ..pool.registry.registry import PoolRow, Registry
-from . import logs
-from .end_pool import Ends
+from . import run_output
+from .end_orphaned_pool import Ends
 from .kernels import Kernel, Kernels, manager_of
-from .pools import Listing
+from .pool_list import Listing
 
 ACTIONS = ("interrupt", "restart", "down", "where")
 SHOWN = ("message", "done", "text", "runs")
@@ -121,7 +121,7 @@ class LogHandler(SkyHandler):
         run = next((run for run in known if wanted in (None, run["id"])), None)
         if run is None:
             raise Refused(404, f"there is no run {wanted} on pool {row.name}" if wanted else "nothing has run yet")
-        ranks = await asyncio.to_thread(logs.local, row, run["id"])
+        ranks = await asyncio.to_thread(run_output.local, row, run["id"])
         if ranks is None:
             ranks = await self.ask_for_log(row, run["id"])
         self.finish(json.dumps({"run": run, "ranks": ranks}))
@@ -135,7 +135,7 @@ class LogHandler(SkyHandler):
             reply = await self.parts.kernels.ask(kernel.id, content)
         except PoolError as error:
             raise Refused(409, str(error)) from None
-        return logs.by_rank(event for node in reply.get("nodes", ()) for event in node.get("events", ()))
+        return run_output.by_rank(event for node in reply.get("nodes", ()) for event in node.get("events", ()))
 
 
 class ActionHandler(SkyHandler):

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import SkyError
-from .pools import Listing
+from .pool_list import Listing
 
 # Nothing is written when a manager dies: so often the list is read although the file is as it was.
 _ANYWAY = 3.0
 
 
-class Watch:
+class RegistryWatcher:
     """Made once for a server, which calls `look` again and again.
 
     Parameters

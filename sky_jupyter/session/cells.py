@@ -13,7 +13,7 @@ from ..pool.open_pools import pools
 from ..pool.pool import DEFAULT_GRACE, Detached, Pool
 from ..pool.runs.result import CellError, CellResult
 from ..pool.runs.run import Run
-from ..pool.transfer import blobs
+from ..pool.transfer import send_values
 from ..util.text import rank_label
 
 RESULT = "_sky"
@@ -106,7 +106,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
             push=cell.push,
             shard=cell.shard,
             ranks=pool.spec.world_size,
-            tell=blobs.reading(late.on_event, late.refresh),
+            tell=send_values.reading(late.on_event, late.refresh),
         )
     tape = Tape() if cell.detach else None
     view: Any = display.Silent() if cell.quiet else run_view(pool, cell.ranks, cell.shown)

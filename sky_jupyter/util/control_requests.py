@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from .tasks import BackgroundTasks
+from .background_tasks import BackgroundTasks
 
 _INFO, _OURS = "kernel_info_request", "sky_"
 _log = logging.getLogger(__name__)

@@ -34,19 +34,19 @@ _START_MARGIN = 5.0
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
-class Process(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """Process of this machine."""
 
     pid: int
     started: float
 
 
-def this() -> Process:
+def this() -> ProcessIdentity:
     """Return this process."""
-    return Process(os.getpid(), started(os.getpid()))
+    return ProcessIdentity(os.getpid(), started(os.getpid()))
 
 
-class Place(NamedTuple):
+class PidNamespace(NamedTuple):
     """Scope in which processes see each other: a PID namespace of one boot.
 
     Attributes
@@ -72,18 +72,18 @@ class Place(NamedTuple):
         return "/".join(self[1:])
 
     @classmethod
-    def read(cls, host: str, text: str) -> Place:
+    def read(cls, host: str, text: str) -> PidNamespace:
         """Return a place from its recorded text; without a boot if that is unknown."""
         parts = text.split("/")
         return cls(host, *parts) if len(parts) == 3 else cls(host)
 
 
-def here() -> Place:
+def here() -> PidNamespace:
     """Return the place of this process."""
-    return Place(socket.gethostname()[:_MAX_NAME], _machine(), _boot(), _pids())
+    return PidNamespace(socket.gethostname()[:_MAX_NAME], _machine(), _boot(), _pids())
 
 
-def look(process: Process, place: Place, since: float) -> bool | None:
+def look(process: ProcessIdentity, place: PidNamespace, since: float) -> bool | None:
     """Return True if a process is alive; None if that cannot be seen from here.
 
     ``place`` is where it was started, ``since`` the time of day when it was last known to be alive.
@@ -102,7 +102,7 @@ def look(process: Process, place: Place, since: float) -> bool | None:
     return lives(*process) or (False if _sees_all() else None)
 
 
-def send(process: Process, number: signal.Signals) -> None:
+def send(process: ProcessIdentity, number: signal.Signals) -> None:
     """Send a signal to a process, and never to another one with its process id.
 
     A process that has ended is ignored.

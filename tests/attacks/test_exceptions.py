@@ -14,7 +14,7 @@ import pytest
 
 from sky_jupyter.errors import RankDied, RemoteError
 from sky_jupyter.node.serialization.exceptions import describe
-from sky_jupyter.pool.runs import exceptions
+from sky_jupyter.pool.runs import remote_exceptions
 from sky_jupyter.pool.runs.result import CellError, CellResult, Outcome
 from tests.pool.pools import local_pool, run
 
@@ -75,11 +75,11 @@ def sent(error: BaseException) -> Any:
     ids=lambda error: type(error).__name__,
 )
 def test_an_exception_of_plain_values_is_itself_without_a_pickle(error: Exception) -> None:
-    again = exceptions.exact(sent(error))
+    again = remote_exceptions.exact(sent(error))
     if isinstance(error, UnicodeDecodeError):
         # Bytes are no JSON.
         assert again is None
-        again = exceptions.likeness(sent(error), "UnicodeDecodeError", str(error))
+        again = remote_exceptions.likeness(sent(error), "UnicodeDecodeError", str(error))
         assert isinstance(again, UnicodeDecodeError)
     else:
         assert again is not None
@@ -134,15 +134,15 @@ def test_what_is_raised_and_shown_and_caught_unpickles_nothing(tmp_path: Path) -
     ],
 )
 def test_what_is_told_wrongly_is_a_plain_error(told: Any) -> None:
-    assert exceptions.exact(told) is None
-    error = exceptions.likeness(told, "Named", "text")
+    assert remote_exceptions.exact(told) is None
+    error = remote_exceptions.likeness(told, "Named", "text")
     assert isinstance(error, RemoteError)
     assert "text" in str(error)
 
 
 def test_groups_are_caught_by_what_is_in_them() -> None:
     told = sent(ExceptionGroup("several", [KeyError("k"), ExceptionGroup("more", [Custom("c", code=1)])]))
-    group = exceptions.likeness(told, "ExceptionGroup", "several")
+    group = remote_exceptions.likeness(told, "ExceptionGroup", "several")
     assert isinstance(group, ExceptionGroup)
     matched, rest = group.split(Custom)
     assert matched is not None

@@ -12,7 +12,7 @@ import pytest
 
 from sky_jupyter.bootstrap import host_probe
 from sky_jupyter.errors import BootstrapError, LoginRefused, MachineError, SpecError, Unreachable
-from sky_jupyter.machines.ssh import remote_shell, ssh_config
+from sky_jupyter.machines.ssh import persistent_shell, ssh_config
 from sky_jupyter.machines.ssh.machine import SSHMachine
 from sky_jupyter.machines.ssh.session import Access, connect
 from sky_jupyter.machines.ssh.target import Target
@@ -83,7 +83,7 @@ def test_what_is_refused_says_what_the_host_said_and_what_to_do(kind: str, tmp_p
 def test_a_login_that_reads_what_comes_after_it_is_named(
     tmp_path: Path, target_of: TargetOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_shell, "_BEGIN_PATIENCE", 2.0)
+    monkeypatch.setattr(persistent_shell, "_BEGIN_PATIENCE", 2.0)
     with login(tmp_path / "sshd", "read answer") as server, SSHMachine.connect(target_of(server)) as machine:
         with pytest.raises(MachineError, match=r"in 2 s: a file that its logins run \(~/\.bashrc, .* may wait"):
             machine.run("true")

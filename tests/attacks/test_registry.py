@@ -150,7 +150,7 @@ def pool_files(pool: Pool) -> list[str]:
 
 
 def of_another_boot(row: PoolRow, machine: str) -> str:
-    return process_identity.Place(row.machine, machine, OTHER_BOOT, process_identity.here().pids).text
+    return process_identity.PidNamespace(row.machine, machine, OTHER_BOOT, process_identity.here().pids).text
 
 
 @pytest.mark.parametrize("heard", ["before", "since"])
@@ -286,7 +286,7 @@ REUSED = """
 import json, signal, sqlite3, subprocess, sys, time
 from pathlib import Path
 from sky_jupyter.util import process_identity as identity
-from sky_jupyter.machines.local import LocalProcess
+from sky_jupyter.machines.local_machine import LocalProcess
 from sky_jupyter.pool.registry.registry import Registry, sweep
 
 def start():
@@ -295,7 +295,7 @@ def start():
 path = Path(sys.argv[1])
 registry = Registry(path)
 first = start()
-was = identity.Process(first.pid, identity.started(first.pid))
+was = identity.ProcessIdentity(first.pid, identity.started(first.pid))
 registry.intend("p1", "again", "local", 1, True)
 registry.update("p1", "ready", host=was)
 with sqlite3.connect(path) as file:

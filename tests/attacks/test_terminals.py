@@ -11,7 +11,7 @@ import pytest
 
 from sky_jupyter.display.terminal.line_view import TerminalRunView, TerminalStartView
 from sky_jupyter.errors import cleaned
-from sky_jupyter.node.protocol.events import checked
+from sky_jupyter.node.protocol.journal_events import checked
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, PhaseEvent
 from tests.attacks.escapes import ESCAPES, HARMLESS, obeyed
 

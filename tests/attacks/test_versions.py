@@ -46,7 +46,7 @@ def write_number(pool: Pool, number: int | None) -> None:
 def test_a_pool_of_another_protocol_is_refused_and_ended_by_its_name(number: int) -> None:
     with local_pool(nodes=1, keep=True, name="kept") as pool:
         write_number(pool, number)
-        host = process_identity.Process(*pool.hosts[0].command.identity)
+        host = process_identity.ProcessIdentity(*pool.hosts[0].command.identity)
         # Each version finds the processes of all others by this name.
         assert "sky_jupyter.node.host" in psutil.Process(host.pid).cmdline()
         pool.release()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sky_jupyter.machines.local import LocalProcess
+from sky_jupyter.machines.local_machine import LocalProcess
 from sky_jupyter.pool.base.events import OutputEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry, sweep

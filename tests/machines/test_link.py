@@ -774,7 +774,7 @@ def test_the_control_plane_dials_again_over_the_same_port(
 ) -> None:
     import asyncio
 
-    from sky_jupyter.pool.control.client import Control
+    from sky_jupyter.pool.control.control_client import Control
 
     async def watch(port: int, away: Callable[[], None], back: Callable[[], None]) -> None:
         seen = Seen()

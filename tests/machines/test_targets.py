@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 
 from sky_jupyter.errors import SpecError
 from sky_jupyter.machines.ssh import ssh_config
-from sky_jupyter.machines.ssh.target import Place, Target, resolve
+from sky_jupyter.machines.ssh.target import HostAddress, Target, resolve
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("a", Place("a")),
-        ("user@b:2222", Place("b", "user", 2222)),
-        ("[2001:db8::1]:22", Place("2001:db8::1", None, 22)),
-        ("me@[::1]", Place("::1", "me")),
-        ("::1", Place("::1")),
-        ("fe80::1%eth0", Place("fe80::1%eth0")),
-        ("ssh://u@host:2200/", Place("host", "u", 2200)),
-        ("first.last@corp@gpu", Place("gpu", "first.last@corp")),
-        (" gpu_1 ", Place("gpu_1")),
+        ("a", HostAddress("a")),
+        ("user@b:2222", HostAddress("b", "user", 2222)),
+        ("[2001:db8::1]:22", HostAddress("2001:db8::1", None, 22)),
+        ("me@[::1]", HostAddress("::1", "me")),
+        ("::1", HostAddress("::1")),
+        ("fe80::1%eth0", HostAddress("fe80::1%eth0")),
+        ("ssh://u@host:2200/", HostAddress("host", "u", 2200)),
+        ("first.last@corp@gpu", HostAddress("gpu", "first.last@corp")),
+        (" gpu_1 ", HostAddress("gpu_1")),
     ],
 )
-def test_a_host_is_read_as_ssh_reads_it(text: str, place: Place) -> None:
-    assert Place.parse(text) == place
-    assert Place.parse(str(place)) == place
+def test_a_host_is_read_as_ssh_reads_it(text: str, place: HostAddress) -> None:
+    assert HostAddress.parse(text) == place
+    assert HostAddress.parse(str(place)) == place
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_a_host_is_read_as_ssh_reads_it(text: str, place: Place) -> None:
 )
 def test_what_is_no_host_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(SpecError, match=r"HOST|from 1 to 65535|no user's name"):
-        Place.parse(text)
+        HostAddress.parse(text)
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_host_or_a_clear_refusal(text: str) -> None:
     try:
-        place = Place.parse(text)
+        place = HostAddress.parse(text)
     except SpecError:
         return
     assert not place.host.startswith("-")
@@ -149,7 +149,7 @@ def test_openssh_reads_the_same(files: list[Path], name: str) -> None:
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         theirs.setdefault(key, []).append(value)
-    place = Place.parse(name)
+    place = HostAddress.parse(name)
     found = ssh_config.lookup(place.host, place.user, files)
     ours = resolve(name, files=files)
     assert [ours.host, ours.user, str(ours.port)] == [theirs[key][0] for key in ("hostname", "user", "port")]

@@ -10,7 +10,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError
 from sky_jupyter.magics.parsing import parse
-from sky_jupyter.pool.lifecycle.state import PoolState
+from sky_jupyter.pool.lifecycle.state_machine import PoolState
 from sky_jupyter.pool.open_pools import LivePools
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.ended_pools import line

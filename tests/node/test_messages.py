@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.node.journal.journal import Journal, lines_of
-from sky_jupyter.node.protocol import events as messages
-from sky_jupyter.node.protocol.events import checked, end_of, event_of, parts_of
+from sky_jupyter.node.protocol import journal_events as messages
+from sky_jupyter.node.protocol.journal_events import checked, end_of, event_of, parts_of
 
 
 def nested(depth: int) -> Any:

@@ -19,7 +19,7 @@ from sky_jupyter.node.protocol import rpc
 from sky_jupyter.node.protocol.host_config import HostConfig
 from sky_jupyter.node.system.gpus import Devices
 from sky_jupyter.pool.base.event_loop import NoAnswer
-from sky_jupyter.pool.control.client import Control
+from sky_jupyter.pool.control.control_client import Control
 
 PACKAGE = Path(rpc.__file__).parent.parent.parent
 EVERY_CALL = [*rpc.AGENT_CALLS, *rpc.SCHEDULER_CALLS]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from sky_jupyter.node.agent import rank_inspection
 from sky_jupyter.node.kernel import stack_dump
-from sky_jupyter.node.system import stopped
+from sky_jupyter.node.system import stopped_processes
 
 PROGRAM = """
 import sys, time, signal
@@ -269,8 +269,8 @@ def test_a_process_that_a_look_halts_is_not_said_to_stand_still(tmp_path: Path) 
             assert time.monotonic() < end, "it was never seen to be halted"
             with subprocess.Popen([spy, "dump", "--native", "--pid", str(pid)], stdout=subprocess.DEVNULL) as looker:
                 while looker.poll() is None:
-                    states.add(stopped.state_of(pid))
+                    states.add(stopped_processes.state_of(pid))
                     halted = halted or psutil.Process(pid).status() in ("stopped", "tracing-stop")
-        assert states == {stopped.ON}
+        assert states == {stopped_processes.ON}
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: stopped.state_of(pid) == stopped.STILL)
+        until(lambda: stopped_processes.state_of(pid) == stopped_processes.STILL)

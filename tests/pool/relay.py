@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sky_jupyter.machines.local import LocalMachine
+from sky_jupyter.machines.local_machine import LocalMachine
 from sky_jupyter.node.system import processes
-from sky_jupyter.pool.control.client import Control
+from sky_jupyter.pool.control.control_client import Control
 from sky_jupyter.providers import Local
 from sky_jupyter.providers.base import ConnectionSession
 

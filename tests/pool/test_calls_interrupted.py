@@ -16,7 +16,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.display.views import LateView
-from sky_jupyter.pool.execution.tasks import Calls
+from sky_jupyter.pool.execution.tasks import PoolTasks
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import local_pool, run, wait_until
@@ -131,13 +131,13 @@ def test_an_interrupt_just_after_a_broadcast_has_begun_stops_it(monkeypatch: pyt
 
 @pytest.mark.slow
 def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    begin, mark = Calls.begin, tmp_path / "mark"
+    begin, mark = PoolTasks.begin, tmp_path / "mark"
 
     def sleeps(place: Path) -> None:
         place.touch()
         time.sleep(600)
 
-    def interrupted(calls: Calls, *arguments: Any) -> Any:
+    def interrupted(calls: PoolTasks, *arguments: Any) -> Any:
         runs = begin(calls, *arguments)
         # A rank is at it before the notebook has noted it.
         wait_until(mark.exists)
@@ -146,7 +146,7 @@ def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest
         return runs
 
     with sky.Compute(provider=sky.Local(), nodes=2, name="beginning") as compute:
-        monkeypatch.setattr(Calls, "begin", interrupted)
+        monkeypatch.setattr(PoolTasks, "begin", interrupted)
         with pytest.raises(KeyboardInterrupt):
             compute.run_async(sky.function(sleeps)(mark))
         monkeypatch.undo()

@@ -24,7 +24,7 @@ from sky_jupyter.node.protocol import rpc
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent
-from sky_jupyter.pool.hosts import host as launch
+from sky_jupyter.pool.hosts import launch
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.providers import Local

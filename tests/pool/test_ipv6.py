@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.machines.local import LocalMachine
+from sky_jupyter.machines.local_machine import LocalMachine
 from sky_jupyter.pool.hosts.reachability import place
 from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run

@@ -12,7 +12,7 @@ from sky_jupyter.capture.collect import collect
 from sky_jupyter.errors import PoolError, SpecError
 from sky_jupyter.node.serialization import sharded_arrays
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.transfer import pull
+from sky_jupyter.pool.transfer import pull_variable
 from tests.pool.pools import local_pool, run
 
 MAKE = """
@@ -63,7 +63,7 @@ def test_tensors_and_tables_are_put_together_as_such() -> None:
 
 
 def joined(values: list[Any], how: str) -> Any:
-    return pull.together("x", values, how)
+    return pull_variable.together("x", values, how)
 
 
 def test_what_does_not_fit_together_is_refused_with_the_reason(pool: Pool) -> None:
@@ -116,7 +116,7 @@ def test_arrays_that_only_some_ranks_have_are_not_taken_for_the_whole() -> None:
 def pulled(pool: Pool, name: str, namespace: dict[str, Any], **how: Any) -> None:
     """As `%sky pull` does it."""
     namespace[name] = pool.pull(name, **how)
-    pull.note(pool.ledger, name, namespace, pool.spec.world_size)
+    pull_variable.note(pool.ledger, name, namespace, pool.spec.world_size)
 
 
 def sends(pool: Pool, code: str, namespace: dict[str, Any]) -> set[str]:

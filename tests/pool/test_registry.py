@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 SLEEP = "import time; time.sleep(600)"
 # Of rows that were written on another machine.
-FAR = process_identity.Place(
+FAR = process_identity.PidNamespace(
     "elsewhere", "0123456789abcdef", "e5fd4b44-0000-4000-8000-000000000000", "4026531836-1"
 ).text
 

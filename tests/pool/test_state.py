@@ -12,7 +12,7 @@ import pytest
 
 import sky_jupyter
 from sky_jupyter.errors import PoolError
-from sky_jupyter.pool.lifecycle.state import TRANSITIONS, IllegalTransition, PoolState, StateMachine
+from sky_jupyter.pool.lifecycle.state_machine import TRANSITIONS, IllegalTransition, PoolState, StateMachine
 from tests.pool.pools import local_pool, run
 from tests.took import Took
 

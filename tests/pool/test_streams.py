@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api import kinds
+from sky_jupyter.api import streaming_functions
 from sky_jupyter.node.kernel.generator_streams import AHEAD
 from sky_jupyter.pool.pool import Pool
 from tests.conftest import MARK, marked_processes
@@ -385,9 +385,9 @@ def test_which_parameters_stream_is_seen_by_their_annotations() -> None:
     def optional(a: typing.Optional[Iterator[Missing]], b: Iterator[Missing] | None, c: Iterators) -> None:  # type: ignore[name-defined]  # noqa: F821, UP045
         pass
 
-    assert kinds.iterator_names(here) == ["a", "b", "e"]
-    assert kinds.iterator_names(known) == ["a", "c"]
-    assert kinds.iterator_names(several) == ["a"]
-    assert kinds.iterator_names(optional) == ["a", "b"]
-    assert kinds.is_generator(sky.silent(here))
-    assert not kinds.is_generator(known)
+    assert streaming_functions.iterator_names(here) == ["a", "b", "e"]
+    assert streaming_functions.iterator_names(known) == ["a", "c"]
+    assert streaming_functions.iterator_names(several) == ["a"]
+    assert streaming_functions.iterator_names(optional) == ["a", "b"]
+    assert streaming_functions.is_generator(sky.silent(here))
+    assert not streaming_functions.is_generator(known)

@@ -50,8 +50,8 @@ def test_the_environment_scales_all_modules(scale: str, printed: str) -> None:
         "from sky_jupyter.errors import SpecError\n"
         "try:\n"
         "    from sky_jupyter.pool.base.timeouts import TIMEOUTS\n"
-        "    from sky_jupyter.pool.control import client\n"
-        "    print(TIMEOUTS.liveness.silence, client.SILENCE)\n"
+        "    from sky_jupyter.pool.control import control_client\n"
+        "    print(TIMEOUTS.liveness.silence, control_client.SILENCE)\n"
         "except SpecError as error:\n"
         "    print(type(error).__name__)"
     )

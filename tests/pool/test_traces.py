@@ -112,7 +112,7 @@ def test_a_row_that_cannot_be_ours_is_no_part_of_a_script(registry: Registry, ro
 )
 def test_one_that_does_not_say_how_the_host_is_reached_is_refused(target: str) -> None:
     with pytest.raises(SpecError):
-        remote_parts.Trace(ID, "far", *FOLDERS, target, 1.0).reach()
+        remote_parts.RemotePart(ID, "far", *FOLDERS, target, 1.0).reach()
 
 
 def test_the_registry_holds_no_secret_of_the_log_in(registry: Registry, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sky_jupyter.node.runtime.shard import indices, take
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.transfer import blobs
+from sky_jupyter.pool.transfer import send_values
 from tests.conftest import pool_folders
 from tests.pool.pools import local_pool, run
 
@@ -161,9 +161,9 @@ def test_what_no_name_holds_makes_room_where_memory_is_short(pool: Pool) -> None
     before = set(kept(pool))
     run(pool, "held = x\nloose = y\n(held[0], loose[0])", {"x": held, "y": loose})
     own = kept(pool).keys() - before
-    first = blobs.kept(pool)
+    first = send_values.kept(pool)
     run(pool, "del loose, y")
-    facts = blobs.kept(pool)
+    facts = send_values.kept(pool)
     assert facts is not None
     assert first is not None
     assert facts["kept"] == first["kept"] == sum(path.stat().st_size for path in files(pool))

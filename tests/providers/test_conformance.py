@@ -9,7 +9,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.machines.base import Machine
-from sky_jupyter.machines.local import LocalMachine
+from sky_jupyter.machines.local_machine import LocalMachine
 from sky_jupyter.providers.base import ConnectionSession, Provider
 
 from ..machines.conftest import need_ssh

@@ -63,4 +63,4 @@ def test_nobody_asks_which_kind_of_machine_or_provider_it_is(asks: Callable[[ast
 
 def test_one_function_makes_what_a_host_is_told() -> None:
     calls = [path for path, node in nodes() if isinstance(node, ast.Call) and name_of(node.func) == "HostConfig"]
-    assert calls == ["pool/hosts/host.py"]
+    assert calls == ["pool/hosts/launch.py"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from sky_jupyter.node.journal.journal import Journal
 from sky_jupyter.pool.registry.registry import Registry
-from sky_jupyter.server import logs
+from sky_jupyter.server import run_output
 from sky_jupyter.util import process_identity
 
 
@@ -28,13 +28,13 @@ def test_each_rank_has_what_it_printed_and_how_it_ended(tmp_path):
     registry.close()
     assert row is not None
     assert row.machine == process_identity.here().host
-    assert logs.local(row, "feed") == []
+    assert run_output.local(row, "feed") == []
     error = {"kind": "end", "rank": 1, "status": "error", "traceback": ["Traceback", "ValueError: no"]}
     died = {"kind": "end", "rank": 0, "status": "died", "text": "killed by SIGKILL"}
     journal(tmp_path, 0, "feed", {"kind": "begin", "run": "feed"}, stream(0, "a\n"), stream(0, "b\n"), died)
     journal(tmp_path, 1, "feed", {"kind": "begin", "run": "feed"}, stream(1, "c\n"), error)
     journal(tmp_path, 1, "feed2", stream(1, "another run\n"))
-    assert logs.local(row, "feed") == [
+    assert run_output.local(row, "feed") == [
         {"rank": 0, "text": "a\nb\nkilled by SIGKILL\n"},
         {"rank": 1, "text": "c\nTraceback\nValueError: no\n"},
     ]
@@ -43,6 +43,6 @@ def test_each_rank_has_what_it_printed_and_how_it_ended(tmp_path):
 def test_of_a_flood_the_end_is_shown(tmp_path):
     journal(tmp_path, 0, "feed", *(stream(0, f"line {number:06}\n") for number in range(100_000)))
     (path,) = Journal.found(tmp_path / "n0" / "journal")
-    (rank,) = logs.by_rank(logs._tail(path))
-    assert len(rank["text"]) == logs.SHOWN
+    (rank,) = run_output.by_rank(run_output._tail(path))
+    assert len(rank["text"]) == run_output.SHOWN
     assert rank["text"].endswith("line 099998\nline 099999\n")

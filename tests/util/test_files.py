@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.util.files import atomic_write
+from sky_jupyter.util.atomic_write import atomic_write
 
 
 def test_a_file_appears_when_it_is_whole_and_replaces_the_one_before(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sky_jupyter.util.tasks import BackgroundTasks, map_all, run_all
+from sky_jupyter.util.background_tasks import BackgroundTasks, map_all, run_all
 
 
 def test_a_task_is_held_until_it_is_done() -> None:

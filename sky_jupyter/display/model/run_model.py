@@ -13,7 +13,7 @@ from ...errors import cleaned
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 from . import ansi
 from .html import RankView, RunViewModel, State
-from .transcript import Part, RankOutput, Rich
+from .transcript import OutputPart, RankOutput, Rich
 from .troubles import Troubles
 
 # Limit of recorded changes from one rank to another in the order of lines.
@@ -78,7 +78,7 @@ class RankState:
     """State of one rank for a page, with output to which more can come."""
 
     view: RankView
-    parts: tuple[Part, ...]
+    parts: tuple[OutputPart, ...]
     dropped: int
     stream: str
     # The journal's number of what comes next.

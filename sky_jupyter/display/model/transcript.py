@@ -314,7 +314,7 @@ class Rich:
 Segment = Text | Rich
 
 
-class Part(NamedTuple):
+class OutputPart(NamedTuple):
     """Stretch of output for a page: text, or an item with its display ids."""
 
     text: str = ""
@@ -417,26 +417,26 @@ class RankOutput:
         """Name of the last stream; empty before the first."""
         return self._streams.last
 
-    def parts(self, max_lines: int) -> tuple[list[Part], int]:
+    def parts(self, max_lines: int) -> tuple[list[OutputPart], int]:
         """Return `segments` so that more can be fed: with cursor and display ids."""
         ids: dict[int, list[str]] = {}
         for name, positions in self._by_id.items():
             for position in positions:
                 ids.setdefault(position - self._first, []).append(name)
-        done: list[Part] = []
+        done: list[OutputPart] = []
         left, out = max_lines, self._gone_lines
         for position in range(len(self._parts) - 1, -1, -1):
             part = self._parts[position]
             if isinstance(part, Rich):
-                done.append(Part(rich=part, ids=tuple(ids.get(position, ()))))
+                done.append(OutputPart(rich=part, ids=tuple(ids.get(position, ()))))
                 continue
             shown = min(left, len(part), part.max_lines)
             left -= shown
             out += part.dropped + min(len(part), part.max_lines) - shown
             if shown:
-                done.append(Part(part.replay(shown)))
+                done.append(OutputPart(part.replay(shown)))
         if self._left_out:
-            done.append(Part(f"{self._left_out}\n"))
+            done.append(OutputPart(f"{self._left_out}\n"))
         return done[::-1], out
 
     def segments(self, max_lines: int) -> tuple[tuple[Segment, ...], int]:

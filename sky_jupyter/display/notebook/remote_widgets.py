@@ -59,7 +59,7 @@ class _Listed(dict[str, Any]):
         return list(super().items())
 
 
-class Mirror:
+class WidgetMirror:
     """Receiver of what a pool's ranks say; made by `Widgets.mirror`."""
 
     def __init__(self, widgets: Widgets, pool: str) -> None:
@@ -103,11 +103,11 @@ class Widgets:
         kernel.shell.events.register("post_run_cell", lambda result: self._answer_control())
         control_requests.register(kernel, REQUEST, self._on_request)
 
-    def mirror(self, pool: str, send: Send) -> Mirror:
+    def mirror(self, pool: str, send: Send) -> WidgetMirror:
         """Return a pool's receiver; ``send`` takes a page's message to the rank."""
         with self._lock:
             self._sends[pool] = weakref.WeakMethod(send)
-        return Mirror(self, pool)
+        return WidgetMirror(self, pool)
 
     # -- what the ranks say ------------------------------------------------------------------------
 

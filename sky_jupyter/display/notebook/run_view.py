@@ -15,7 +15,7 @@ from typing import Any
 from ...pool.base.events import Event
 from ..model import html, saved_output
 from ..model.run_model import RunModel
-from . import control_channel
+from . import view_requests
 from .deltas import Feed
 from .start_view import Slot
 
@@ -62,7 +62,7 @@ class LiveRunView:
         self._drawn = -1
         self._next = time.perf_counter() + _PATIENCE
         self._for_saving = 0.0
-        control_channel.install(kernel)
+        view_requests.install(kernel)
 
     def on_event(self, event: Event) -> None:
         """Handle an event of the run; callable from any thread."""
@@ -87,7 +87,7 @@ class LiveRunView:
         if self.model.version == self._drawn and now < self._next - _INTERVAL + 1.0:
             return
         if self._drawn < 0:
-            control_channel.views.add(self)
+            view_requests.views.add(self)
         self._drawn = self.model.version
         shown = self.model.snapshot(_LIVE_LINES)
         self._slot.show(
@@ -110,6 +110,6 @@ class LiveRunView:
         """Draw the last state, which is what a saved notebook keeps."""
         self.model.finish(elapsed)
         last = saved_output.bundle(self.model, self.id)
-        control_channel.views.end(self, last)
+        view_requests.views.end(self, last)
         self._feed.finish()
         self._slot.show(last)

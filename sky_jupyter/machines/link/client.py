@@ -31,7 +31,7 @@ _LOOK = 0.01
 
 
 @dataclass(frozen=True)
-class Tunnel:
+class TunnelHandle:
     """Local port that leads to a machine's port and survives breaks.
 
     Attributes
@@ -81,7 +81,7 @@ class Link:
     def start(
         cls,
         folder: Path,
-        owner: process_identity.Process | None = None,
+        owner: process_identity.ProcessIdentity | None = None,
         *,
         idle_timeout: float | None = None,
         folders: Sequence[Path] = (),
@@ -92,7 +92,7 @@ class Link:
         ----------
         folder : Path
             Its folder; one that is created here is removed when the link ends.
-        owner : process_identity.Process, optional
+        owner : process_identity.ProcessIdentity, optional
             Process that the link ends with; this one by default.
         idle_timeout : float, optional
             For a pool that survives its owner: seconds without a client after which the link ends.
@@ -189,7 +189,7 @@ class Link:
         """Return all machines of the link, connected or not."""
         return [self._machine(facts) for facts in self.ask("state")["machines"]]
 
-    def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0, probe: bool = False) -> Tunnel:
+    def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0, probe: bool = False) -> TunnelHandle:
         """Return a local port to an address of a machine; the same for the same address.
 
         While the machine is away, connections are refused at once, and existing ones have ended. A new tunnel uses the
@@ -199,7 +199,7 @@ class Link:
         facts = {"machine": machine.number, "host": host, "port": port, "wish": wish, "probe": probe}
         return self._shown(self.ask("tunnel", machine.name, **facts))
 
-    def tunnels(self) -> list[Tunnel]:
+    def tunnels(self) -> list[TunnelHandle]:
         """Return all tunnels of the link."""
         return [self._shown(facts) for facts in self.ask("state")["tunnels"]]
 
@@ -226,8 +226,8 @@ class Link:
         target = encoding.target(facts["target"])
         return LinkMachine(self, facts["machine"], target, key=facts["key"], address=facts["address"])
 
-    def _shown(self, facts: dict[str, Any]) -> Tunnel:
-        return Tunnel(self, facts["tunnel"], facts["machine"], facts["port"], (facts["to"][0], facts["to"][1]))
+    def _shown(self, facts: dict[str, Any]) -> TunnelHandle:
+        return TunnelHandle(self, facts["tunnel"], facts["machine"], facts["port"], (facts["to"][0], facts["to"][1]))
 
     # Lifetime
 

@@ -19,7 +19,7 @@ from ..ssh.target import Target
 from ..ssh.types import Prompts
 from .encoding import Event
 from .local_forwards import Tunnel
-from .reconnecting_host import Held
+from .reconnecting_host import ReconnectingHost
 from .remote_forwards import Relay
 
 _MOST_HOSTS = 4096
@@ -34,7 +34,7 @@ class Keeping:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._hosts: dict[int, Held] = {}
+        self._hosts: dict[int, ReconnectingHost] = {}
         self._tunnels: dict[int, Tunnel] = {}
         self._relays: list[Relay] = []
         self._relaying = threading.Lock()
@@ -45,13 +45,13 @@ class Keeping:
 
     # Hosts
 
-    def connect(self, target: Target, address: str | None, accept: Accepted, prompts: Prompts) -> Held:
+    def connect(self, target: Target, address: str | None, accept: Accepted, prompts: Prompts) -> ReconnectingHost:
         """Return the connected host: the one that there is, or a new one."""
         with self._lock:
             found = [one for one in self._hosts.values() if one.target == target and one.goes_by(address)]
             if not found and len(self._hosts) >= _MOST_HOSTS:
                 raise SpecError(f"the link holds {_MOST_HOSTS} hosts already, which is as many as it can")
-            held = found[0] if found else Held(next(self._numbers), target, address, self.tell)
+            held = found[0] if found else ReconnectingHost(next(self._numbers), target, address, self.tell)
             self._hosts[held.number] = held
         try:
             with self._ring_for(prompts) as ring:
@@ -77,7 +77,7 @@ class Keeping:
                 if not self._asking:
                     self._ring.ask_again()
 
-    def host(self, number: Any) -> Held:
+    def host(self, number: Any) -> ReconnectingHost:
         """Return a host by its number."""
         with self._lock:
             held = self._hosts.get(number) if isinstance(number, int) else None
@@ -85,7 +85,7 @@ class Keeping:
             raise PoolError("the link does not hold this machine any more: connect to it anew")
         return held
 
-    def hosts(self) -> list[Held]:
+    def hosts(self) -> list[ReconnectingHost]:
         """Return all hosts that have been connected."""
         with self._lock:
             return [held for held in self._hosts.values() if held.key]
@@ -108,7 +108,7 @@ class Keeping:
 
     # Tunnels
 
-    def tunnel(self, held: Held, host: str, port: int, wish: int = 0) -> Tunnel:
+    def tunnel(self, held: ReconnectingHost, host: str, port: int, wish: int = 0) -> Tunnel:
         """Return the tunnel to an address: the one that there is, or a new one."""
         with self._lock:
             for one in self._tunnels.values():
@@ -132,7 +132,7 @@ class Keeping:
         if tunnel is not None:
             tunnel.close()
 
-    def relay(self, near: Held, far: Held, host: str, port: int, wish: int = 0) -> Relay:
+    def relay(self, near: ReconnectingHost, far: ReconnectingHost, host: str, port: int, wish: int = 0) -> Relay:
         """Return the relay from a host to an address: the existing or a new one."""
         with self._relaying:
             for one in self._relays:

@@ -13,7 +13,7 @@ class Lifetime:
 
     Parameters
     ----------
-    owner : process_identity.Process, optional
+    owner : process_identity.ProcessIdentity, optional
         Process that the link ends with, unless it has a lease.
     lease : float, optional
         Idle timeout: seconds without a client after which the link ends. The owner is ignored then.
@@ -24,7 +24,7 @@ class Lifetime:
         True if the pool was alive at the last poll; None if that is unknown.
     """
 
-    def __init__(self, owner: process_identity.Process | None, lease: float | None) -> None:
+    def __init__(self, owner: process_identity.ProcessIdentity | None, lease: float | None) -> None:
         self.owner, self.lease = owner, lease
         self.pool: bool | None = None
         self._clients = 0

@@ -8,7 +8,7 @@ import threading
 
 from ...errors import SkyError
 from ..forwards import join, listen, refuse
-from .reconnecting_host import Held
+from .reconnecting_host import ReconnectingHost
 
 _MOST = 512
 
@@ -20,7 +20,7 @@ class Tunnel:
     ----------
     number : int
         Number in the link.
-    held : Held
+    held : ReconnectingHost
         Host that it leads through.
     host : str
         Host that it leads to, as ``held`` sees it.
@@ -30,7 +30,7 @@ class Tunnel:
         Local port to use if it is free; 0 for any.
     """
 
-    def __init__(self, number: int, held: Held, host: str, port: int, wish: int = 0) -> None:
+    def __init__(self, number: int, held: ReconnectingHost, host: str, port: int, wish: int = 0) -> None:
         self.number, self.held, self.host, self.there = number, held, host, port
         self._listener = listen(wish)
         self.port = int(self._listener.getsockname()[1])

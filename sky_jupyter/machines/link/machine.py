@@ -19,7 +19,7 @@ from .encoding import checked, from_target
 from .framing import Broken, Wire
 
 if TYPE_CHECKING:
-    from .client import Link, Tunnel
+    from .client import Link, TunnelHandle
 
 
 class LinkProcess(EarlierProcess):
@@ -233,7 +233,7 @@ class LinkMachine:
         """Fetch a file or folder to this machine; see `base.Machine.download`."""
         return self._move("download", str(source), os.path.abspath(target), progress)
 
-    def forward(self, host: str, port: int, *, local_port: int = 0) -> Tunnel:
+    def forward(self, host: str, port: int, *, local_port: int = 0) -> TunnelHandle:
         """Return the link's tunnel to an address; see `base.Machine.forward`.
 
         It is the same for the same address, and survives breaks of the connection.

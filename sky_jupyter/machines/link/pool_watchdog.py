@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import SkyError
-from ...util.tasks import map_all
+from ...util.background_tasks import map_all
 from .idle_timeout import Lifetime
-from .reconnecting_host import Held
+from .reconnecting_host import ReconnectingHost
 
 _TICK = 0.5
 _OFTEN, _SELDOM = 2.0, 60.0
@@ -25,7 +25,7 @@ _PATIENCE = 30.0
 class Watched(NamedTuple):
     """Process of the pool."""
 
-    held: Held
+    held: ReconnectingHost
     pid: int
     started: float
     # Folder in which its nodes record running cells; empty if they do not.

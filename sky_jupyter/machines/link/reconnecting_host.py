@@ -22,7 +22,7 @@ _STABLE = 20.0
 _LANES = 4
 
 
-class Held:
+class ReconnectingHost:
     """Host that the link keeps connected; thread-safe.
 
     Parameters

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import SkyError
 from ..ssh.machine import SSHMachine
-from .reconnecting_host import Held
+from .reconnecting_host import ReconnectingHost
 
 _READ = 1 << 18
 _MOST = 512
@@ -20,9 +20,9 @@ class Relay:
 
     Parameters
     ----------
-    near : Held
+    near : ReconnectingHost
         Host that listens, on its loopback.
-    far : Held
+    far : ReconnectingHost
         Host that it leads through.
     host : str
         Host that it leads to, as ``far`` sees it.
@@ -37,7 +37,7 @@ class Relay:
         When ``near`` refuses to listen.
     """
 
-    def __init__(self, near: Held, far: Held, host: str, port: int, wish: int = 0) -> None:
+    def __init__(self, near: ReconnectingHost, far: ReconnectingHost, host: str, port: int, wish: int = 0) -> None:
         self.near, self.far, self.host, self.there = near, far, host, port
         self.port = wish
         self._room = threading.Semaphore(_MOST)

@@ -25,7 +25,7 @@ from .framing import Broken, Wire
 from .idle_timeout import Lifetime
 from .local_forwards import Tunnel
 from .pool_watchdog import Guard, Watched
-from .reconnecting_host import Held
+from .reconnecting_host import ReconnectingHost
 from .unfinished_cleanup import Finishing
 
 _MOST_FILES = 65536
@@ -59,7 +59,7 @@ _FIELDS: Fields = {
 }
 
 
-class Calls:
+class RequestHandler:
     """Server of one client's calls, one after another.
 
     Parameters
@@ -138,7 +138,7 @@ class Calls:
         hosts = [self._described(held) for held in self._keeping.hosts()]
         self._answer(machines=hosts, tunnels=[_shown(one) for one in self._keeping.tunnels()])
 
-    def _described(self, held: Held) -> Facts:
+    def _described(self, held: ReconnectingHost) -> Facts:
         target = encoding.from_target(held.target)
         return {"machine": held.number, "target": target, "key": held.key, "address": held.address, "up": held.up}
 
@@ -168,7 +168,7 @@ class Calls:
         except Broken:
             return None  # the client is gone
 
-    def _host(self, facts: Facts) -> Held:
+    def _host(self, facts: Facts) -> ReconnectingHost:
         return self._keeping.host(facts.get("machine"))
 
     def _keep(self, facts: Facts) -> None:

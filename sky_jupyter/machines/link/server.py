@@ -146,9 +146,9 @@ class Server:
             with contextlib.suppress(Broken):
                 self._excuse(wire)
             return
-        from .request_handlers import Calls
+        from .request_handlers import RequestHandler
 
-        Calls(self._keeping, self._lifetime, self._guard, self._stop.set, wire).serve()
+        RequestHandler(self._keeping, self._lifetime, self._guard, self._stop.set, wire).serve()
 
     def _excuse(self, wire: Wire) -> None:
         """Answer every call with the import error, except the one that ends the link."""
@@ -169,8 +169,8 @@ def _which(folder: Path) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-def _owner(facts: Any) -> process_identity.Process | None:
-    return process_identity.Process(int(facts[0]), float(facts[1])) if facts else None
+def _owner(facts: Any) -> process_identity.ProcessIdentity | None:
+    return process_identity.ProcessIdentity(int(facts[0]), float(facts[1])) if facts else None
 
 
 def _note(text: str) -> None:

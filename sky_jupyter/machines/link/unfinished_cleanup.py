@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ...errors import SkyError
 from .. import remote_cleanup
 from .encoding import Event
-from .reconnecting_host import Held
+from .reconnecting_host import ReconnectingHost
 
 _PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
@@ -19,7 +19,7 @@ class Finishing:
 
     Parameters
     ----------
-    works : sequence of (Held, str)
+    works : sequence of (ReconnectingHost, str)
         Hosts, with the script of `remote_cleanup.script` for each.
     patience : float
         Seconds to retry; hosts that are still unreachable then end by their lease.
@@ -31,7 +31,7 @@ class Finishing:
 
     def __init__(
         self,
-        works: Sequence[tuple[Held, str]],
+        works: Sequence[tuple[ReconnectingHost, str]],
         patience: float,
         tell: Callable[[Event], None],
         stop: Callable[[], None],
@@ -53,7 +53,7 @@ class Finishing:
         time.sleep(_PAUSE)
         self._stop()
 
-    def _one(self, held: Held, script: str) -> None:
+    def _one(self, held: ReconnectingHost, script: str) -> None:
         pause = _PAUSE
         while time.monotonic() < self._end:
             try:

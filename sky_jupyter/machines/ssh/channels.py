@@ -15,7 +15,7 @@ PACKET = 1 << 15
 _AHEAD = 1 << 18
 
 
-class Wire:
+class CountingSocket:
     """Socket or channel that counts received bytes and reads ahead."""
 
     def __init__(self, inner: Any) -> None:

@@ -38,7 +38,7 @@ from ...node.files.open_folder import Beneath
 from ...node.files.receiver import PART, Receiver
 from ..base import Done, Moved, Progress
 from . import scripts
-from .failures import failure
+from .command_errors import failure
 from .types import NoShell
 
 _CHUNK = 1 << 20

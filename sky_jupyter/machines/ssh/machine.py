@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import MachineError
 from ..base import Done, Machine, Moved, Progress
 from . import scripts
-from .remote_shell import Shell
+from .persistent_shell import Shell
 from .session import Access, Session, connect
 from .shell_machine import ShellMachine, who
 from .target import Target

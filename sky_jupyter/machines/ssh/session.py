@@ -19,7 +19,7 @@ from paramiko.message import Message
 
 from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
 from . import auth, known_hosts
-from .channels import PACKET, Channel, Wire
+from .channels import PACKET, Channel, CountingSocket
 from .target import Target
 from .tcp import SILENT, command_socket, dial, end, peer
 from .types import Prompts, Ran
@@ -132,7 +132,7 @@ class Session:
     ----------
     target : Target
         The host.
-    wire : Wire
+    wire : CountingSocket
         The socket or channel below.
     below : Session or None
         Connection to the jump host.
@@ -148,7 +148,7 @@ class Session:
     """
 
     def __init__(
-        self, target: Target, wire: Wire, below: Session | None, child: subprocess.Popen[bytes] | None
+        self, target: Target, wire: CountingSocket, below: Session | None, child: subprocess.Popen[bytes] | None
     ) -> None:
         self.target = target
         self.key = ""
@@ -467,7 +467,7 @@ def _connect(target: Target, access: Access) -> Session:
         inner, child = command_socket(target)
     else:
         inner = dial(target)
-    session = Session(target, Wire(inner), below, child)
+    session = Session(target, CountingSocket(inner), below, child)
     try:
         session._open(access)
     except BaseException:

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from ...errors import LinkLost, MachineError
 from ..base import Done, Machine, Moved, ProcessId, Progress
-from ..forwards import LocalForward, Stream
+from ..forwards import ByteStream, LocalForward
 from ..process_handle import EarlierProcess
 from . import scripts
-from .failures import failure
+from .command_errors import failure
 
 # Linux reports times to user space in hundredths of a second on all common processors.
 _TICKS = 100
@@ -230,7 +230,7 @@ class ShellMachine(ABC):
         """
 
     @abstractmethod
-    def open_stream(self, host: str, port: int) -> Stream:
+    def open_stream(self, host: str, port: int) -> ByteStream:
         """Connect from the machine to an address; raise MachineError if refused."""
 
     @property

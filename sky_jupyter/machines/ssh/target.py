@@ -24,7 +24,7 @@ _MOST_TOLD = 200
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAddress:
     """Host as the user wrote it, with user and port if given."""
 
     host: str
@@ -32,7 +32,7 @@ class Place:
     port: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> HostAddress:
         """Read ``a``, ``user@b:2222`` or ``[2001:db8::1]:22``, or raise SpecError."""
         if not isinstance(text, str):
             raise SpecError(f"a host must be a string such as user@gpu1:2222, not {text!r}")
@@ -127,7 +127,7 @@ def resolve(
     Parameters
     ----------
     text : str
-        The host, as `Place.parse` reads it.
+        The host, as `HostAddress.parse` reads it.
     user : str, optional
         User to log in with.
     port : int, optional
@@ -150,7 +150,7 @@ def resolve(
         When the host or the configuration is invalid.
     """
     try:
-        return _resolve(Place.parse(text), text.strip(), user, port, tuple(keys), jump, files, 0)
+        return _resolve(HostAddress.parse(text), text.strip(), user, port, tuple(keys), jump, files, 0)
     except SpecError as error:
         # The message may quote a file, and be of any length.
         told = str(error)
@@ -161,7 +161,7 @@ def resolve(
 
 
 def _resolve(
-    place: Place,
+    place: HostAddress,
     text: str,
     user: str | None,
     port: int | None,
@@ -212,7 +212,7 @@ def _resolve(
 
 def _proxies(
     found: ssh_config.Lookup,
-    place: Place,
+    place: HostAddress,
     jump: str | None,
     tokens: dict[str, str],
     port: int,
@@ -231,7 +231,7 @@ def _proxies(
     if jump.strip().lower() in ("", "none"):
         return None, None
     *before, last = [part.strip() for part in jump.split(",")]
-    stop = Place.parse(last)
+    stop = HostAddress.parse(last)
     if not before and stop.host == place.host and (stop.port or port, stop.user or user) == (port, user):
         return None, None  # "Host *" with a ProxyJump covers the jump host too
     return _resolve(stop, last, None, None, (), ",".join(before) or None, files, depth + 1), None

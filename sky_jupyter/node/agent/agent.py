@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 
 from ...errors import PoolError, plain
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ..comms.hub import CommHub
 from ..dask.user_cluster import UserDaskProcesses
 from ..files.blob_cache import places
@@ -36,8 +36,8 @@ from ..journal.journal import Journal
 from ..journal.run_record import RunRecord
 from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
-from ..protocol.events import error_text
 from ..protocol.host_config import HostConfig, member_name
+from ..protocol.journal_events import error_text
 from ..protocol.rpc import AgentCall
 from ..protocol.version import PROTOCOL
 from ..runtime.instance_info import PLAIN, InstanceInfo
@@ -45,7 +45,7 @@ from ..serialization import code_portability, pickling
 from ..system import gpus as accelerators
 from ..system import metrics
 from ..system.gpus import Devices
-from ..system.stopped import HOST, PAUSE, Standstill
+from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
 from . import rank_inspection
 from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
@@ -391,12 +391,12 @@ class Agent:
 
     async def watch_processes(self) -> None:
         """Report to the manager when a rank or the host is stopped or resumed."""
-        sent, standstill = self.send, Standstill()
+        sent, standstill = self.send, StoppedProcesses()
         while True:
             await asyncio.sleep(PAUSE)
             if self.send is not sent:
                 # A new connection: report every stopped process again.
-                sent, standstill = self.send, Standstill()
+                sent, standstill = self.send, StoppedProcesses()
             processes = {rank.pid: f"rank {rank.number}" for rank in self.ranks.values() if rank.pid}
             changes = list(standstill.look({**processes, os.getppid(): HOST}))
             if changes and sent is not None:

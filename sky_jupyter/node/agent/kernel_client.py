@@ -20,7 +20,7 @@ from jupyter_client.connect import write_connection_file
 from jupyter_client.session import Session
 
 from ..protocol.comm_messages import COMM_TYPES
-from ..protocol.events import end_of, event_of, parts_of
+from ..protocol.journal_events import end_of, event_of, parts_of
 from ..shared.agent_channel import ANSWER, ASK
 from .kernel_provisioner import ForkProvisioner, Forkserver
 

@@ -15,10 +15,10 @@ from typing import Any
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import KernelProvisionerBase
 
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ..kernel.forkserver import READY
 from ..system.processes import kill_group, signal_group
-from ..system.stopped import GONE, state_of
+from ..system.stopped_processes import GONE, state_of
 
 # A forkserver that has imported everything forks at once; a busy machine takes longer.
 _FORK_PATIENCE = 15.0

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ..protocol import rpc
 from ..protocol.rpc import AgentCall
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from .kernel_client import RankKernel
 
 # Seconds that an answer waits for progress.

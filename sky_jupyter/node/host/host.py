@@ -30,7 +30,7 @@ from typing import Any
 from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
 from ..system import locks, processes
 from ..system.gpus import Devices
-from ..system.stopped import PAUSE, Standstill
+from ..system.stopped_processes import PAUSE, StoppedProcesses
 
 _WATCH = 0.25
 _LOOK = 0.02
@@ -67,7 +67,7 @@ class HostProcess:
         self.ready, self.word = self.config.start_timeout is None, 0
         self.scheduler_address = self.config.scheduler
         self.devices = Devices()
-        self.standstill, self.looked = Standstill(), self.began
+        self.standstill, self.looked = StoppedProcesses(), self.began
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .events import MOST_EVENT
+from .journal_events import MOST_EVENT
 
 WIDGET = "jupyter.widget"
 KINDS = ("open", "update", "echo", "custom", "close")

@@ -7,7 +7,7 @@ import reprlib
 import time
 from typing import Any
 
-from .diagnose import explain, one_line, refusal
+from .diagnose_pickling import explain, one_line, refusal
 from .pickling import Pickler
 
 _MOST_TEXT = 4000

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...errors import SpecError
 from .agent_channel import shares
-from .objects import SharedBarrier, SharedCounter, SharedDict, SharedLock, SharedQueue, SharedSet
+from .shared_types import SharedBarrier, SharedCounter, SharedDict, SharedLock, SharedQueue, SharedSet
 
 Consistency = Literal["strong", "eventual"]
 

@@ -236,9 +236,9 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
     import jax
     from jax.experimental import multihost_utils
 
-    from . import programs
+    from . import distributed_initialize
 
-    programs.install(info, init=init)
+    distributed_initialize.install(info, init=init)
     # Not our own coordinator's address: a process that a cell starts has its coordinator there.
     os.environ["JAX_COORDINATOR_ADDRESS"] = rank_network.endpoint(
         info.head_addr, rank_network.programs_port(info, "jax")
@@ -258,7 +258,7 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
     if not info.is_head:
         rank_network.wait_for(info.head_addr, info.port("jax"), JOIN_SECONDS)
     options = _initialize_options(info)
-    initialize = programs.original_of("initialize")
+    initialize = distributed_initialize.original_of("initialize")
     known = inspect.signature(initialize).parameters
     initialize(**{key: value for key, value in options.items() if key in known})
     with rank_network.noting_connections("jax"):
@@ -323,9 +323,9 @@ def _let_go() -> tuple[Any, Any]:
     """Remove JAX's client and service from its state, and return them."""
     from jax._src import distributed
 
-    from . import programs
+    from . import distributed_initialize
 
-    programs.show()
+    distributed_initialize.show()
     state = distributed.global_state
     client, service = state.client, state.service
     state.client = state.service = None
@@ -360,9 +360,9 @@ def again(info: InstanceInfo, *, init: bool = True) -> None:
 
 def ended(info: InstanceInfo) -> str:
     """Return what the user's code has ended of the pool's cluster, in words."""
-    from . import programs
+    from . import distributed_initialize
 
-    return programs.ended(info)
+    return distributed_initialize.ended(info)
 
 
 def abort(info: InstanceInfo) -> None:

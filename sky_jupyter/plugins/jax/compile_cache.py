@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...util.files import atomic_write
+from ...util.atomic_write import atomic_write
 from ..core import rank_network
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from keras.src.backend.jax import distribution_lib
 from keras.src.saving import saving_lib
 
 from ...errors import SpecError
-from . import files, model_hooks, state_backup
+from . import model_files, model_hooks, state_backup
 
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
@@ -49,7 +49,7 @@ def joined(info: InstanceInfo) -> Iterator[None]:
         model_hooks.wrap(name, _start)
     for name in ("predict", "predict_on_batch", "save", "save_weights", "export"):
         model_hooks.wrap(name, _on_its_own)
-    files.install(info, _share)
+    model_files.install(info, _share)
     _let_saving_alone()
     _keep_on_clear_session()
     try:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from . import files, model_hooks
+from . import model_files, model_hooks
 
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
@@ -36,7 +36,7 @@ def install(info: InstanceInfo) -> None:
     if info.world_size == 1:
         return
     seed(info)
-    files.install(info, _share)
+    model_files.install(info, _share)
     model_hooks.wrap("fit", functools.partial(_together, "fit"))
     model_hooks.wrap("train_on_batch", functools.partial(_together, "train_on_batch"))
     model_hooks.wrap("make_train_function", _start)

@@ -168,9 +168,9 @@ def again(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool
 
 def ended(info: InstanceInfo) -> str:
     """Say what of the pool's group the user's code has ended."""
-    from . import programs
+    from . import init_process_group
 
-    return programs.ended(info)
+    return init_process_group.ended(info)
 
 
 def _environment(info: InstanceInfo) -> None:
@@ -206,11 +206,11 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool
     import torch
     import torch.distributed as dist
 
-    from . import programs
+    from . import init_process_group
 
     _environment(info)
     if not init:
-        programs.install(info, _store(info))
+        init_process_group.install(info, _store(info))
         return
     own = _devices(torch.cuda.device_count(), info) if backend != "gloo" else []
     if backend is None:
@@ -218,9 +218,9 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool
     if backend == "nccl" and own:
         torch.cuda.set_device(own[0])
     store = _store(info)
-    programs.install(info, store)
+    init_process_group.install(info, store)
     with rank_network.noting_connections("torch"):
-        programs.original_init()(
+        init_process_group.original_init()(
             backend,
             store=store,
             rank=info.rank,

@@ -13,7 +13,7 @@ _MOST = 100
 _LINE = 500
 
 
-class Part:
+class NodePhase:
     """One node's part in a phase; `PhaseLog` makes and changes it.
 
     Attributes
@@ -51,7 +51,7 @@ class Phase:
         self.state = "on"
         self.at = time.time()
         self.lines: deque[str] = deque(maxlen=_LINES)
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, NodePhase] = {}
         self._began = time.perf_counter()
         self._elapsed: float | None = None
 
@@ -103,7 +103,7 @@ class PhaseLog:
         with self._lock:
             if not self._phases or self._phases[-1].state != "on":
                 return
-            part = self._phases[-1].parts.setdefault(node, Part())
+            part = self._phases[-1].parts.setdefault(node, NodePhase())
             part.line = line[:_LINE] or part.line
             part.turn(state)
 
@@ -143,5 +143,5 @@ class PhaseLog:
             ]
 
 
-def _part(node: int, part: Part) -> dict[str, Any]:
+def _part(node: int, part: NodePhase) -> dict[str, Any]:
     return {"node": node, "state": part.state, "elapsed": round(part.elapsed, 3), "line": part.line}

@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...util.text import rank_label
-from ..runs.stacks import IDLE, Place, Where
+from ..runs.stacks import IDLE, RankStack, Where
 
 
 @dataclass(frozen=True)
-class Held:
+class UninterruptedRanks:
     """Ranks that do not heed an interrupt, by the remedy.
 
     Parameters
@@ -59,14 +59,14 @@ _UNNAMED = "what they wait in"
 _DEAF = "in code that cannot be interrupted"
 
 
-def held(left: Collection[int], where: Where | None) -> Held:
+def held(left: Collection[int], where: Where | None) -> UninterruptedRanks:
     """Classify the ranks in ``left`` by where they were seen after an interrupt."""
     places = {place.rank: place for place in where.places} if where is not None else {}
     deaf = sorted(rank for rank in left if rank in places and _is_deaf(places[rank]))
     waiting = sorted(set(left) - set(deaf))
     calls = dict.fromkeys(places[rank].call for rank in waiting if rank in places and places[rank].call)
-    return Held(deaf, waiting, list(calls))
+    return UninterruptedRanks(deaf, waiting, list(calls))
 
 
-def _is_deaf(place: Place) -> bool:
+def _is_deaf(place: RankStack) -> bool:
     return place.is_stopped or (place.doing == "runs" and place.main >= IDLE)

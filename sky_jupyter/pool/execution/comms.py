@@ -16,7 +16,7 @@ from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ...node.protocol.comm_messages import CommMessage, CommQueue
 from ...spec.pool_spec import PoolSpec
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 
@@ -26,7 +26,7 @@ _MOST = 200
 Ask = Callable[..., Awaitable[dict[int, Any]]]
 
 
-class Mirror(Protocol):
+class CommReceiver(Protocol):
     """Receiver of the ranks' comms; called on the loop, and must return at once."""
 
     def take(self, messages: Sequence[CommMessage]) -> None:
@@ -50,7 +50,7 @@ class Comms:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._nodes, self._per_node = 0, 1
-        self._mirror: Mirror | None = None
+        self._mirror: CommReceiver | None = None
         # Each node's incarnation, and the number of its last batch.
         self._heard: dict[int, tuple[str, int]] = {}
         # Batches that came during the request of a node's state.
@@ -58,7 +58,7 @@ class Comms:
         self._outgoing: dict[int, CommQueue] = {}
         self._tasks = BackgroundTasks()
 
-    def listen(self, mirror: Mirror) -> None:
+    def listen(self, mirror: CommReceiver) -> None:
         """Set the receiver and request the state; not for the loop's thread."""
 
         def begin() -> None:

@@ -17,15 +17,15 @@ from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ...util.text import rank_label
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
-from ..control.client import Control
-from ..runs.hang_detector import AFTER, Watch
+from ..control.control_client import Control
+from ..runs.hang_detector import AFTER, HangDetector
 from ..runs.run import Run
 from ..runs.stacks import Where, ask
-from .abort_progress import Held, held
+from .abort_progress import UninterruptedRanks, held
 from .comms import Comms
 from .watchdog import Watchdog
 
@@ -259,7 +259,7 @@ class Supervisor:
 
     async def _attend(self, run: Run, grace: float, timeout: float | None) -> None:
         """Supervise a run to its end, and begin the repairs that it needs."""
-        silence = self.keep_task(Watch(run, self.look, after=self.silence).attend())
+        silence = self.keep_task(HangDetector(run, self.look, after=self.silence).attend())
         self.working.add(run)
         for text in self.watchdog.troubles.values():
             run.listener(NoticeEvent(text, run.id))
@@ -324,7 +324,7 @@ class Supervisor:
             await self._free_gently(run, looking.result() if looking.done() else None)
         else:
             await run.until(lambda: not run.left, _INTERRUPT_PATIENCE)
-            self._tell(run, Held(run.left).warning(run.left, failed=False))
+            self._tell(run, UninterruptedRanks(run.left).warning(run.left, failed=False))
 
     async def _ended_or_silent(self, run: Run) -> None:
         """Wait until killed ranks have ended, or their nodes do not answer."""

@@ -22,15 +22,15 @@ from ...capture.collect import Capture
 from ...errors import NodeLost, SkyError
 from ...node.journal.segments import is_number
 from ...node.protocol import rpc
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Listener, NoticeEvent, ignore
 from ..base.timeouts import TIMEOUTS
-from ..hosts import host
-from ..runs.hang_detector import Watch
+from ..hosts import launch
+from ..runs.hang_detector import HangDetector
 from ..runs.result import CellResult, Outcome, exception_of
 from ..runs.run import Run
-from ..transfer import blobs as values
+from ..transfer import send_values as values
 from ..transfer.fetch_values import Bringing, Brought, ValuesContext, discard, value_in
 from .supervisor import FREE_PATIENCE
 
@@ -225,7 +225,7 @@ class Parcel:
 
 
 @dataclass
-class Order:
+class TaskRequest:
     """Request of one call."""
 
     parcel: Parcel
@@ -267,7 +267,7 @@ class TaskContext(ValuesContext, Protocol):
         ...
 
 
-class Calls:
+class PoolTasks:
     """Calls of one pool, made with it.
 
     ``ended`` holds the calls whose writes are not in the ledger yet.
@@ -301,14 +301,14 @@ class Calls:
         """Delete a parcel on the nodes."""
         self.discard_of(parcel.run)
 
-    def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
+    def begin(self, orders: Sequence[TaskRequest], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
         """Start calls, queued by Dask in this order."""
         self.pool.require_live()
         usual = self.pool.spec.options.retry_on_interruption
         runs, owns = [], []
         for order in orders:
             retries = usual if order.retries is None else order.retries
-            run = CallRun(host.new_id(), order.listener, order.rank, 0 if order.stream else retries)
+            run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
             # Frameworks are not reinitialized while it runs.
@@ -323,7 +323,7 @@ class Calls:
         loop().submit(self._attend(list(zip(runs, contents, owns, strict=True))))
         return runs
 
-    def _own(self, run: CallRun, order: Order, on_send: Listener, tick: Tick) -> dict[str, Any]:
+    def _own(self, run: CallRun, order: TaskRequest, on_send: Listener, tick: Tick) -> dict[str, Any]:
         """Return what a call has for itself: its arguments, inline if they are small."""
         own: dict[str, Any] = {"kind": "call", "title": order.title}
         if order.together:
@@ -540,7 +540,7 @@ class Calls:
 
     def _watch_over(self, run: CallRun) -> None:
         supervisor = self.pool.supervisor
-        watch = Watch(run, supervisor.look, after=supervisor.silence)
+        watch = HangDetector(run, supervisor.look, after=supervisor.silence)
         self._silences[run.call] = supervisor.keep_task(watch.attend())
 
     def _stop_watching(self, run: CallRun) -> None:

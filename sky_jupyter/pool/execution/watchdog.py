@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ...node.system.stopped import HOST, ON, PAUSE, STILL, Standstill
+from ...node.system.stopped_processes import HOST, ON, PAUSE, STILL, StoppedProcesses
 from ..base.event_loop import loop
 from ..base.events import Listener, NoticeEvent, TroubleEvent
 
@@ -144,7 +144,7 @@ class Watchdog:
             self._task.cancel()
 
     async def _look(self) -> None:
-        standstill = Standstill()
+        standstill = StoppedProcesses()
         while True:
             for change in standstill.look(self.beside()):
                 self.on_standstill(change)

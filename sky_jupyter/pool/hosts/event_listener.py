@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ...errors import LinkLost, MachineError, SkyError
 from ...machines.base import Command, Machine, Process
 from ..base.timeouts import TIMEOUTS
-from .host import EVENTS
+from .launch import EVENTS
 
 _PAUSE, _LONGEST_PAUSE = TIMEOUTS.links.follow_pause, TIMEOUTS.links.longest_follow_pause
 _LOOK = TIMEOUTS.polls.follow

@@ -14,10 +14,10 @@ from ...machines.link.client import Link
 from ...machines.link.encoding import Event
 from ...machines.link.machine import LinkProcess
 from ...providers.base import ConnectionSession
-from ...util.tasks import map_all
+from ...util.background_tasks import map_all
 from ..base.timeouts import TIMEOUTS
 from ..registry.folders import LINK
-from . import host as launch
+from . import launch
 
 if TYPE_CHECKING:
     from ...machines.base import Machine

@@ -18,8 +18,8 @@ from ..base.timeouts import TIMEOUTS
 from .reachability import place, script_of
 
 if TYPE_CHECKING:
-    from ..control.client import Control
-    from .host import Host
+    from ..control.control_client import Control
+    from .launch import Host
 
 # It is declared lost when it has not answered for the first time, and the inquiry has lasted the second.
 _SURE, _LEAST = TIMEOUTS.liveness.sure, TIMEOUTS.liveness.least

@@ -20,12 +20,11 @@ from ...machines import remote_cleanup
 from ...node.protocol.host_config import NEXT, READY, HostConfig
 from ...node.protocol.version import HOST_PROCESS
 from ...spec.pool_spec import PoolSpec
-from ...util.tasks import map_all
+from ...util.background_tasks import map_all
 from ..base.timeouts import TIMEOUTS
 from ..control import certificates
-from ..registry.remote_parts import Trace, Traces
-from . import event_listener
-from . import host as launch
+from ..registry.remote_parts import RemotePart, Traces
+from . import event_listener, launch
 from . import reachability as reach
 from .link import PoolLink
 
@@ -412,7 +411,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: la
     return host.await_start()
 
 
-def _end_unconfirmed(machine: Machine, trace: Trace, traces: Traces) -> None:
+def _end_unconfirmed(machine: Machine, trace: RemotePart, traces: Traces) -> None:
     """End a host that may have started; on failure, keep its record in the registry."""
     with contextlib.suppress(SkyError, TimeoutError):
         remote_cleanup.run(machine, trace.script)

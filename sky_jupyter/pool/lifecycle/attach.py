@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from ...errors import NodeLost, PoolError
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.timeouts import TIMEOUTS
-from ..hosts import host as launch
-from ..hosts import remote_host
+from ..hosts import launch, remote_host
 from ..hosts.remote_host import PoolGone
 from ..registry import folders
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import PoolRow
 from .provisioning import Provisioning
-from .state import PoolState
+from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from .lifecycle import PoolLifecycle

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
-from ..hosts import host as launch
-from ..hosts import liveness_probe
-from .state import PoolState
+from ..hosts import launch, liveness_probe
+from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
     from ..execution.watchdog import Watchdog
-    from .state import StateMachine
+    from .state_machine import StateMachine
     from .ttl import Expiry
 
 _LAST_WORDS = TIMEOUTS.end.last_words

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import BootstrapError, PoolError, first_line
 from ...node.protocol import rpc
-from ...node.system.stopped import HOST
+from ...node.system.stopped_processes import HOST
 from ...spec.pool_spec import PoolSpec
 from ..base import retries
 from ..base.event_loop import Tick, loop, no_tick, wait_ticking
@@ -22,15 +22,14 @@ from ..base.events import Event, Listener, NoticeEvent, PhaseEvent, ignore
 from ..base.log import PoolLog
 from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
-from ..control.client import Control
+from ..control.control_client import Control
 from ..execution.supervisor import Supervisor
 from ..execution.watchdog import LINK
-from ..hosts import host as launch
-from ..hosts import remote_host
+from ..hosts import launch, remote_host
 from ..hosts.link import PoolLink
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import Registry
-from ..registry.remote_parts import Trace, Traces
+from ..registry.remote_parts import RemotePart, Traces
 from ..runs import journal_recovery
 from ..transfer.python_versions import PoolPythons
 from . import resize_plan
@@ -42,7 +41,7 @@ from .provisioning import Provisioning
 from .resize import Resizing
 from .resize_plan import Plan
 from .start import Making, import_client
-from .state import PoolState, StateMachine
+from .state_machine import PoolState, StateMachine
 from .status import Survey
 from .ttl import Expiry
 
@@ -521,7 +520,7 @@ class PoolLifecycle:
             else:
                 link.end()
 
-    def _finish(self, link: PoolLink, left: Sequence[Trace]) -> None:
+    def _finish(self, link: PoolLink, left: Sequence[RemotePart]) -> None:
         """Let the link retry to end what could not be reached, or not confirmed."""
         scripts: dict[str, list[str]] = {}
         for trace in left:

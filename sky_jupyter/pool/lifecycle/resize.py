@@ -21,11 +21,11 @@ from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
-from ..control.client import Control
+from ..control.control_client import Control
 from ..hosts import remote_host
-from ..hosts.host import Host
+from ..hosts.launch import Host
 from .resize_plan import Plan
-from .state import PoolState
+from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Crew
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .kernel_shutdown import Leaving
     from .plugin_setup import Entering
     from .provisioning import Provisioning
-    from .state import StateMachine
+    from .state_machine import StateMachine
     from .status import Survey
     from .ttl import Expiry
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...bootstrap import apt, local_environment, plugin_steps
 from ...errors import BootstrapError
-from ...machines.local import LocalMachine
+from ...machines.local_machine import LocalMachine
 from ...node.system import gpus
 from ...providers.base import ConnectionSession
 from ..base import retries
 from ..context import PoolContext
-from ..hosts import host as launch
-from ..hosts import remote_host
+from ..hosts import launch, remote_host
 from ..hosts.link import PoolLink
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ..registry.remote_parts import Traces
     from .host_events import HostEvents
     from .provisioning import Provisioning
-    from .state import PoolState
+    from .state_machine import PoolState
     from .ttl import Expiry
 
 

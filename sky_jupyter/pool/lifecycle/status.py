@@ -27,7 +27,7 @@ from ..context import PoolContext
 if TYPE_CHECKING:
     from ..base.phases import PhaseLog
     from ..execution.supervisor import Supervisor
-    from ..hosts.host import Host
+    from ..hosts.launch import Host
 
 _log = logging.getLogger(__name__)
 # How long the answers are cached.

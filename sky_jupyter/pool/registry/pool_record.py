@@ -21,7 +21,7 @@ import cloudpickle
 from ...errors import PoolError
 from ...node.protocol.version import PROTOCOL
 from ...spec.pool_spec import PoolSpec
-from ...util.files import atomic_write
+from ...util.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from .registry import PoolRow

@@ -502,7 +502,7 @@ def sweep(registry: Registry) -> list[str]:
 
 def _sweep_one(registry: Registry, row: PoolRow) -> bool:
     """Look after a pool whose owner is gone; whether it has ended."""
-    host = process_identity.Process(row.host_pid, row.host_started) if row.host_lives else None
+    host = process_identity.ProcessIdentity(row.host_pid, row.host_started) if row.host_lives else None
     if host is None and row.provider == "local" and not row.host_pid:
         # Its owner may have died before it could say which process it had started.
         host = _host_of(row.id)
@@ -560,7 +560,7 @@ def _is_over(registry: Registry, row: PoolRow) -> bool:
     return leases.has_ended(row, running=running)
 
 
-def _host_of(pool: str) -> process_identity.Process | None:
+def _host_of(pool: str) -> process_identity.ProcessIdentity | None:
     """The pool's host process, as its command tells."""
     import psutil
 
@@ -569,7 +569,7 @@ def _host_of(pool: str) -> process_identity.Process | None:
             command = process.cmdline()
             at = command.index(HOST_PROCESS) if HOST_PROCESS in command else len(command)
             if Path(command[at + 1]).name.startswith(f"sky-{pool}-"):
-                return process_identity.Process(process.pid, process_identity.started(process.pid))
+                return process_identity.ProcessIdentity(process.pid, process_identity.started(process.pid))
     return None
 
 

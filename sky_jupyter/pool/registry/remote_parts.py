@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import PoolError, SkyError, SpecError, first_line
 from ...machines import remote_cleanup
-from ...util.tasks import map_all
+from ...util.background_tasks import map_all
 from . import folders
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _POOL = re.compile(r"[0-9a-f]{8}\Z")
 
 
 @dataclass(frozen=True)
-class Trace:
+class RemotePart:
     """A host's part of a pool.
 
     Parameters
@@ -105,14 +105,14 @@ class Traces:
         self._name, self._lease = ("", 0.0) if spec is None else (spec.name, spec.lease or 0.0)
         provider = None if spec is None else spec.provider
         self._how = {name: getattr(provider, name, None) for name in ("user", "port", "jump")}
-        # What has no keys to log in with is no host, and `Trace.reach` refuses it.
+        # What has no keys to log in with is no host, and `RemotePart.reach` refuses it.
         keys = getattr(provider, "key", None)
         self._how["keys"] = None if keys is None else list(keys)
 
-    def note(self, host: str, folder: str, blobs: str) -> Trace:
+    def note(self, host: str, folder: str, blobs: str) -> RemotePart:
         """Something is about to be made on a machine, which is named; PoolError where that cannot be recorded."""
         facts = json.dumps({"name": host, **self._how})
-        trace = Trace(self.pool, self._name, folder, blobs, facts, self._lease)
+        trace = RemotePart(self.pool, self._name, folder, blobs, facts, self._lease)
         with self._registry.transaction() as connection:
             connection.execute(_TABLE)
             connection.execute(
@@ -126,14 +126,14 @@ class Traces:
         with contextlib.suppress(PoolError):
             forget(self._registry, self.pool, folder)
 
-    def left(self) -> list[Trace]:
+    def left(self) -> list[RemotePart]:
         """Those that were not seen to have ended."""
         with contextlib.suppress(PoolError):
             return [trace for trace in _read(self._registry) if trace.pool == self.pool]
         return []
 
 
-def orphans(registry: Registry) -> list[Trace]:
+def orphans(registry: Registry) -> list[RemotePart]:
     """What is left of pools that have ended, or whose notebook died before they were ready or while they were ended.
 
     What has ended by itself since is forgotten.
@@ -150,14 +150,14 @@ def orphans(registry: Registry) -> list[Trace]:
         return []
 
 
-def of(registry: Registry, pool: str) -> list[Trace]:
+def of(registry: Registry, pool: str) -> list[RemotePart]:
     """What there may be of a pool on other machines."""
     return [trace for trace in _read(registry) if trace.pool == pool]
 
 
 def end(
-    registry: Registry, traces: Iterable[Trace], prompts: Prompts | None = None
-) -> tuple[list[Trace], dict[str, str]]:
+    registry: Registry, traces: Iterable[RemotePart], prompts: Prompts | None = None
+) -> tuple[list[RemotePart], dict[str, str]]:
     """End what pools have left on other machines, which are connected to side by side.
 
     Returns
@@ -170,11 +170,11 @@ def end(
 
     access = Access.of(False, prompts)
     failed: dict[str, str] = {}
-    hosts: dict[str, list[Trace]] = {}
+    hosts: dict[str, list[RemotePart]] = {}
     for trace in traces:
         hosts.setdefault(trace.target, []).append(trace)
 
-    def on_one(there: Sequence[Trace]) -> list[Trace]:
+    def on_one(there: Sequence[RemotePart]) -> list[RemotePart]:
         ended = []
         try:
             machine = SSHMachine.connect(there[0].reach(), access)
@@ -193,12 +193,12 @@ def end(
     return [trace for ended in done for trace in ended], failed
 
 
-def hosts_of(traces: Iterable[Trace]) -> str:
+def hosts_of(traces: Iterable[RemotePart]) -> str:
     """The hosts, for a message."""
     return ", ".join(dict.fromkeys(trace.host for trace in traces))
 
 
-def _read(registry: Registry) -> list[Trace]:
+def _read(registry: Registry) -> list[RemotePart]:
     with registry.connection() as connection:
         try:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM traces ORDER BY rowid LIMIT ?", (_MOST,)).fetchall()
@@ -206,7 +206,7 @@ def _read(registry: Registry) -> list[Trace]:
             if "no such table" in str(error):
                 return []
             raise
-    return [Trace(*row) for row in rows if _is_sound(row)]
+    return [RemotePart(*row) for row in rows if _is_sound(row)]
 
 
 def _is_sound(row: Sequence[Any]) -> bool:
@@ -219,7 +219,7 @@ def _is_sound(row: Sequence[Any]) -> bool:
     return bool(_POOL.match(pool)) and len(named) == 2 and isinstance(lease, (int, float))
 
 
-def _old(registry: Registry, traces: Sequence[Trace]) -> list[Trace]:
+def _old(registry: Registry, traces: Sequence[RemotePart]) -> list[RemotePart]:
     with registry.connection() as connection:
         rows = connection.execute("SELECT id, coalesce(ended, 0) FROM pools WHERE state = 'ended'").fetchall()
     ended = {id: when for id, when in rows if isinstance(when, (int, float))}
@@ -233,7 +233,7 @@ def forget(registry: Registry, pool: str, folder: str) -> None:
         connection.execute("DELETE FROM traces WHERE pool = ? AND folder = ?", (pool, folder))
 
 
-def forget_ended(registry: Registry, trace: Trace) -> None:
+def forget_ended(registry: Registry, trace: RemotePart) -> None:
     """Forget a part of a pool that is over; with its last part goes what the pool has on this machine."""
     forget(registry, trace.pool, trace.folder)
     if not of(registry, trace.pool):
@@ -249,4 +249,4 @@ def _facts(text: str) -> dict[str, Any]:
     return {}
 
 
-__all__ = ["Trace", "Traces", "end", "forget", "forget_ended", "hosts_of", "of", "orphans"]
+__all__ = ["RemotePart", "Traces", "end", "forget", "forget_ended", "hosts_of", "of", "orphans"]

@@ -34,7 +34,7 @@ class PoolRow:
         How many owners it has had: orders with a smaller number are from one that lost it.
     machine, machine_place : str
         Where its local processes are, and ``host_pid`` among them (0 while there is none): the host's name,
-        and which processes see them (`identity.Place.text`).
+        and which processes see them (`PidNamespace.text`).
     owner_host, owner_place : str
         The same of the owner.
     """
@@ -66,13 +66,17 @@ class PoolRow:
 
     @property
     def _host_seen(self) -> bool | None:
-        host = process_identity.Process(self.host_pid, self.host_started)
-        return process_identity.look(host, process_identity.Place.read(self.machine, self.machine_place), self.heard)
+        host = process_identity.ProcessIdentity(self.host_pid, self.host_started)
+        return process_identity.look(
+            host, process_identity.PidNamespace.read(self.machine, self.machine_place), self.heard
+        )
 
     @property
     def _owner_seen(self) -> bool | None:
-        owner = process_identity.Process(self.owner, self.owner_started)
-        return process_identity.look(owner, process_identity.Place.read(self.owner_host, self.owner_place), self.heard)
+        owner = process_identity.ProcessIdentity(self.owner, self.owner_started)
+        return process_identity.look(
+            owner, process_identity.PidNamespace.read(self.owner_host, self.owner_place), self.heard
+        )
 
     @property
     def is_here(self) -> bool:
@@ -82,7 +86,7 @@ class PoolRow:
     @property
     def is_beside(self) -> bool:
         """Whether it is on this machine, and its processes are not seen from here all the same."""
-        boot = process_identity.Place.read(self.machine, self.machine_place).boot
+        boot = process_identity.PidNamespace.read(self.machine, self.machine_place).boot
         return not self.is_here and boot != "" and boot == process_identity.here().boot
 
     @property
@@ -115,7 +119,7 @@ class PoolRow:
     @property
     def where(self) -> str:
         """Where it is, of one that is not here, for a message."""
-        place, here = process_identity.Place.read(self.machine, self.machine_place), process_identity.here()
+        place, here = process_identity.PidNamespace.read(self.machine, self.machine_place), process_identity.here()
         if place.boot and place.boot == here.boot:
             named = "" if place.host == here.host else f" ({place.host})"
             return f"in another container{named} of this machine"

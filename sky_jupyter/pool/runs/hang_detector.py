@@ -10,7 +10,7 @@ from ...util.text import rank_label
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from .run import Run
-from .stacks import IDLE, Place, Where
+from .stacks import IDLE, RankStack, Where
 
 AFTER = TIMEOUTS.answers.hang
 _CONFIRM = TIMEOUTS.answers.hang_confirm
@@ -24,7 +24,7 @@ _HINT = "the button Where shows the stacks; an interrupt frees them"
 Look = Callable[[Run, bool], Awaitable[Where]]
 
 
-class Watch:
+class HangDetector:
     """Hang detector of one run; `attend` runs on the loop until it is cancelled.
 
     Parameters
@@ -99,7 +99,7 @@ def verdict(first: Where, second: Where) -> str:
     return f"{text}: all of them, and nothing moves, perhaps with different shapes, or in another order on each rank"
 
 
-def _same(before: Place | None, now: Place) -> bool:
+def _same(before: RankStack | None, now: RankStack) -> bool:
     """Return whether a main thread has not moved between two samples."""
     if before is None or before.doing != "waits" or before.frames != now.frames:
         return False

@@ -14,7 +14,7 @@ from ..base.timeouts import TIMEOUTS
 from ..hosts.reachability import script_of
 
 if TYPE_CHECKING:
-    from ..hosts.host import Host
+    from ..hosts.launch import Host
     from .run import Run
 
 # The timeout of reading a node's journal.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...node.journal.segments import Gap
-from ...node.protocol.events import gap_text
-from .log_pages import MOST_COUNT, Page
+from ...node.protocol.journal_events import gap_text
+from .event_pages import MOST_COUNT, Page
 
 # The number of events before the end that are read first, and the factor by which it grows.
 _BACK, _FURTHER = 4, 8

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 from ...errors import PoolError, RankDied, SkyError, plain
-from ...node.protocol.events import gap_text
+from ...node.protocol.journal_events import gap_text
 from ...node.serialization.remote_repr import RemoteRepr
 from ...util.text import format_size, rank_label
-from . import exceptions
-from .printed_output import MOST, Printed
+from . import remote_exceptions
+from .output_buffer import MOST, Printed
 
 if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup
@@ -55,7 +55,7 @@ class ValueNotHere(SkyError):
     """Large value that its rank has lost, or that cannot be reached."""
 
 
-class Source(Protocol):
+class ValueSource(Protocol):
     """Access to values that are still on their ranks."""
 
     def bring(self, ranks: Sequence[int]) -> tuple[Mapping[int, Any], Mapping[int, str]]:
@@ -111,7 +111,7 @@ class CellResult(Sequence[Any]):
         Outcome of each rank.
     elapsed : float
         Duration in seconds.
-    source : Source, optional
+    source : ValueSource, optional
         Access to large values.
     run : str
         The run's id.
@@ -123,7 +123,7 @@ class CellResult(Sequence[Any]):
         self,
         outcomes: Sequence[Outcome],
         elapsed: float,
-        source: Source | None = None,
+        source: ValueSource | None = None,
         run: str = "",
         *,
         holds: bool = False,
@@ -298,7 +298,7 @@ class CellResult(Sequence[Any]):
         if rank in self._exceptions:
             return self._exceptions[rank]
         outcome = self._outcomes[rank]
-        if outcome.status != "error" or exceptions.exact(outcome.end.get("raised")) is not None:
+        if outcome.status != "error" or remote_exceptions.exact(outcome.end.get("raised")) is not None:
             # The exact exception needs no unpickling.
             return self._exception(rank)
         error = _likeness(outcome)
@@ -369,7 +369,7 @@ def exception_of(outcome: Outcome) -> Exception:
         return TimedOut(f"{where} was stopped{end.get('why', '')}")
     if outcome.status == "interrupted":
         return RankInterrupted(f"{where} was {_interrupted(end)}")
-    error: BaseException | None = exceptions.exact(end.get("raised"))
+    error: BaseException | None = remote_exceptions.exact(end.get("raised"))
     if error is None and end.get("exception"):
         try:
             error = pickle.loads(base64.b64decode(end["exception"]))
@@ -382,7 +382,9 @@ def exception_of(outcome: Outcome) -> Exception:
 
 
 def _likeness(outcome: Outcome) -> Exception:
-    return exceptions.likeness(outcome.end.get("raised"), str(outcome.end.get("ename")), str(outcome.end.get("evalue")))
+    return remote_exceptions.likeness(
+        outcome.end.get("raised"), str(outcome.end.get("ename")), str(outcome.end.get("evalue"))
+    )
 
 
 def _note_origin(error: Exception, outcome: Outcome) -> None:

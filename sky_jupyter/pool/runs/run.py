@@ -17,10 +17,10 @@ from typing import Any
 from ...capture.collect import Capture
 from ...errors import cleaned
 from ...node.journal.segments import Gap, is_number, parse
-from ...node.protocol.events import checked, gap_text
+from ...node.protocol.journal_events import checked, gap_text
 from ...spec.pool_spec import MAX_NODES
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
-from .printed_output import Bound, Printed
+from .output_buffer import Bound, Printed
 from .result import Outcome
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from ...spec.pool_spec import PoolSpec
 from ...util.text import rank_label
 from ...util.validate import is_number
 from ..base.timeouts import TIMEOUTS
-from ..control.client import Control
+from ..control.control_client import Control
 from .run import Run
 
 WINDOW = TIMEOUTS.answers.stack_window
@@ -43,7 +43,7 @@ _FUTEX = "futex"
 
 
 @dataclass(frozen=True)
-class Code:
+class CellSource:
     """Number and text of the running cell, to show its lines."""
 
     count: int = 0
@@ -72,7 +72,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankStack:
     """State and stack of one rank.
 
     Parameters
@@ -125,7 +125,7 @@ class Place:
         """Return whether a signal or a debugger has stopped it."""
         return self.note.startswith(_STOPPED)
 
-    def what(self, code: Code) -> str:
+    def what(self, code: CellSource) -> str:
         """Describe what it does, as ``"waits in all_reduce (Cell In[3], line 14)"``."""
         if not self.works:
             return f"{_STATES[self.doing]}{self.note}"
@@ -161,10 +161,10 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class Group:
+class StackGroup:
     """Ranks with equal stacks, or of equal state; ``elsewhere`` if most are not here."""
 
-    places: tuple[Place, ...]
+    places: tuple[RankStack, ...]
     elsewhere: bool = False
 
     @property
@@ -176,14 +176,14 @@ class Group:
 class Where:
     """Stacks of a pool's ranks; ``str(where)`` and the repr are its text."""
 
-    places: tuple[Place, ...]
-    code: Code = field(default_factory=Code)
+    places: tuple[RankStack, ...]
+    code: CellSource = field(default_factory=CellSource)
     title: str = ""
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[StackGroup]:
         """Return the ranks by equal stacks: working ones first, by size."""
-        by_key: dict[Any, list[Place]] = {}
+        by_key: dict[Any, list[RankStack]] = {}
         for place in self.places:
             key = (place.doing, place.call, place.note, place.frames) if place.works else (place.doing,)
             by_key.setdefault(key, []).append(place)
@@ -193,7 +193,8 @@ class Where:
         )
         together = found and found[0][0].works
         return [
-            Group(tuple(places), bool(together and index and places[0].works)) for index, places in enumerate(found)
+            StackGroup(tuple(places), bool(together and index and places[0].works))
+            for index, places in enumerate(found)
         ]
 
     def summary(self) -> str:
@@ -255,7 +256,7 @@ def _agree(text: str, count: int) -> str:
     return f"{_PLURAL.get(verb, verb)} {rest}" if count > 1 else text
 
 
-def _load(group: Group) -> str:
+def _load(group: StackGroup) -> str:
     """Return the CPU use of a group that works."""
     if not group.places[0].works or group.places[0].note:
         return ""
@@ -277,7 +278,7 @@ def _brief(function: str) -> str:
     return short or function[:40]
 
 
-def _stack(place: Place, code: Code) -> Iterator[str]:
+def _stack(place: RankStack, code: CellSource) -> Iterator[str]:
     """Yield a stack's lines, as in a traceback; the middle of a long one is left out."""
     frames = [(frame, len(list(equal))) for frame, equal in itertools.groupby(reversed(place.frames))]
     head = _SHOWN // 2 if len(frames) > _SHOWN else len(frames)
@@ -323,7 +324,7 @@ def read(
         The stacks of all ranks.
     """
     known = [re.compile(expression) for plugin in spec.plugins for expression in plugin.collectives]
-    code = Code(run.count, run.code) if run is not None else Code()
+    code = CellSource(run.count, run.code) if run is not None else CellSource()
     places = []
     for rank in range(spec.world_size):
         node = rank // spec.ranks_per_node
@@ -335,26 +336,26 @@ def read(
                 state = None if statuses is None else statuses.get(rank, "absent")
                 place = _place(rank, report, known, state, bool(answer.get("accelerators")))
         seconds = (waited or {}).get(node)
-        places.append(place or Place(rank, "silent", note="" if seconds is None else f" in {seconds:.1f} s"))
+        places.append(place or RankStack(rank, "silent", note="" if seconds is None else f" in {seconds:.1f} s"))
     return Where(tuple(places), code)
 
 
 def _place(
     rank: int, report: Mapping[str, Any], known: Sequence[re.Pattern[str]], status: str | None, accelerated: bool
-) -> Place:
+) -> RankStack:
     if not report.get("pid"):
-        return Place(rank, "gone")
+        return RankStack(rank, "gone")
     if status == "absent" and not report.get("busy_with"):
-        return Place(rank, "absent")
+        return RankStack(rank, "absent")
     if status not in (None, "absent", "running"):
-        return Place(rank, "finished" if status == "ok" else "failed")
+        return RankStack(rank, "finished" if status == "ok" else "failed")
     if not report.get("busy_with"):
-        return Place(rank, "idle" if status is None else "finished")
+        return RankStack(rank, "idle" if status is None else "finished")
     frames = tuple(_frames(report.get("frames")))
     native = tuple(_native(report.get("native")))
     cpu, main = _number(report.get("cpu")), _number(report.get("main_cpu"))
     waits_in = clean(report.get("waits_in", ""))
-    place = Place(
+    place = RankStack(
         rank,
         "runs",
         frames,
@@ -375,7 +376,9 @@ def _place(
     return place if call is None else replace(place, doing="waits", call=call)
 
 
-def _collective(place: Place, known: Sequence[re.Pattern[str]], cpu: float, main: float, waits_in: str) -> str | None:
+def _collective(
+    place: RankStack, known: Sequence[re.Pattern[str]], cpu: float, main: float, waits_in: str
+) -> str | None:
     """Return the name of the collective that a rank waits in; None if it is in none.
 
     The name is "" if it is not known.
@@ -395,7 +398,7 @@ def _collective(place: Place, known: Sequence[re.Pattern[str]], cpu: float, main
     return "" if direct and _FUTEX in waits_in else None
 
 
-def _matched(place: Place, known: Sequence[re.Pattern[str]]) -> list[re.Match[str]]:
+def _matched(place: RankStack, known: Sequence[re.Pattern[str]]) -> list[re.Match[str]]:
     """Return the matches in frames that the user's code called, the outermost first."""
     spots = []
     for file, _, function in place.frames:

@@ -18,7 +18,7 @@ from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
-from ..hosts.host import Host
+from ..hosts.launch import Host
 
 T = TypeVar("T")
 _AGAIN = TIMEOUTS.transfers.again

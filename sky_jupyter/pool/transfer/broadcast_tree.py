@@ -17,7 +17,7 @@ from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import NoAnswer
 from ..base.timeouts import TIMEOUTS
-from ..control.client import Control
+from ..control.control_client import Control
 
 _FIRST_POLL, _LAST_POLL = TIMEOUTS.polls.first_copy, TIMEOUTS.polls.last_copy
 # One at a time is soonest for all, unless who takes is slow: others do not wait for that one.
@@ -33,7 +33,7 @@ _LOOK = TIMEOUTS.polls.copies
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePath:
     """Where a thing is on a node, or goes: its path, and where it may have come to over the link; as they travel."""
 
     path: bytes
@@ -75,7 +75,7 @@ class Spread:
         What it consists of, with the hashes of what is to be copied.
     size : int
         Bytes of all that is to be copied.
-    places : mapping of int to Place
+    places : mapping of int to NodePath
         By node.
     tell : callable
         Told how many bytes each node has, when that changes.
@@ -87,7 +87,7 @@ class Spread:
         plan: str,
         listing: bytes,
         size: int,
-        places: Mapping[int, Place],
+        places: Mapping[int, NodePath],
         tell: Callable[[Mapping[int, int]], None],
     ) -> None:
         self._control, self._plan, self._listing, self._places, self._tell = control, plan, listing, places, tell

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from ...errors import TransferError
-from ...machines.local import absolute
+from ...machines.local_machine import absolute
 from ...node.files import compare
 from ...node.files.file_manifest import FILE, ManifestEntry, from_wire, hashed, shown, to_wire, total, unpack
 from ...node.protocol import rpc

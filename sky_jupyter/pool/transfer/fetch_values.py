@@ -18,7 +18,7 @@ from ...node.protocol import rpc
 from ...node.serialization import pickling
 from ...node.serialization.remote_repr import RemoteRepr
 from ...node.serialization.result_values import room
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ...util.text import rank_label
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Event, Listener, NoticeEvent, Silent, ignore
@@ -32,7 +32,7 @@ _MOMENT = TIMEOUTS.transfers.repr
 _left = BackgroundTasks()
 
 
-class Watch(Protocol):
+class ValueView(Protocol):
     """Where it is seen how far values are."""
 
     def on_event(self, event: Event) -> None:
@@ -44,11 +44,11 @@ class Watch(Protocol):
         ...
 
 
-Shows = Callable[[str], AbstractContextManager[Watch]]
+Shows = Callable[[str], AbstractContextManager[ValueView]]
 """Makes the view of values that come, of a title."""
 
 
-def unshown(title: str) -> AbstractContextManager[Watch]:
+def unshown(title: str) -> AbstractContextManager[ValueView]:
     """Show nothing."""
     return contextlib.nullcontext(Silent())
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CaptureError, LinkLost, SpecError, TransferError
-from ...machines.local import absolute
+from ...machines.local_machine import absolute
 from ...node.files.file_manifest import shown
 from ..base.event_loop import Tick, no_tick
 from ..base.events import Listener, ignore
 from ..context import TransferContext
-from ..hosts import host as launch
+from ..hosts import launch
 from ..hosts import remote_host as remotely
 from .base import Transfer
 from .download import Fetching

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...capture.project_files import Code, LocalCode, Source
+from ...capture.project_files import CodeSnapshot, LocalCode, SourceFile
 from ...errors import CaptureError, TransferError
 from ...node.files import receiver
 from ...node.files.file_manifest import to_wire
@@ -20,7 +20,7 @@ from ...node.protocol import rpc
 from ..base.event_loop import Tick, loop
 from ..base.events import Listener
 from ..context import TransferContext
-from ..hosts import host as launch
+from ..hosts import launch
 from .upload import Sending
 
 _PIECE = 1 << 20
@@ -46,7 +46,7 @@ class PoolCode:
         # Calls that are made in several threads may all be the first with new code.
         self._bringing = threading.Lock()
 
-    def bring(self, code: Code, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
+    def bring(self, code: CodeSnapshot, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
         """See that hosts have it; what their ranks are told of it.
 
         Raises
@@ -59,7 +59,7 @@ class PoolCode:
         with self._bringing:
             return self._bring(code, hosts, on_send, tick)
 
-    def _bring(self, code: Code, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
+    def _bring(self, code: CodeSnapshot, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
         folder = self.pool.hosts[0].folder / FOLDER
         self._gone = (self._gone | {*code.gone}) - code.sources.keys()
         if self._here != (folder, code.version):
@@ -93,7 +93,7 @@ class PoolCode:
         self._there.update({host.there: version for host in lacking})
 
 
-def _write(code: Code, folder: Path) -> None:
+def _write(code: CodeSnapshot, folder: Path) -> None:
     """Have a folder hold what is to be there, each file whole at any time, and no more what is gone."""
     to, whole = Receiver(folder, folder=True, spool=folder.with_name(f"{folder.name}-writing")), False
     try:
@@ -106,7 +106,7 @@ def _write(code: Code, folder: Path) -> None:
         to.close(whole=whole)
 
 
-def _write_one(to: Receiver, place: str, source: Source, *, changed: bool) -> None:
+def _write_one(to: Receiver, place: str, source: SourceFile, *, changed: bool) -> None:
     if not source.to and not changed and _is_same(to.place.stat(place), source.stamp):
         return
     to.place.make_above(place)

@@ -29,7 +29,7 @@ from ..base.events import Listener, NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from .base import Moving, Stopped, Transfer, advice, copy, is_itself
-from .broadcast_tree import Failure, Place, Spread, ask
+from .broadcast_tree import Failure, NodePath, Spread, ask
 
 # What one call of a machine's may name, in bytes.
 _NAMES = 200_000
@@ -138,7 +138,7 @@ class Sending(Moving):
     async def _bring(self, lacking: Sequence[int]) -> list[int]:
         """Send it to one node and spread it from there; the nodes that had to be sent to besides."""
         listing = await self._listing()
-        places = {node: Place(found["path"], found["spool"]) for node, found in self.found.items()}
+        places = {node: NodePath(found["path"], found["spool"]) for node, found in self.found.items()}
         size = max(sum(self.entries[index].size for index in self.found[node]["absent"]) for node in lacking)
         spread = Spread(self.control, secrets.token_hex(8), listing, size, places, self._tell_copies)
         apart = [node for node in lacking if self.host(node).apart]

@@ -22,7 +22,7 @@ HOST = "host process"
 STILL, ON, GONE = "still", "on", "gone"
 
 
-class Standstill:
+class StoppedProcesses:
     """Detector of stopped processes, for one watcher."""
 
     def __init__(self) -> None:

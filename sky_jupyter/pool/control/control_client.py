@@ -15,7 +15,7 @@ from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.host_config import member_name
 from ...node.protocol.rpc import AgentCall
-from ...util.tasks import BackgroundTasks
+from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import NoAnswer
 from ..base.timeouts import TIMEOUTS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..node.journal.journal import Journal, lines_of
-from ..node.protocol.events import text_of
+from ..node.protocol.journal_events import text_of
 from ..pool.registry.registry import PoolRow
 
 # So much of the end of each node's journal is read; so much of it is shown of each rank.

@@ -120,7 +120,7 @@ class LocalProcess(EarlierProcess):
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        process_identity.send(process_identity.Process(*self.identity), number)
+        process_identity.send(process_identity.ProcessIdentity(*self.identity), number)
 
 
 class LocalMachine:

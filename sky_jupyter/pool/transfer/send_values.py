@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...capture.blobs import Blob, Part, Tell, write_part
+from ...capture.blobs import Blob, BlobFile, Tell, write_part
 from ...errors import CaptureError, SkyError
 from ...node.files.blob_cache import LEAST, BlobCache, places
 from ...node.protocol import rpc
@@ -20,8 +20,7 @@ from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, ProgressEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
-from ..hosts import host as launch
-from ..hosts import remote_host
+from ..hosts import launch, remote_host
 from . import broadcast_tree, files
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class _Shipping:
             for one in self.run.capture.cut:
                 yield one.name, rank, self.run.capture.part(one, rank)
 
-    def write(self, parts: Sequence[Part], folder: str = "") -> Path:
+    def write(self, parts: Sequence[BlobFile], folder: str = "") -> Path:
         """Write files into the run's folder, or into one in it, where there is room for all; that folder."""
         size = sum(part.size for part in parts)
         target = self.room(size) / self.run.id
@@ -260,7 +259,7 @@ class _Away(_Shipping):
         return [rank for rank in self.run.outcomes if rank // self.pool.spec.ranks_per_node in host.nodes]
 
     def stage(
-        self, parts: Sequence[Part], hosts: Sequence[launch.Host], folder: str = ""
+        self, parts: Sequence[BlobFile], hosts: Sequence[launch.Host], folder: str = ""
     ) -> tuple[Path | None, list[str]]:
         """Write what hosts lack into the run's folder here, or one in it; that folder, and the large files in it."""
         large = {part.name: part.size for part in parts if part.size >= LEAST}

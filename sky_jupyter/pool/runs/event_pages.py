@@ -12,9 +12,9 @@ from typing import Any
 from ...errors import PoolError
 from ...node.journal.segments import Gap, is_number, parse
 from ...node.protocol import rpc
-from ...node.protocol.events import checked, text_of
+from ...node.protocol.journal_events import checked, text_of
 from ...util.text import format_size
-from ..control.client import Control
+from ..control.control_client import Control
 
 COUNT = 1000
 MOST_COUNT = 100_000

@@ -49,7 +49,7 @@ class Wanted:
     most: int
 
 
-class Flow:
+class StreamClient:
     """Streams of one call, read by one thread.
 
     Parameters

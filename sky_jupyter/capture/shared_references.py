@@ -1,8 +1,9 @@
 """Names that share objects: they are sent together, and referred to later.
 
-`Trace` has the objects in a value's pickle, `Unit` the objects that the nodes were sent in one pickle. `Ties`, made for
-one transfer, groups the names that share an object. A name that was sent before and has not changed is not sent again:
-the nodes may have changed theirs. A value that shares an object with it refers to that object by its handle.
+`ObjectTrace` has the objects in a value's pickle, `Unit` the objects that the nodes were sent in one pickle. `Ties`,
+made for one transfer, groups the names that share an object. A name that was sent before and has not changed is not
+sent again: the nodes may have changed theirs. A value that shares an object with it refers to that object by its
+handle.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from ..node.serialization.arrays import root_of
 from ..node.serialization.keras_models import Place
 from ..node.serialization.sent_objects import Handle, may_change
 from .blobs import Blob, NotebookPickler, Packed, fingerprint, pack
-from .keras_models import Models
+from .keras_layers import Models
 
 _PLAIN = frozenset([str, bytes, int, float, complex, bool, type(None)])
 MOST_OBJECTS = 100_000
 """With more mutable objects, a value shares them only with values sent together with it."""
 
 
-class Trace:
+class ObjectTrace:
     """Objects in a pickle whose identity matters."""
 
     def __init__(self, packed: Packed) -> None:
@@ -67,7 +68,7 @@ class Trace:
         found: set[int] = set()
         for one in list(self.pickler.classes.values()):
             with contextlib.suppress(Exception):
-                found |= Trace(pack(one, self.pickler.namespace)).ids
+                found |= ObjectTrace(pack(one, self.pickler.namespace)).ids
         return found
 
     def unit(self, token: str) -> Unit | None:
@@ -163,7 +164,7 @@ class Unit:
         handle, kept = self.objects.get(key, (None, None))
         return handle if kept is not None and kept() is obj else None
 
-    def outdated(self, key: int, trace: Trace, namespace: dict[str, Any]) -> bool:
+    def outdated(self, key: int, trace: ObjectTrace, namespace: dict[str, Any]) -> bool:
         """Return True if an array was changed outside of the trace's views of it."""
         if key in trace.objects or key not in trace.roots or key not in self.objects:
             return False
@@ -172,7 +173,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Group:
+class NameGroup:
     """Names that are sent together.
 
     Parameters
@@ -205,13 +206,13 @@ class Ties:
         Sent values, by name.
     digests : dict of str to str
         Digests of their contents.
-    traces : dict of str to Trace
+    traces : dict of str to ObjectTrace
         Their objects.
-    kept : dict of str to (Trace, Unit)
+    kept : dict of str to (ObjectTrace, Unit)
         Unchanged values on the nodes that may share an object.
     own : collection of str
         Those of them that the nodes have assigned since.
-    groups : list of Group
+    groups : list of NameGroup
         Result: names that must be sent together.
     units : dict of str to Unit
         Result: by name, the objects that the nodes have with it once sent.
@@ -224,10 +225,10 @@ class Ties:
     namespace: dict[str, Any]
     values: dict[str, Any]
     digests: dict[str, str]
-    traces: dict[str, Trace]
-    kept: dict[str, tuple[Trace, Unit]]
+    traces: dict[str, ObjectTrace]
+    kept: dict[str, tuple[ObjectTrace, Unit]]
     own: Collection[str] = ()
-    groups: list[Group] = field(default_factory=list)
+    groups: list[NameGroup] = field(default_factory=list)
     units: dict[str, Unit] = field(default_factory=dict)
     parted: list[tuple[str, str]] = field(default_factory=list)
     untied: list[tuple[str, str]] = field(default_factory=list)
@@ -297,8 +298,8 @@ class Ties:
             self.parted += [(names[0], other) for other in names[1:]]
             return
         token = self._token(names, packed.blob.digest)
-        self.groups.append(Group(tuple(names), packed.blob, token, bool(handles)))
-        trace = Trace(packed)
+        self.groups.append(NameGroup(tuple(names), packed.blob, token, bool(handles)))
+        trace = ObjectTrace(packed)
         self._note_untied(names, trace.pickler.models)
         unit = trace.unit(token)
         objects = dict(unit.objects) if unit is not None else {}
@@ -331,7 +332,7 @@ class Ties:
                 self.untied.append((name, other))
 
 
-def shared(traces: Mapping[str, Trace], roots: Collection[int] = ()) -> set[int]:
+def shared(traces: Mapping[str, ObjectTrace], roots: Collection[int] = ()) -> set[int]:
     """Return the ids of objects that several values share, not only their classes."""
     met: set[int] = set()
     common: set[int] = set()
@@ -344,7 +345,7 @@ def shared(traces: Mapping[str, Trace], roots: Collection[int] = ()) -> set[int]
     return common
 
 
-def overlapping(traces: Iterable[Trace]) -> set[int]:
+def overlapping(traces: Iterable[ObjectTrace]) -> set[int]:
     """Return the ids of arrays with memory that several views share."""
     arrays: dict[int, dict[int, Any]] = {}
     for trace in traces:
@@ -369,10 +370,10 @@ def _bounds(array: Any) -> tuple[int, int]:
     return low, start + sum(step for step in steps if step > 0) + (array.itemsize if array.size else 0)
 
 
-def refer(packed: Packed, value: Any, units: Mapping[str, tuple[Trace, Unit]]) -> Blob:
+def refer(packed: Packed, value: Any, units: Mapping[str, tuple[ObjectTrace, Unit]]) -> Blob:
     """Return the blob of a call, with handles of objects that the nodes have."""
     assert packed.pickler is not None
-    trace, handles, namespace = Trace(packed), {}, packed.pickler.namespace
+    trace, handles, namespace = ObjectTrace(packed), {}, packed.pickler.namespace
     roots = overlapping([trace, *(held for held, _ in units.values())])
     for held, unit in units.values():
         for key in (trace.ids & held.ids) - trace.owned if not trace.ids.isdisjoint(held.ids) else ():

@@ -19,10 +19,10 @@ from typing import Any
 
 from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine, Process
-from ...machines.local import LocalMachine, LocalProcess, working_folder
+from ...machines.local_machine import LocalMachine, LocalProcess, working_folder
 from ...node.protocol.host_config import NEXT, READY, STARTING, HostConfig
 from ...node.protocol.version import HOST_PROCESS
-from ...node.system.stopped import STILL
+from ...node.system.stopped_processes import STILL
 from ...spec.options import DEFAULT_EXIT_TIMEOUT
 from ...spec.pool_spec import PoolSpec
 from ..base.timeouts import TIMEOUTS
