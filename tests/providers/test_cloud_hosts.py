@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -114,7 +115,9 @@ def test_a_resize_that_has_no_machines_leaves_the_pool_as_it_was(cloud: Cloud) -
 
 
 @pytest.mark.slow
-def test_who_takes_a_pool_up_replaces_and_ends_its_machines(cloud: Cloud) -> None:
+def test_who_takes_a_pool_up_replaces_and_ends_its_machines_and_keeps_their_deadline(
+    cloud: Cloud, world: World
+) -> None:
     first = Pool(PoolSpec(provider=cloud, nodes=2, name="bought", keep=True))
     first.start()
     first.release()
@@ -128,6 +131,13 @@ def test_who_takes_a_pool_up_replaces_and_ends_its_machines(cloud: Cloud) -> Non
         pool.restart()
         assert run(pool, "6 * 7").values == [42, 42]
         assert len(cloud.machines()) == 3
+        assert len({one.until for one in cloud.machines()}) == 1
+        # The nodes see to it themselves as well, those that were made anew too.
+        left = pool.expiry.left
+        assert left is not None
+        told = [json.loads(world[number].run("cat /tmp/sky-*/host.json"))["ttl"] for number in (0, 2)]
+        assert left <= min(told)
+        assert max(told) <= 24 * 3600
     finally:
         pool.down()
     wait_until(lambda: gone(cloud, pool))
