@@ -238,7 +238,7 @@ class PoolSpec:
 
     @property
     def lifetime(self) -> float | None:
-        """Return the seconds after which the pool ends: its ``ttl``, or the default for machines that are created."""
+        """Return the seconds after which the pool ends: its ``ttl``, or the default."""
         return DEFAULT_PROVISIONED_TTL if self.ttl is None and self.provider.provisions else self.ttl
 
     @property

@@ -1,4 +1,4 @@
-"""Requests on the control channel of a notebook's kernel, which are answered while a cell runs.
+"""Requests on a kernel's control channel, answered while a cell runs.
 
 A comm's message waits until the cell has ended. Each type of request has one handler; its replies, errors
 among them, are sent here and have one form.
@@ -98,7 +98,7 @@ def unregister(kernel: Any, name: str) -> None:
 
 
 def _announce(kernel: Any, handlers: dict[str, Any]) -> None:
-    """Have the kernel name our requests among its supported features."""
+    """Add our requests to the kernel's supported features."""
     if getattr(handlers.get(_INFO), "announces", False):
         return
 

@@ -98,7 +98,7 @@ def signal(name: str, pid: int, ticks: int) -> str:
 
 
 def naming_itself(script: str, mark: str) -> str:
-    """Run a script after a line that says which process runs it, so that it can be ended."""
+    """Return a script that first prints its process, so that it can be ended."""
     return (
         f'{{ IFS= read -r _sky_t </proc/$$/stat; }} 2>/dev/null; printf \'%s %s %s\\n\' {mark} "$$" "$_sky_t"; '
         f"( exec 2>&1; {script} )"
@@ -106,7 +106,7 @@ def naming_itself(script: str, mark: str) -> str:
 
 
 def end(pid: int, ticks: int) -> str:
-    """End a script and what it has started; where it has no group of its own, the script alone."""
+    """Return a script that ends another one, with its group if it has its own."""
     return (
         f"_sky_t=$(cat /proc/{pid}/stat 2>/dev/null); set -- ${{_sky_t##*)}}; "
         f'[ "${{20:-}}" != {ticks} ] || if [ "$3" = {pid} ]; then kill -s KILL -- -{pid}; else kill -s KILL {pid}; fi'

@@ -257,7 +257,7 @@ class ShellMachine(ABC):
         return {}
 
     def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
-        """Run a script in a shell of its own; see `base.Machine.run`. One that is given up is ended there."""
+        """Run a script, and kill it if it is abandoned; see `base.Machine.run`."""
         return self._run(script, stdin, timeout, self._end)
 
     def _run(
@@ -267,7 +267,7 @@ class ShellMachine(ABC):
         timeout: float | None,
         give_up: Callable[[bytes], None] = lambda said: None,
     ) -> Done:
-        """Run a script; ``give_up`` gets the line that names it, should it not run to its end."""
+        """Run a script; ``give_up`` gets the line that names it if it is abandoned."""
         over = threading.Event()
         mark = f"sky-{secrets.token_hex(8)}"
         parts: list[bytes] = []
@@ -296,7 +296,7 @@ class ShellMachine(ABC):
         return Done(status if status >= 0 else 128 - status, _after_mark(parts, mark)[1])
 
     def _end(self, named: bytes) -> None:
-        """End a script that is given up, and what it has started, by the line that names it."""
+        """End a script and its processes, by the line that names it."""
         with contextlib.suppress(MachineError, OSError, ValueError):
             pid, ticks = who(named.decode("utf-8", "replace"))
             self._run(scripts.end(pid, ticks), None, _END_PATIENCE)
@@ -409,7 +409,7 @@ class ShellMachine(ABC):
 
 
 def _after_mark(parts: Sequence[bytes], mark: str) -> tuple[bytes, bytes]:
-    """Return the rest of our own line, and what the script said after it; noise of the login before it is left out."""
+    """Return the rest of our own line, and the output after it."""
     _, _, found = b"".join(parts).partition(mark.encode() + b" ")
     line, _, said = found.partition(b"\n")
     return line, said
