@@ -8,7 +8,7 @@ import { Widget } from "@lumino/widgets";
 import { install } from "./page/dom";
 import { type Action, type Client, type Pool, ServerClient } from "./pools/client";
 import iconText from "./pools/icon.svg";
-import { logNode, whereNode } from "./pools/log";
+import { logNode, whereNode } from "./pools/run-dialog";
 import style from "./pools/style.css";
 import { nameOf, PoolsView } from "./pools/view";
 import { Watcher } from "./pools/watcher";

@@ -5,12 +5,12 @@ import { Widget } from "@lumino/widgets";
 import { kernelOf } from "./pool/kernel";
 import { make } from "./page/dom";
 import { drawAsText, foreignVersion } from "./page/plain";
-import { OpenPanel } from "./pool/open";
+import { PanelMount } from "./pool/mount";
 import { MIME, readSaved, type Saved } from "./pool/schema";
 import { reason } from "./run/dom";
 
 class PoolRenderer extends Widget implements IRenderMime.IRenderer {
-  private panels: OpenPanel[] = [];
+  private panels: PanelMount[] = [];
   /** What a start is at, and which pool's. */
   private readonly line = make("div", "sky-live-line");
   private starting = "";
@@ -36,7 +36,7 @@ class PoolRenderer extends Widget implements IRenderMime.IRenderer {
     }
     this.clear();
     const find = () => kernelOf(this);
-    this.panels = saved.pools.map((pool) => new OpenPanel(this.node, find, pool.name, { pool, at: saved.at }));
+    this.panels = saved.pools.map((pool) => new PanelMount(this.node, find, pool.name, { pool, at: saved.at }));
     if (this.isAttached) {
       this.onAfterAttach();
     }
@@ -63,7 +63,7 @@ class PoolRenderer extends Widget implements IRenderMime.IRenderer {
       this.clear();
       this.starting = start.pool;
       this.node.append(this.line);
-      this.panels = [new OpenPanel(this.node, () => kernelOf(this), start.pool)];
+      this.panels = [new PanelMount(this.node, () => kernelOf(this), start.pool)];
       if (this.isAttached) {
         this.onAfterAttach();
       }

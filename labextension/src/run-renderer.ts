@@ -5,10 +5,10 @@ import { Widget } from "@lumino/widgets";
 
 import { drawAsText, foreignVersion } from "./page/plain";
 import { kernelOf } from "./pool/kernel";
-import { OpenPanel } from "./pool/open";
+import { PanelMount } from "./pool/mount";
 import { actions, type Kernel, Refusal, Subscription, VIEW_REQUEST } from "./run/control";
 import type { Host } from "./run/host";
-import type { Item } from "./run/log";
+import type { Item } from "./run/rank-output";
 import { RunModel } from "./run/model";
 import { withPictures } from "./run/pictures";
 import { reason } from "./run/dom";
@@ -331,7 +331,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   private host(): Host {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
-    const pool = (place: HTMLElement) => new OpenPanel(place, () => kernelOf(this), this.run.pool);
+    const pool = (place: HTMLElement) => new PanelMount(place, () => kernelOf(this), this.run.pool);
     if (!this.kernel || !this.told) {
       const log = this.journal ? { log: this.journal } : {};
       const note = this.note ? { note: this.note } : {};

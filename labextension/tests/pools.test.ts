@@ -1,8 +1,8 @@
 import { beforeEach, expect, test, vi } from "vitest";
 
 import type { Client, Pool } from "../src/pools/client";
-import { logNode, plain } from "../src/pools/log";
-import { type Deeds, nameOf, PoolsView } from "../src/pools/view";
+import { logNode, plain } from "../src/pools/run-dialog";
+import { type ListActions, nameOf, PoolsView } from "../src/pools/view";
 import { type Events, Watcher } from "../src/pools/watcher";
 
 const NOW = 1_800_000_000;
@@ -25,14 +25,14 @@ function pool(changes: Partial<Pool> = {}): Pool {
 }
 
 const RUN = { id: "feed", state: "running", title: "model.fit(x)", began: NOW - 12, elapsed: null, ranks: null };
-const NAMES: (keyof Deeds)[] = ["open", "logs", "where", "interrupt", "restart", "attach", "down"];
+const NAMES: (keyof ListActions)[] = ["open", "logs", "where", "interrupt", "restart", "attach", "down"];
 
-let deeds: Record<keyof Deeds, ReturnType<typeof vi.fn>>;
+let deeds: Record<keyof ListActions, ReturnType<typeof vi.fn>>;
 let view: PoolsView;
 
 beforeEach(() => {
   deeds = Object.fromEntries(NAMES.map((name) => [name, vi.fn()])) as typeof deeds;
-  view = new PoolsView(deeds as unknown as Deeds);
+  view = new PoolsView(deeds as unknown as ListActions);
   document.body.replaceChildren(view.node);
 });
 

@@ -1,4 +1,4 @@
-/** Pools as notebooks keep them, display/panel.py, and as `status` tells of them (docs/actions.md). */
+/** Pools as notebooks keep them, display/notebook/pool_panel.py, and as `status` tells of them (docs/actions.md). */
 import * as v from "valibot";
 
 import { number, read, text, whole } from "../page/check";

@@ -1,12 +1,12 @@
 /** The pool panel: a header with what can be done, what runs, the nodes, and what the start came through. */
 
 import { isDark } from "../run/style";
-import { type Reply, Deeds } from "./deeds";
+import { type Reply, PoolActions } from "./actions";
 import { fill, make, mark, say } from "./dom";
-import type { PoolModel } from "./facts";
-import { NodesTable } from "./nodes";
-import { StartLog } from "./start";
-import { poolFacts, runText } from "./words";
+import type { PoolModel } from "./model";
+import { NodesTable } from "./node-table";
+import { StartLog } from "./start-phases";
+import { poolFacts, runText } from "./labels";
 
 // What a cell shows is as new as that; in seconds.
 const FRESH = 5;
@@ -28,7 +28,7 @@ export interface Known {
 
 export class PoolPanel {
   readonly node = make("section", "sky-live", { "data-lm-suppress-shortcuts": "true", role: "group" });
-  readonly deeds: Deeds;
+  readonly deeds: PoolActions;
   private readonly dot = make("span", "sky-live-dot", { "aria-hidden": "true" });
   private readonly title = make("span", "sky-live-title");
   private readonly facts = make("span", "sky-live-facts");
@@ -40,7 +40,7 @@ export class PoolPanel {
 
   /** `act` asks the pool's kernel to do something; `soon` is called when something has changed. */
   constructor(act: (content: Record<string, unknown>) => Promise<Reply>, soon: () => void) {
-    this.deeds = new Deeds(act, soon);
+    this.deeds = new PoolActions(act, soon);
     const head = make("div", "sky-live-head");
     head.append(this.dot, this.title, this.facts, this.deeds.bar);
     const { asked, told } = this.deeds;

@@ -1,4 +1,4 @@
-/** What the server's part of Sky Jupyter answers: server/listing.py and server/handlers.py. */
+/** What the server's part of Sky Jupyter answers: server/pool_list.py and server/handlers.py. */
 import * as v from "valibot";
 
 import { number, read, text, whole } from "../page/check";

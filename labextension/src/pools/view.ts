@@ -4,7 +4,7 @@ import { make, mark, say } from "../page/dom";
 import type { Pool } from "./client";
 
 /** What a person may ask for. */
-export interface Deeds {
+export interface ListActions {
   open(pool: Pool): void;
   logs(pool: Pool): void;
   where(pool: Pool): void;
@@ -35,7 +35,7 @@ export class PoolsView {
   private readonly problem = make("p", "sky-pools-problem");
   private readonly told = make("p", "sky-pools-told");
 
-  constructor(private readonly deeds: Deeds) {
+  constructor(private readonly deeds: ListActions) {
     mark(this.node, "aria-label", "Pools");
     mark(this.list, "aria-label", "Pools");
     mark(this.problem, "role", "alert");
@@ -98,11 +98,11 @@ class Row {
   private readonly manager = make("p", "sky-pool-manager");
   private readonly runs = make("p", "sky-pool-runs");
   private readonly bar = make("div", "sky-pool-deeds");
-  private readonly buttons: Record<keyof Deeds, HTMLButtonElement>;
+  private readonly buttons: Record<keyof ListActions, HTMLButtonElement>;
   private pool!: Pool;
 
-  constructor(deeds: Deeds) {
-    const button = (deed: keyof Deeds, text: string) => {
+  constructor(deeds: ListActions) {
+    const button = (deed: keyof ListActions, text: string) => {
       const made = make("button", "sky-pool-deed");
       made.type = "button";
       made.textContent = text;
@@ -143,7 +143,7 @@ class Row {
 
   private offer(pool: Pool, lost: boolean): void {
     const ours = Boolean(pool.manager?.kernel);
-    const shown: Record<keyof Deeds, boolean> = {
+    const shown: Record<keyof ListActions, boolean> = {
       open: Boolean(pool.manager?.path),
       logs: ours || (lost && pool.provider === "local" && pool.here),
       where: ours && pool.running.length > 0,
@@ -153,7 +153,7 @@ class Row {
       down: (ours || lost) && pool.here,
     };
     mark(this.bar, "aria-label", `Pool ${pool.name}`);
-    for (const [deed, button] of Object.entries(this.buttons) as [keyof Deeds, HTMLButtonElement][]) {
+    for (const [deed, button] of Object.entries(this.buttons) as [keyof ListActions, HTMLButtonElement][]) {
       // Of several buttons with the same words, each says whose it is.
       mark(button, "aria-label", `${button.textContent}: pool ${pool.name}`);
       button.hidden = !shown[deed];

@@ -1,4 +1,4 @@
-/** Terminal colours: reading SGR codes, and turning them into looks that suit light and dark pages. As display/ansi.py. */
+/** Terminal colours: reading SGR codes, and turning them into looks that suit light and dark pages. As display/model/ansi.py. */
 
 export interface Style {
   /** It was written to stderr: a row says so, no piece of it. */
@@ -32,7 +32,7 @@ export const PLAIN: Style = Object.freeze({
 export const ESCAPE = "\\x1b\\[([0-?]*)[ -/]*([@-~])|\\x1b\\][^\\x07\\x1b]*(?:\\x07|\\x1b\\\\)|\\x1b[ -/]*[0-~]?";
 
 const FLAGS: Flag[] = ["stderr", "bold", "faint", "italic", "underline", "inverse", "strike"];
-/** No terminal's code: text of stderr is marked with it, as in display/ansi.py. */
+/** No terminal's code: text of stderr is marked with it, as in display/model/ansi.py. */
 const STDERR = 1002;
 const PLAINLY = "\x1b[0m";
 const SET: Record<number, Flag> = {

@@ -1,10 +1,10 @@
 /** What is to be shown of a log, in order: stretches of lines, of which some may be filtered out, and items. No DOM. */
 
-import { type AllLog, FoldedItems } from "./all";
+import { type AllLog, FoldedItems } from "./all-ranks";
 import { strip } from "./ansi";
-import { fold, rankNumbers } from "./fold";
-import type { History } from "./history";
-import { type RankLog, Shown } from "./log";
+import { fold, rankNumbers } from "./folding";
+import type { JournalReader } from "./journal-reader";
+import { type RankLog, Shown } from "./rank-output";
 import type { Rank } from "./model";
 import { Transcript } from "./transcript";
 
@@ -30,7 +30,7 @@ export interface Block {
 }
 
 /** Those lines of a rank that hold `filter`, which is in lower case, and its items; `history` stands before the window. */
-export function blocksOfRank(log: RankLog, filter: string, history?: History): Block[] {
+export function blocksOfRank(log: RankLog, filter: string, history?: JournalReader): Block[] {
   if (!history) {
     return log.parts.map((part) => blockOf(part, filter));
   }

@@ -1,6 +1,6 @@
 /** What the run view needs of where it is shown. */
 
-import type { Item } from "./log";
+import type { Item } from "./rank-output";
 import type { LogPage } from "./schema";
 
 export type { JournalEvent, LogPage } from "./schema";

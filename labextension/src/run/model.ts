@@ -1,10 +1,10 @@
 /** A run as a page knows it: a snapshot, and the deltas that come after it. Pure: no DOM, no kernel. */
 
-import { AllLog } from "./all";
-import { type Item, RankLog, Shown } from "./log";
+import { AllLog } from "./all-ranks";
+import { type Item, RankLog, Shown } from "./rank-output";
 import * as progress from "./progress";
 import type { Delta, Entry, Snapshot, State } from "./schema";
-import { TROUBLES } from "./words";
+import { TROUBLES } from "./labels";
 
 export { type Delta, MIME, type Snapshot, type State } from "./schema";
 

@@ -1,4 +1,4 @@
-/** Pictures of a saved run, which stand in its HTML alone: display/saved.py puts their numbers into its JSON. */
+/** Pictures of a saved run, which stand in its HTML alone: display/model/saved_output.py puts their numbers into its JSON. */
 
 const PICTURE = /src="data:(image\/(?:png|jpeg|gif));base64,([A-Za-z0-9+/=]+)"/g;
 

@@ -1,8 +1,8 @@
 /** Rich items where the host draws none itself: pictures, and HTML and text without scripts. */
 
 import { frame, make, picture } from "../page/dom";
-import { write } from "./coloured";
-import type { Item } from "./log";
+import { write } from "./coloured-text";
+import type { Item } from "./rank-output";
 
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/svg+xml"] as const;
 

@@ -2,7 +2,7 @@
 
 import { isStderr } from "./ansi";
 import type { Line, Lines } from "./blocks";
-import { write } from "./coloured";
+import { write } from "./coloured-text";
 import { make, paint } from "./dom";
 
 class Row {

@@ -1,4 +1,4 @@
-/** A run as notebooks keep it and kernels tell it: what display/saved.py and display/feed.py make (docs/view.md). */
+/** A run as notebooks keep it and kernels tell it: what display/model/saved_output.py and display/notebook/deltas.py make (docs/view.md). */
 import * as v from "valibot";
 
 import { Misfit, number, read, record, text, whole } from "../page/check";

@@ -3,8 +3,8 @@
 import { make, mark, paint, say } from "./dom";
 import type { Rank } from "./model";
 import { fraction } from "./progress";
-import { ALL } from "./sight";
-import { tabAfter } from "./words";
+import { ALL } from "./viewport";
+import { tabAfter } from "./labels";
 
 // With more ranks than this, a tab has the number alone.
 const ROOM = 8;

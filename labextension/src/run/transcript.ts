@@ -1,4 +1,4 @@
-/** The text of one rank as a terminal would have it: lines that can still change, the last of them kept. As display/transcript.py. */
+/** The text of one rank as a terminal would have it: lines that can still change, the last of them kept. As display/model/transcript.py. */
 
 import * as ansi from "./ansi";
 
@@ -264,7 +264,7 @@ function text(row: Row): string {
   return done;
 }
 
-/** Keeps a rank's stdout and stderr off each other's lines; see display/transcript.py. */
+/** Keeps a rank's stdout and stderr off each other's lines; see display/model/transcript.py. */
 export class Streams {
   private ended = new Set<number>();
 

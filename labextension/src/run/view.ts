@@ -2,21 +2,21 @@
 
 import { save } from "../page/dom";
 import { Badge } from "./badge";
-import { Bars } from "./bars";
+import { Bars } from "./progress-bars";
 import { textOf } from "./blocks";
 import { make, mark, reason, say } from "./dom";
-import { Earlier } from "./earlier";
-import { Foot } from "./foot";
-import { Head } from "./head";
+import { Scrollback } from "./scrollback";
+import { Footer } from "./footer";
+import { Header } from "./header";
 import type { Host } from "./host";
 import { RunModel } from "./model";
-import { Pane } from "./pane";
-import { copy, logs } from "./saving";
-import { Sight } from "./sight";
+import { ScrollPane } from "./scroll-pane";
+import { copy, logs } from "./export-text";
+import { Viewport } from "./viewport";
 import { install, isDark } from "./style";
 import { Tabs } from "./tabs";
-import { Where } from "./where";
-import { culprit, status } from "./words";
+import { Stacks } from "./stacks";
+import { culprit, status } from "./labels";
 
 let views = 0;
 // Drawing takes at most this part of a page's time, so that a slow machine's page is still there for its person.
@@ -40,17 +40,17 @@ export class RunView {
   private shown = "";
   /** It was loaded anew while a person read in it. */
   private again = false;
-  private readonly sight: Sight;
-  private readonly head = new Head();
+  private readonly sight: Viewport;
+  private readonly head = new Header();
   private readonly badge = new Badge((place) => this.host.pool?.(place));
   private readonly bars = new Bars();
-  private readonly where: Where;
+  private readonly where: Stacks;
   private readonly barsButton: HTMLButtonElement;
   private readonly copyButton: HTMLButtonElement;
   private copied: ReturnType<typeof setTimeout> | undefined;
-  private readonly earlier = new Earlier();
-  private readonly foot = new Foot();
-  private readonly pane = new Pane(this.earlier.node, (toTop) => this.onScroll(toTop));
+  private readonly earlier = new Scrollback();
+  private readonly foot = new Footer();
+  private readonly pane = new ScrollPane(this.earlier.node, (toTop) => this.onScroll(toTop));
   private readonly panel = make("div", "sky-panel");
   private readonly tabs = new Tabs(`sky-run-${++views}`, this.panel, (tab) => this.choose(tab));
   private readonly live = make("div", "sky-hidden", { role: "status" });
@@ -59,10 +59,10 @@ export class RunView {
     readonly model: RunModel,
     public host: Host,
   ) {
-    this.sight = new Sight(model);
+    this.sight = new Viewport(model);
     const head = this.head;
     head.add("interrupt", "Interrupt", () => void this.interrupt());
-    this.where = new Where(head.add("where", "Where", () => void this.toggleWhere()));
+    this.where = new Stacks(head.add("where", "Where", () => void this.toggleWhere()));
     head.add("follow", "Pause", () => this.follow(!this.following));
     this.barsButton = head.add("bars", "", () => {
       this.bars.change();

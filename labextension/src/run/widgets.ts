@@ -1,7 +1,7 @@
 /** Widgets of ranks: drawn by the notebook's widget manager, which has them by the comms in the notebook's kernel. */
 
 import { ask, type Kernel, request } from "./control";
-import type { Item } from "./log";
+import type { Item } from "./rank-output";
 import { readOpenings } from "./schema";
 
 export const VIEW = "application/vnd.jupyter.widget-view+json";

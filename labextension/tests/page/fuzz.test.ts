@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 
 import { Misfit } from "../../src/page/check";
-import { PoolModel } from "../../src/pool/facts";
+import { PoolModel } from "../../src/pool/model";
 import { readSaved } from "../../src/pool/schema";
 import { PoolPanel } from "../../src/pool/view";
 import { readDelta, readSnapshot, type Snapshot } from "../../src/run/schema";

@@ -1,5 +1,5 @@
 // Pools as `status` tells of them, for tests.
-import type { NodeFacts, PoolFacts } from "../../src/pool/facts";
+import type { NodeFacts, PoolFacts } from "../../src/pool/model";
 
 export const GB = 1e9;
 

@@ -1,6 +1,6 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
 
-import { type PoolFacts, PoolModel } from "../../src/pool/facts";
+import { type PoolFacts, PoolModel } from "../../src/pool/model";
 import { PoolPanel } from "../../src/pool/view";
 import { GB, node, pool, RUN } from "./stub";
 

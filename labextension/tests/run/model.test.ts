@@ -1,15 +1,15 @@
 import { describe, expect, it } from "vitest";
 
-import { AllLog, FoldedItems } from "../../src/run/all";
+import { AllLog, FoldedItems } from "../../src/run/all-ranks";
 import { blocksOfAll } from "../../src/run/blocks";
-import { rankNumbers } from "../../src/run/fold";
-import { History } from "../../src/run/history";
+import { rankNumbers } from "../../src/run/folding";
+import { JournalReader } from "../../src/run/journal-reader";
 import type { Host, JournalEvent } from "../../src/run/host";
-import { Shown } from "../../src/run/log";
+import { Shown } from "../../src/run/rank-output";
 import { type Delta, RunModel, type Snapshot } from "../../src/run/model";
 import { readDelta } from "../../src/run/schema";
 import { ofHtml, ofLine, slowest } from "../../src/run/progress";
-import { culprit, duration, status, tabAfter } from "../../src/run/words";
+import { culprit, duration, status, tabAfter } from "../../src/run/labels";
 
 function snapshot(more: Partial<Snapshot> = {}): Snapshot {
   return {
@@ -340,7 +340,7 @@ describe("scrolling back", () => {
     next.entries[0][5] = 2000;
     model.apply(next, buffer);
     const rank = model.ranks[0];
-    const history = new History(rank.log, rank.next, host);
+    const history = new JournalReader(rank.log, rank.next, host);
     expect(await history.load()).toBeGreaterThanOrEqual(500);
     while (history.more) {
       await history.load();
@@ -361,7 +361,7 @@ describe("scrolling back", () => {
     flood.next = [[0, 3000]];
     model.apply(flood, buffer);
     const rank = model.ranks[0];
-    const history = new History(rank.log, rank.next, host);
+    const history = new JournalReader(rank.log, rank.next, host);
     while (history.more) {
       await history.load();
     }

@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
 
 import { isStderr, strip } from "../../src/run/ansi";
-import { write } from "../../src/run/coloured";
-import { RankLog } from "../../src/run/log";
+import { write } from "../../src/run/coloured-text";
+import { RankLog } from "../../src/run/rank-output";
 import { Streams, Transcript } from "../../src/run/transcript";
 
 function fed(...pieces: string[]): Transcript {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import type { Item } from "../../src/run/log";
+import type { Item } from "../../src/run/rank-output";
 import { arrived, asText, type CommKernel, VIEW, widgetOf } from "../../src/run/widgets";
 import { info } from "../kernels";
 

@@ -1,6 +1,6 @@
-/** How a run is told in words. As display/render.py. */
+/** How a run is told in words. As display/model/html.py. */
 
-import { fold, rankLabel } from "./fold";
+import { fold, rankLabel } from "./folding";
 import type { RunModel, State } from "./model";
 
 /** Seconds as people say them: "1.3 s", "2 min 5 s". */

@@ -1,15 +1,15 @@
 /** What came before the page's window: how much of it there is, the button that reads it, and what has been read. */
 
 import { make, say } from "./dom";
-import { History } from "./history";
+import { JournalReader } from "./journal-reader";
 import type { Host } from "./host";
-import type { RankLog } from "./log";
-import type { Sight } from "./sight";
+import type { RankLog } from "./rank-output";
+import type { Viewport } from "./viewport";
 
-export class Earlier {
+export class Scrollback {
   readonly node = make("button", "sky-earlier", { type: "button" });
   loading = false;
-  private readonly read = new Map<number, History>();
+  private readonly read = new Map<number, JournalReader>();
 
   /** Forget what has been read. */
   reset(): void {
@@ -17,7 +17,7 @@ export class Earlier {
   }
 
   /** What has been read of a rank, where it still reaches up to the window. */
-  of(window: RankLog | undefined): History | undefined {
+  of(window: RankLog | undefined): JournalReader | undefined {
     const history = window && this.read.get(window.rank);
     if (window && history && !history.fits(window)) {
       this.read.delete(window.rank);
@@ -32,7 +32,7 @@ export class Earlier {
   }
 
   /** `known` says whether the run is one that journals know. */
-  draw(sight: Sight, host: Host, known: boolean): void {
+  draw(sight: Viewport, host: Host, known: boolean): void {
     const history = this.of(sight.log);
     const gone = history ? 0 : sight.gone;
     const can = sight.log !== undefined && host.log !== undefined && known;
@@ -45,7 +45,7 @@ export class Earlier {
 
   /** Read the next part of a rank; what cannot be read is thrown. */
   async load(window: RankLog, next: number, host: Host): Promise<void> {
-    const history = this.of(window) ?? new History(window, next, host);
+    const history = this.of(window) ?? new JournalReader(window, next, host);
     await history.load();
     this.read.set(window.rank, history);
   }

@@ -1,6 +1,6 @@
 /** Whether a person can see a node of the page: it is scrolled into sight, and the page is not hidden. */
 
-export class Visible {
+export class VisibilityObserver {
   private inside = false;
   private seen = false;
   private observer: IntersectionObserver | undefined;

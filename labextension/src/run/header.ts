@@ -1,17 +1,17 @@
 /** The run view's header: how the run fares, and the buttons of what can be done. */
 
 import { make, mark, say } from "./dom";
-import { rankLabel } from "./fold";
+import { rankLabel } from "./folding";
 import type { Host } from "./host";
 import type { RunModel } from "./model";
-import { duration, status } from "./words";
+import { duration, status } from "./labels";
 
 // The clock goes on so many times a second, however often something comes: all around it is laid out anew.
 const TICKS = 5;
 // A run that has said nothing for so many seconds is said to be silent.
 const SILENT = 5;
 
-export class Head {
+export class Header {
   readonly node = make("div", "sky-head");
   readonly search = make("input", "", {
     type: "search",

@@ -2,7 +2,7 @@
 
 import { strip } from "./ansi";
 import { make } from "./dom";
-import { wholeLog } from "./history";
+import { wholeLog } from "./journal-reader";
 import type { Host } from "./host";
 
 /** Put a text into the clipboard; `near` is a node of the view. */

@@ -2,7 +2,7 @@
 
 import type { Block } from "./blocks";
 import { make, paint, say } from "./dom";
-import { rankLabel } from "./fold";
+import { rankLabel } from "./folding";
 import type { Host } from "./host";
 import { Rows } from "./rows";
 
@@ -60,7 +60,7 @@ class Drawn {
   }
 }
 
-export class Pane {
+export class ScrollPane {
   readonly node = make("div", "sky-log", { role: "log", "aria-live": "off", tabindex: "0" });
   /** Whether the newest lines are shown as they come. */
   following = true;

@@ -1,9 +1,9 @@
 /** Where each rank is: a part of the view that is opened and closed, and that says what could not be done. */
 
-import { write } from "./coloured";
+import { write } from "./coloured-text";
 import { make, mark, reason } from "./dom";
 
-export class Where {
+export class Stacks {
   readonly node = make("div", "sky-where", { role: "group", "aria-label": "Where each rank is", tabindex: "0" });
 
   /** `button` opens and closes it. */

@@ -1,8 +1,8 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 
-import { PoolModel } from "../../src/pool/facts";
-import { type Ask, Feed } from "../../src/pool/feed";
-import { pointsOf } from "../../src/pool/spark";
+import { PoolModel } from "../../src/pool/model";
+import { type Ask, StatusPoller } from "../../src/pool/status-poller";
+import { pointsOf } from "../../src/pool/sparkline";
 import { node, pool } from "./stub";
 import { Refusal } from "../../src/run/control";
 
@@ -29,7 +29,7 @@ function kernel(...answers: unknown[]) {
 describe("a pool that is looked at", () => {
   it("is asked once a second, for what is new since the last answer", async () => {
     const { ask, asked } = kernel([pool({ mark: 10 })], [pool({ mark: 20 })], [pool({ mark: 30 })]);
-    const feed = new Feed(ask, "train");
+    const feed = new StatusPoller(ask, "train");
     const heard = vi.fn();
     feed.watch(heard);
     await vi.advanceTimersByTimeAsync(2100);
@@ -43,7 +43,7 @@ describe("a pool that is looked at", () => {
 
   it("is not asked once nobody looks, and by one asker where several do", async () => {
     const { ask, asked } = kernel([pool()]);
-    const feed = new Feed(ask, "train");
+    const feed = new StatusPoller(ask, "train");
     const [one, other] = [feed.watch(() => undefined), feed.watch(() => undefined)];
     await vi.advanceTimersByTimeAsync(1100);
     expect(asked.length).toBe(2);
@@ -58,14 +58,14 @@ describe("a pool that is looked at", () => {
   it("is asked for all lines while its nodes are made", async () => {
     const on = { phase: "environment", text: "", state: "on", at: 1, elapsed: 1, usual: null, lines: [], nodes: [] };
     const { ask, asked } = kernel([pool({ state: "starting", phases: [on] })], [pool()]);
-    new Feed(ask, "train").watch(() => undefined);
+    new StatusPoller(ask, "train").watch(() => undefined);
     await vi.advanceTimersByTimeAsync(2100);
     expect(asked.map((content) => content.lines)).toEqual([100, 100, undefined]);
   });
 
   it("has ended when the kernel knows of others only, and is left alone then", async () => {
     const { ask, asked } = kernel([pool()], new Refusal("there is no pool 'train'"), [pool({ name: "other" })]);
-    const feed = new Feed(ask, "train");
+    const feed = new StatusPoller(ask, "train");
     feed.watch(() => undefined);
     await vi.advanceTimersByTimeAsync(60_000);
     expect(feed.gone).toBe(true);
@@ -75,7 +75,7 @@ describe("a pool that is looked at", () => {
 
   it("is asked less and less often where nothing answers, and as before when it does", async () => {
     const { ask, asked } = kernel(new Error("lost"), new Error("lost"), [pool()]);
-    const feed = new Feed(ask, "train");
+    const feed = new StatusPoller(ask, "train");
     feed.watch(() => undefined);
     await vi.advanceTimersByTimeAsync(4000);
     expect([feed.problem, feed.gone, asked.length]).toEqual(["lost", false, 1]);
@@ -88,7 +88,7 @@ describe("a pool that is looked at", () => {
 
   it("is another one when its name has been given anew", async () => {
     const { ask, asked } = kernel([pool({ mark: 10 })], [pool({ id: "b2", mark: 20 })]);
-    const feed = new Feed(ask, "train");
+    const feed = new StatusPoller(ask, "train");
     feed.watch(() => undefined);
     await vi.advanceTimersByTimeAsync(1100);
     expect(feed.model?.facts.id).toBe("b2");

@@ -1,7 +1,7 @@
 /** What all ranks have shown, in order of arrival; what several have in common stands there once. */
 
-import { fold, FoldedLines, Numbering } from "./fold";
-import { MOST_PARTS, Shown, WINDOW } from "./log";
+import { fold, FoldedLines, Numbering } from "./folding";
+import { MOST_PARTS, Shown, WINDOW } from "./rank-output";
 
 /** Items that were equal when they came; one that changes is shown apart from the others. */
 export class FoldedItems {

@@ -1,8 +1,8 @@
 /** Sparklines: up to five minutes of a value from 0 to 1 as a line, the newest at the right. */
 
 import { mark, shape } from "./dom";
-import { SPAN } from "./facts";
-import { percent } from "./words";
+import { SPAN } from "./model";
+import { percent } from "./labels";
 
 const WIDTH = 100;
 const HEIGHT = 16;

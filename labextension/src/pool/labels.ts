@@ -1,8 +1,8 @@
-/** How a pool is told in words. As display/panel.py. */
+/** How a pool is told in words. As display/notebook/pool_panel.py. */
 
-import { rankLabel } from "../run/fold";
-import { duration } from "../run/words";
-import type { NodeFacts, PhaseFacts, PoolFacts, RankFacts, RunFacts } from "./facts";
+import { rankLabel } from "../run/folding";
+import { duration } from "../run/labels";
+import type { NodeFacts, PhaseFacts, PoolFacts, RankFacts, RunFacts } from "./model";
 
 const TITLE = 50;
 

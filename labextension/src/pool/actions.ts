@@ -1,7 +1,7 @@
 /** What can be done to a pool: its buttons, the question before what destroys state, and what came of it. */
 
 import { button, make, mark, reason, say } from "./dom";
-import { isChanging, type PoolFacts } from "./facts";
+import { isChanging, type PoolFacts } from "./model";
 import type { Reply } from "./schema";
 
 export type { Reply } from "./schema";
@@ -24,7 +24,7 @@ interface Question {
 
 let questions = 0;
 
-export class Deeds {
+export class PoolActions {
   readonly bar = make("div", "sky-live-tools", { role: "group" });
   readonly asked = make("form", "sky-live-asked");
   readonly told = make("p", "sky-live-told", { role: "status" });

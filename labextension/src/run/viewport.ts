@@ -1,9 +1,9 @@
 /** What a person looks at: a tab that grows, or that is held still while they read; and which lines of it. */
 
-import type { AllLog } from "./all";
+import type { AllLog } from "./all-ranks";
 import { type Block, blocksOfAll, blocksOfRank, type Line, unfinished } from "./blocks";
-import type { History } from "./history";
-import type { RankLog } from "./log";
+import type { JournalReader } from "./journal-reader";
+import type { RankLog } from "./rank-output";
 import type { RunModel } from "./model";
 
 /** The tab of all ranks; the others are numbers of ranks. */
@@ -18,7 +18,7 @@ interface Held {
   open?: Line[];
 }
 
-export class Sight {
+export class Viewport {
   tab = ALL;
   /** Text that lines have to hold, in lower case. */
   filter = "";
@@ -77,7 +77,7 @@ export class Sight {
   }
 
   /** What is to be shown; `history` comes before the window of a rank. */
-  blocks(history?: History): Block[] {
+  blocks(history?: JournalReader): Block[] {
     if (this.ofAll) {
       const { all = this.model.all, open = unfinished(this.model.ranks) } = this.held ?? {};
       return blocksOfAll(all, open, this.filter);

@@ -3,7 +3,7 @@
 import { make, mark, say, store, stored } from "./dom";
 import type { RunModel } from "./model";
 import { fraction, Progress, slowest } from "./progress";
-import { ALL } from "./sight";
+import { ALL } from "./viewport";
 
 const MODES = ["each", "slowest", "off"] as const;
 type Mode = (typeof MODES)[number];

@@ -1,9 +1,9 @@
 /** The table of a pool's nodes. Rows are changed in place, so that focus and selection stay. */
 
 import { button, fill, make, mark, say } from "./dom";
-import type { NodeFacts, PoolFacts, PoolModel, Sample } from "./facts";
-import { draw, sparkline } from "./spark";
-import { nodeState, ofBytes, percent, rankText, ranksText, whole } from "./words";
+import type { NodeFacts, PoolFacts, PoolModel, Sample } from "./model";
+import { draw, sparkline } from "./sparkline";
+import { nodeState, ofBytes, percent, rankText, ranksText, whole } from "./labels";
 
 const COLUMNS = ["node", "state", "where", "accelerator", "CPU", "memory", "GPU", "ranks", "up", "remove"] as const;
 type Column = (typeof COLUMNS)[number];

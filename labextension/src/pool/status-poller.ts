@@ -2,7 +2,7 @@
 
 import { ask, type Kernel, Refusal } from "../run/control";
 import { reason } from "../run/dom";
-import { isChanging, LINES, type PoolFacts, PoolModel } from "./facts";
+import { isChanging, LINES, type PoolFacts, PoolModel } from "./model";
 import { readStatus } from "./schema";
 
 const EVERY = 1000;
@@ -14,7 +14,7 @@ const LATE = 2000;
 /** A request, and the answer to it; what the kernel refuses is thrown. */
 export type Ask = (content: Record<string, unknown>) => Promise<unknown>;
 
-export class Feed {
+export class StatusPoller {
   model: PoolModel | undefined;
   /** Why what is known may be old; empty where it is not. */
   problem = "";
@@ -119,13 +119,13 @@ export class Feed {
   }
 }
 
-const feeds = new WeakMap<Kernel, Map<string, Feed>>();
+const feeds = new WeakMap<Kernel, Map<string, StatusPoller>>();
 
 /** The feed of a kernel's pool: all that show it share one. */
-export function feedOf(kernel: Kernel, pool: string): Feed {
-  const known = feeds.get(kernel) ?? new Map<string, Feed>();
+export function feedOf(kernel: Kernel, pool: string): StatusPoller {
+  const known = feeds.get(kernel) ?? new Map<string, StatusPoller>();
   feeds.set(kernel, known);
-  const feed = known.get(pool) ?? new Feed(request(kernel), pool);
+  const feed = known.get(pool) ?? new StatusPoller(request(kernel), pool);
   known.set(pool, feed);
   return feed;
 }

@@ -1,15 +1,15 @@
 /** Below the box of lines, where it is always in sight: what ranks raised, their results, and what else there is to say. */
 
 import { strip } from "./ansi";
-import { write } from "./coloured";
+import { write } from "./coloured-text";
 import { make } from "./dom";
-import { fold, rankLabel } from "./fold";
+import { fold, rankLabel } from "./folding";
 import type { Host } from "./host";
-import type { Shown } from "./log";
+import type { Shown } from "./rank-output";
 import type { Rank, RunModel } from "./model";
-import { ALL } from "./sight";
+import { ALL } from "./viewport";
 
-export class Foot {
+export class Footer {
   readonly node = make("div", "sky-foot");
   private key = "";
 

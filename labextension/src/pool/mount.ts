@@ -1,20 +1,20 @@
 /** A pool panel at a place of the page: asks the kernel while the place is in sight, and shows what it says. */
 
 import { type Kernel } from "../run/control";
-import { type PoolFacts, PoolModel } from "./facts";
-import { type Feed, feedOf, request } from "./feed";
+import { type PoolFacts, PoolModel } from "./model";
+import { type StatusPoller, feedOf, request } from "./status-poller";
 import { readReply } from "./schema";
 import { install } from "./style";
 import { PoolPanel } from "./view";
-import { Visible } from "./visible";
+import { VisibilityObserver } from "./visibility";
 
 // A notebook that opens has no kernel yet, and later it may have another one.
 const LOOK = 1000;
 
-export class OpenPanel {
+export class PanelMount {
   readonly panel: PoolPanel;
-  private readonly visible: Visible;
-  private feed: Feed | undefined;
+  private readonly visible: VisibilityObserver;
+  private feed: StatusPoller | undefined;
   private kernel: Kernel | undefined;
   private unwatch: (() => void) | undefined;
   private timer: ReturnType<typeof setInterval> | undefined;
@@ -51,7 +51,7 @@ export class OpenPanel {
       this.model = new PoolModel(saved.pool, saved.at);
     }
     place.append(this.panel.node);
-    this.visible = new Visible(this.panel.node, (seen) => (seen ? this.begin() : this.end()));
+    this.visible = new VisibilityObserver(this.panel.node, (seen) => (seen ? this.begin() : this.end()));
     this.draw();
   }
 
@@ -98,7 +98,7 @@ export class OpenPanel {
     this.unwatch = this.feed = this.kernel = undefined;
   }
 
-  private hear(feed: Feed): void {
+  private hear(feed: StatusPoller): void {
     const found = feed.model;
     if (found && !feed.gone && !feed.problem && (!this.id || found.facts.id === this.id)) {
       this.model = found;

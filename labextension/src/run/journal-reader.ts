@@ -1,13 +1,13 @@
 /** Scrolling back: what a rank showed before the page's window, read from the journal as it is asked for. */
 
 import type { Host, JournalEvent, LogPage } from "./host";
-import { type Mark, RankLog } from "./log";
+import { type Mark, RankLog } from "./rank-output";
 
 const STEP = 500;
 const ENOUGH_LINES = 500;
 const MOST_LINES = 200_000;
 
-export class History {
+export class JournalReader {
   log: RankLog;
   private events: JournalEvent[] = [];
   private from: number;

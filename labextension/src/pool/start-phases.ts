@@ -1,8 +1,8 @@
 /** What a pool's start has come through: phases with their times, what each node is at, and what was said. */
 
 import { fill, make, mark, say } from "./dom";
-import { isChanging, type PartFacts, type PhaseFacts, type PoolFacts } from "./facts";
-import { duration, phaseText, startText } from "./words";
+import { isChanging, type PartFacts, type PhaseFacts, type PoolFacts } from "./model";
+import { duration, phaseText, startText } from "./labels";
 
 export class StartLog {
   readonly node = make("details", "sky-live-start");
