@@ -30,7 +30,6 @@ from .execution.orphaned_runs import take_stock
 from .execution.supervisor import Supervisor
 from .execution.tasks import CallRun, Parcel, PoolTasks, TaskRequest
 from .execution.watchdog import Watchdog
-from .hosts import launch
 from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.link import PoolLink
@@ -48,7 +47,7 @@ from .registry.remote_parts import Traces
 from .runs import event_pages
 from .runs.event_pages import Page
 from .runs.result import CellError, CellResult
-from .runs.run import Run
+from .runs.run import Run, new_id
 from .runs.stacks import Where, ask
 from .transfer import fetch_values, files, send_values
 from .transfer import pull_variable as pulling
@@ -271,7 +270,7 @@ class Pool:
 
     def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self.require_live()
-        run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
+        run = Run(new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
         run.capture, run.shape = self.pythons.fitting(capture), self.shape
         return run
 

@@ -10,8 +10,8 @@ from sky_jupyter.pool.lifecycle.lifecycle import PoolLifecycle
 from sky_jupyter.pool.pool import Pool
 
 ROOT = Path(sky_jupyter.__file__).parent / "pool"
-# Who has pools, and what makes a pool another one, step by step.
-ALLOWED = {"pool.py", "open_pools.py", "requests.py", "end_pool.py", "lifecycle/attach.py", "lifecycle/resize.py"}
+# Who has pools, and who attaches to one.
+ALLOWED = {"pool.py", "open_pools.py", "requests.py", "end_pool.py", "lifecycle/attach.py"}
 
 
 def test_neither_the_pool_nor_its_lifecycle_inherits_from_anything() -> None:

@@ -26,10 +26,9 @@ from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Listener, NoticeEvent, ignore
 from ..base.timeouts import TIMEOUTS
-from ..hosts import launch
 from ..runs.hang_detector import HangDetector
 from ..runs.result import CellResult, Outcome, exception_of
-from ..runs.run import Run
+from ..runs.run import Run, new_id
 from ..transfer import send_values as values
 from ..transfer.fetch_values import Bringing, Brought, ValuesContext, discard, value_in
 from .supervisor import FREE_PATIENCE
@@ -308,7 +307,7 @@ class PoolTasks:
         runs, owns = [], []
         for order in orders:
             retries = usual if order.retries is None else order.retries
-            run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
+            run = CallRun(new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
             # Frameworks are not reinitialized while it runs.

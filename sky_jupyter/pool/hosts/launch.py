@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import secrets
 import shutil
 import sys
 import tempfile
@@ -479,8 +478,3 @@ def _listen(host: Host) -> None:
                 if isinstance(event, dict) and "event" in event:
                     host.tell(event)
     host.tell({"event": "gone", "message": "the host ended"})
-
-
-def new_id() -> str:
-    """Return a new id for a pool or run: eight hex digits."""
-    return secrets.token_hex(4)

@@ -31,6 +31,7 @@ from ..registry.pool_record import PoolRecord
 from ..registry.registry import Registry
 from ..registry.remote_parts import RemotePart, Traces
 from ..runs import journal_recovery
+from ..runs.run import new_id
 from ..transfer.python_versions import PoolPythons
 from . import resize_plan
 from .dask_cluster import PoolDask
@@ -91,7 +92,7 @@ class PoolLifecycle:
         self._user, self._before_end = user, before_end
         self.spec = spec
         self.prompts = prompts
-        self.id = launch.new_id()
+        self.id = new_id()
         self.logger = PoolLog(spec.name, spec.options)
         self.states = StateMachine(spec.name, self.logger.write)
         self.registry = Registry()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +31,11 @@ _MOST_EARLY_BYTES = 8 << 20
 # Limits of a node's own notices.
 _MOST_NOTICES = 20
 _MOST_NOTICE = 500
+
+
+def new_id() -> str:
+    """Return a new id for a pool or run: eight hex digits."""
+    return secrets.token_hex(4)
 
 
 class Run:
