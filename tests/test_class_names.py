@@ -14,6 +14,7 @@ CONVENTIONS = {
     "__init__.py": "Python asks for it",
     "__main__.py": "Python runs it for `python -m PACKAGE`",
     "base.py": "holds what the other modules of its package build on",
+    "context.py": "holds the protocols of what the parts of its package know of the whole",
     "machine.py": "holds the class of its package that implements `Machine`",
 }
 

@@ -116,7 +116,7 @@ def test_only_the_state_machine_writes_the_state() -> None:
                 and node.attr in ("_state", "broken")
             ):
                 writers.add(path.name)
-    assert writers == {"state.py"}
+    assert writers == {"state_machine.py"}
 
 
 def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready(took: Took) -> None:
