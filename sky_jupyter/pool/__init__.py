@@ -1,1 +1,1 @@
-"""The manager: a pool's life, its control plane, its runs and their results."""
+"""The manager: a pool's life, its control plane, its runs and results."""

@@ -13,7 +13,7 @@ from .hosts.launch import Host
 
 
 class PoolContext(Protocol):
-    """The pool as its parts see it; a part that needs more extends this protocol."""
+    """The pool as its parts see it; parts that need more extend this."""
 
     @property
     def id(self) -> str:
@@ -25,23 +25,23 @@ class PoolContext(Protocol):
 
     @property
     def hosts(self) -> Sequence[Host]:
-        """Return the hosts of its nodes; `resize` and `restart` replace them."""
+        """Return its nodes' hosts, which `resize` and `restart` change."""
         ...
 
     @property
     def control(self) -> Control:
-        """Return the client of its agents; raise PoolError before it is connected."""
+        """Return the agents' client; raise PoolError if there is none yet."""
         ...
 
     @property
     def has_control(self) -> bool: ...
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Raise PoolError with the reason if the pool cannot run anything now."""
+        """Raise PoolError with the reason if the pool cannot run now."""
         ...
 
     def phase(self, phase: str, text: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Report a phase of a start or change; yield a function that reports its lines."""
+        """Report a phase; yield a function that reports a line of it."""
         ...
 
     def notify(self, text: str) -> None:
@@ -58,7 +58,7 @@ class WatchdogStatus(Protocol):
 
     @property
     def why(self) -> str:
-        """Return a message's suffix that names what stands still; "" if nothing does."""
+        """Return a suffix for messages that names what stands still, or ""."""
         ...
 
     @property

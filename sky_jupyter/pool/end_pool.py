@@ -63,7 +63,7 @@ def end_named(name: str, prompts: Prompts | None = None) -> str | None:
 
 
 def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
-    """End the remote hosts of another version's pool; return uncertain ones."""
+    """End the hosts of another version's pool; return uncertain ones."""
     from .hosts import remote_host
 
     try:
@@ -90,7 +90,7 @@ def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
 
 
 def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[str]:
-    """End a remote pool: by attaching to it, else by the registry's records."""
+    """End a remote pool: by an attachment, else by the registry's records."""
     from .pool import Pool
 
     if protocol_of(row) not in (None, PROTOCOL):
@@ -119,14 +119,14 @@ def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[
 
 
 def _must_be_gone(registry: Registry, row: PoolRow, left: list[str]) -> None:
-    """Raise PoolError if machines were not seen to end; the next sweep retries."""
+    """Raise PoolError if machines remain; the next sweep retries."""
     if left:
         registry.release(row.id)
         raise PoolError(f"machines of pool {row.name!r} were not seen to end: {', '.join(left)}")
 
 
 def _end_local(registry: Registry, row: PoolRow) -> None:
-    """End a local pool by its host's process, which needs no record of the pool."""
+    """End a local pool by its host's process, without the pool's record."""
     registry.own(row.id)  # from now on nobody else attaches to it
     host, patience = process_identity.ProcessIdentity(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -142,7 +142,7 @@ def _end_local(registry: Registry, row: PoolRow) -> None:
 
 
 def _exit_timeout(row: PoolRow) -> float:
-    """Return the seconds that the host gives its ranks for an orderly shutdown."""
+    """Return the seconds that ranks get for an orderly shutdown."""
     for folder in row.folders:
         with contextlib.suppress(OSError, ValueError, TypeError):
             return HostConfig.read(Path(folder)).exit_timeout

@@ -1,4 +1,4 @@
-"""The pools that this process manages, by name; one is current. All end with it."""
+"""Pools that this process manages, by name; all end with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .registry.ended_pools import Gone
 
 
 class LivePools:
-    """Pools of this process; the magics and `Compute` share the instance `pools`."""
+    """Pools of this process; the magics and `Compute` share `pools`."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Pool] = {}
@@ -35,7 +35,7 @@ class LivePools:
 
     @property
     def starting(self) -> list[Pool]:
-        """Return the pools that are being started, which are not found by name yet."""
+        """Return the pools that are being started, not found by name."""
         return list(self._starting)
 
     @contextlib.contextmanager
@@ -49,7 +49,7 @@ class LivePools:
                 del self._starting[pool]
 
     def interrupt_start(self, pool: Pool) -> bool:
-        """Interrupt the main thread if it is starting this pool; return whether it is.
+        """Interrupt the main thread if it starts this pool; return if it does.
 
         Thread-safe.
         """
@@ -82,7 +82,7 @@ class LivePools:
 
     @contextlib.contextmanager
     def naming(self, name: str, *, other: bool) -> Iterator[str]:
-        """Reserve a name inside the context; with ``other``, a similar one that is free."""
+        """Reserve a name; with ``other``, a similar one that is free."""
         with self._lock:
             taken = {*self._named, *(pool.spec.name for pool in [*self.all(), *self.starting])} if other else set()
             name = next(text for text in _numbered(name) if text not in taken)
@@ -117,17 +117,17 @@ class LivePools:
         self._current, self._lost = pool.spec.name, None
 
     def gone(self, name: str | None = None) -> Gone | None:
-        """Return the ended remote pool of this name, or the one that was current."""
+        """Return the ended remote pool of this name, or the last current."""
         name = self._lost if name is None else name
         return self._gone.get(name) if name is not None else None
 
     def miss(self, gone: Gone) -> None:
-        """Record that a remote pool is missing: no other pool becomes current instead."""
+        """Record a missing remote pool: no other becomes current instead."""
         self._gone[gone.name] = gone
         self._current, self._lost = None, gone.name
 
     def forget(self, name: str | None = None) -> Gone | None:
-        """Forget and return an ended remote pool: cells may run on this machine again."""
+        """Forget an ended remote pool, so that cells run here again."""
         gone = self.gone(name)
         if gone is not None:
             del self._gone[gone.name]
@@ -136,7 +136,7 @@ class LivePools:
         return gone
 
     def fail(self, spec: PoolSpec, error: BaseException) -> None:
-        """Record a remote pool that could not be started; ignore local ones."""
+        """Record a remote pool that could not be started."""
         if spec.provider.survives_manager:
             told = str(error).partition("\n")[0] or "interrupted"
             self.miss(Gone.of(spec, f"was not started ({told})"))
@@ -165,7 +165,7 @@ class LivePools:
             self._gone[gone.name] = gone
 
     def end_all(self) -> None:
-        """End all pools and release the kept ones, unless this process is a fork."""
+        """End all pools but kept ones; do nothing in a fork."""
         for pool in self.all():
             if pool.owner == os.getpid():
                 with contextlib.suppress(Exception):

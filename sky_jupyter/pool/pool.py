@@ -77,7 +77,7 @@ class _Freed(Exception):
 
 @dataclass(frozen=True)
 class Detached:
-    """Run that nothing waits for, with its recorded events and its result's variable."""
+    """Detached run, with its recorded events and its result's name."""
 
     run: Run
     tape: Tape
@@ -176,7 +176,7 @@ class Pool:
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Run:
-        """Start a cell on ranks, by default all; return its run once its values are sent.
+        """Start a cell on ranks; return its run once its values are sent.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class Pool:
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Run:
-        """Start a function, in a blob, on ranks (by default all); see `begin_cell`."""
+        """Start a function, in a blob, on ranks; see `begin_cell`."""
         run = self.new_run(self.check_ranks(ranks), listener, capture)
         run.limit = "timeout"
         content = {"kind": "call", **self.ship(run, on_send, tick, call)}
@@ -241,7 +241,7 @@ class Pool:
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> CallRun:
-        """Start a function as a Dask task on one rank, by default the least busy."""
+        """Start a function as a Dask task, by default on the idlest rank."""
         if rank is not None:
             self.check_ranks([rank])
         carrier = self.new_run([], listener, capture)
@@ -285,7 +285,7 @@ class Pool:
         follow: bool = True,
         text: str = "",
     ) -> dict[str, Any]:
-        """Write a run's blobs where the nodes find them; on failure discard them.
+        """Write a run's blobs for its nodes; discard them on failure.
 
         Raises CaptureError if there is no room for them or its code cannot be sent, PoolError if the pool has ended.
         """
@@ -314,7 +314,7 @@ class Pool:
         return shipped
 
     def _followed(self, run: Run, text: str) -> dict[str, Any]:
-        """Return the process settings for the ranks; report those that are not sent."""
+        """Return the process settings for the ranks; report others."""
         self.settings.look()
         for note in self.settings.notes(run.capture.modules, text):
             run.listener(NoticeEvent(note, run.id))
@@ -339,7 +339,7 @@ class Pool:
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:
-        """Stop the run that the block starts if an interrupt ends the block."""
+        """Stop the run that the block starts if it is interrupted."""
         before = self.current
         try:
             yield
@@ -351,11 +351,11 @@ class Pool:
 
     @property
     def dask(self) -> Client:
-        """Return a client of plain Dask workers beside the agents; see `Compute.dask`."""
+        """Return a client of plain Dask workers; see `Compute.dask`."""
         return self.lifecycle.workers.client()
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
-        """Add paths to the code that runs send from now on; see `LocalCode.include`."""
+        """Add paths to the code that runs send; see `LocalCode.include`."""
         self.code.local.include(paths, excludes)
 
     def put(
@@ -383,10 +383,11 @@ class Pool:
         return files.get(self, remote, local, on, listener, tick)
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """Return the runs that the nodes know, by id; raise PoolError without an answer.
+        """Return the runs that the nodes know, by id.
 
-        Each has its ``begin`` event, its ``name`` with the attempt, the ``nodes`` that know it, the ``homes`` (rank ->
-        node), whether it is ``over``, and whether it is ``former``: begun before the last resize.
+        Each has its ``begin`` event, its ``name`` with the attempt, the ``nodes`` that know it, the ``homes`` (rank
+        -> node), whether it is ``over``, and whether it is ``former``: begun before the last resize. Raises PoolError
+        if the pool does not answer.
         """
         self.require_live()
         found: dict[str, dict[str, Any]] = {}
@@ -420,7 +421,7 @@ class Pool:
         return found
 
     def adopt(self, id: str, listener: Listener = ignore) -> Run:
-        """Return a run that another manager began, to be attended like an own one.
+        """Return another manager's run, to be attended like an own one.
 
         Its events come from the first on. Nodes that had not begun it when that manager ended begin now; none begins
         twice. Raises PoolError if no node knows it.
@@ -435,7 +436,7 @@ class Pool:
         return run
 
     def _answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run work on the loop and return its result; raise PoolError after ``seconds``.
+        """Run work on the loop; raise PoolError after ``seconds``.
 
         The timeout is shorter while the pool is known to be halted.
         """
@@ -476,7 +477,7 @@ class Pool:
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a page of a run's events, from the nodes' journals. Thread-safe.
+        """Return a page of a run's events, from journals. Thread-safe.
 
         Parameters
         ----------
@@ -509,14 +510,14 @@ class Pool:
         return self._answer(event_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
 
     def homes(self, id: str) -> dict[int, int]:
-        """Return each rank's node that has its journal of a run; negative if none has.
+        """Return each rank's node with its journal of a run, or below 0.
 
         Raises PoolError if no node knows the run.
         """
         return {rank: outcome.node for rank, outcome in self._known(id, ignore)[0].outcomes.items()}
 
     def log(self, id: str) -> CellResult:
-        """Return what a run has printed and returned so far, from the nodes' journals.
+        """Return what a run has printed and returned, from the journals.
 
         Raises PoolError if no node knows the run.
         """
@@ -530,7 +531,7 @@ class Pool:
         return Untouched(self, run.id, run.outcomes, run.shape)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
-        """Return the ranks, by default all; raise SpecError if the pool lacks one."""
+        """Return the ranks, by default all; raise SpecError for others."""
         chosen = list(range(self.spec.world_size)) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in chosen if not 0 <= rank < self.spec.world_size]
         if wrong or not chosen:
@@ -539,7 +540,7 @@ class Pool:
         return chosen
 
     def attend(self, run: Run, tick: Tick = no_tick) -> CellResult:
-        """Wait for a run's end, calling ``tick`` every poll; interrupts go to the ranks.
+        """Wait for a run's end; interrupts go to the ranks.
 
         The first interrupt raises KeyboardInterrupt in every rank; the second replaces the kernels of ranks that did
         not heed it.
@@ -572,13 +573,13 @@ class Pool:
         return result
 
     def settle(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
-        """Wait until ranks that the last run broke are replaced; report what delays it."""
+        """Wait for the repairs after the last run; report delays."""
         if self.supervisor.mending:
             with self.watchdog.telling(listener):
                 wait_ticking(loop().submit(self.supervisor.settle()), tick)
 
     def take_news(self) -> list[str]:
-        """Return, once, the notices that were shown nowhere, and the registry's warnings."""
+        """Return, once, the notices and warnings that were not shown."""
         news, self.supervisor.news = self.supervisor.news, []
         return [*news, *self.registry.take_warnings()]
 
@@ -588,7 +589,7 @@ class Pool:
         return fresh
 
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
-        """Wait until a run's task is done; return whether it was interrupted here."""
+        """Wait until a run's task is done; return if it was interrupted."""
         heeded, before = 0, run.presses
         hard = over = 0.0
         with counting_interrupts() as presses:
@@ -613,7 +614,10 @@ class Pool:
         return bool(presses) or run.presses > before or run.early
 
     def watch(self, run: Run, tick: Tick = no_tick) -> bool:
-        """Wait until a run is done; return False on an interrupt, which does not affect it."""
+        """Wait until a run is done; return True, or False on an interrupt.
+
+        The run itself is not interrupted.
+        """
         with counting_interrupts() as presses:
 
             def look() -> None:
@@ -628,13 +632,13 @@ class Pool:
         return True
 
     def press(self, run: Run, times: int = 1) -> None:
-        """Interrupt a run on a user's behalf; from the second time on, replace kernels."""
+        """Interrupt a run for the user; the second time, replace kernels."""
         run.presses += times
         run.pressed = time.monotonic()
         self.interrupt(run, hard=run.presses > 1)
 
     def finish(self, run: Run) -> CellResult:
-        """Return a finished run's result; discard its blobs, and record its end."""
+        """Return a finished run's result; discard its blobs."""
         if run.task.done():
             run.task.result()
         self.supervisor.discard(run)
@@ -651,7 +655,7 @@ class Pool:
         return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True)
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
-        """Record in the ledger which names of ``namespace`` a run assigned on the nodes."""
+        """Record in the ledger which names a run has assigned."""
         self.modules |= run.modules
         cell = run.capture.names
         # A rank detects an assignment by the object's identity, so it misses equal small integers.
@@ -670,7 +674,7 @@ class Pool:
         self.ledger.nodes_imported(run.imports, run.capture.modules, self.spec.world_size)
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
-        """Raise KeyboardInterrupt in all ranks of a run; ``hard`` replaces their kernels."""
+        """Interrupt all ranks of a run; ``hard`` replaces their kernels."""
         run = run or self.current
         if isinstance(run, CallRun):
             self.calls.cancel([run], hard=hard)
@@ -710,7 +714,7 @@ class Pool:
         return pulling.pull(self, name, ranks, how, listener, tick)
 
     def status(self) -> dict[int, dict[str, Any]]:
-        """Return each node's process id and what its ranks do; lost nodes are absent."""
+        """Return each live node's process id and what its ranks do."""
         self.lifecycle.retry_links()
         self.require_live()
         # A lost node would delay the others' answers.
@@ -756,12 +760,12 @@ class Pool:
 
     @property
     def condition(self) -> str:
-        """Return the state in one word, as users see it; see `StateMachine.condition`."""
+        """Return the state in one word; see `StateMachine.condition`."""
         return self.lifecycle.condition
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken or has ended; "" if there is nothing to say."""
+        """Return why the pool is broken or has ended, or ""."""
         return self.lifecycle.broken
 
     @property
@@ -817,7 +821,7 @@ class Pool:
 
     @property
     def control(self) -> Control:
-        """Return the client of the nodes' agents; raise PoolError if there is none yet."""
+        """Return the agents' client; raise PoolError if there is none."""
         return self.lifecycle.control
 
     @property
@@ -867,22 +871,22 @@ class Pool:
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the machines that cannot be reached from here, each with a description."""
+        """Return the unreachable machines, each with a description."""
         return self.lifecycle.away
 
     @property
     def apart(self) -> dict[str, str]:
-        """Return the machines that the head does not reach, each with a description."""
+        """Return the machines that the head does not reach, and why."""
         return self.lifecycle.apart
 
     @property
     def unended(self) -> list[str] | None:
-        """Return machines created for it and not seen to end; None while not known."""
+        """Return machines not seen to end; None while not known."""
         return self.lifecycle.unended
 
     @property
     def unsure(self) -> list[str]:
-        """Return the machines on which something may still run after its end."""
+        """Return the machines on which something may run after its end."""
         return self.lifecycle.unsure
 
     @property
@@ -896,7 +900,7 @@ class Pool:
 
     @property
     def farewell(self) -> Callable[[str], None]:
-        """Return the callback for a pool that ends by itself, maybe while no cell runs."""
+        """Return the callback for a pool that ends by itself."""
         return self.lifecycle.farewell
 
     @farewell.setter
@@ -905,7 +909,7 @@ class Pool:
 
     @property
     def listener(self) -> Listener:
-        """Return the function that sends an event to the listener and to the log."""
+        """Return the sender of events to the listener and the log."""
         return self.lifecycle.listener
 
     @listener.setter
@@ -929,11 +933,11 @@ class Pool:
         add: Sequence[str] = (),
         remove: Sequence[int] = (),
     ) -> None:
-        """Change the number of nodes, or add and remove hosts; see `Compute.resize`."""
+        """Change the number of nodes, or the hosts; see `Compute.resize`."""
         self.lifecycle.resize(nodes, listener, tick, add=add, remove=remove)
 
     def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
-        """Return the plan of a `resize`; raise SpecError if it is not possible."""
+        """Return the plan of a `resize`; raise SpecError if impossible."""
         return self.lifecycle.planned(nodes, add, remove)
 
     def stop_resizing(self) -> bool:
@@ -945,11 +949,11 @@ class Pool:
         return self.lifecycle.changing(what)
 
     def release(self) -> None:
-        """Release a kept pool: it lives on, and another manager can attach to it."""
+        """Release a kept pool, so that another manager can attach to it."""
         self.lifecycle.release()
 
     def down(self, tell: Tell = silently) -> None:
-        """End the pool: its processes, sockets and files; see `PoolLifecycle.down`."""
+        """End the pool with all it has; see `PoolLifecycle.down`."""
         self.lifecycle.down(tell)
 
     def must_be_ours(self) -> None:
@@ -957,11 +961,11 @@ class Pool:
         self.lifecycle.must_be_ours()
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Raise PoolError with the reason if the pool cannot run anything now."""
+        """Raise PoolError with the reason if the pool cannot run now."""
         self.lifecycle.require_live(restarting=restarting)
 
     def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
-        """Report a phase's begin, lines and end; yield a function that reports a line."""
+        """Report a phase; yield a function that reports a line of it."""
         return self.lifecycle.phase(phase, text)
 
     def notify(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Requests of frontends to this process's pools: checked, run, answered in JSON.
+"""Requests of frontends to this process's pools, answered in JSON.
 
 A request may come from anything that can talk to the notebook's kernel, in any form and thread; it always gets an
 answer. See docs/actions.md.
@@ -278,7 +278,7 @@ def _in_time(pool: Pool, work: Callable[[], object], what: str) -> Answer:
 
 
 def sound(value: Answer) -> Answer:
-    """Return the answer with valid Unicode and finite numbers, as JSON needs."""
+    """Return the answer with valid Unicode and finite numbers, for JSON."""
     with contextlib.suppress(ValueError, RecursionError):
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         return value

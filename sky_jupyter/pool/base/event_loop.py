@@ -24,11 +24,11 @@ _TICK = TIMEOUTS.polls.loop
 
 
 def no_tick() -> None:
-    """Do nothing: the callback of callers that have no work while they wait."""
+    """Do nothing: the callback of callers without work while they wait."""
 
 
 def wait_ticking(future: Future[Any], tick: Tick) -> None:
-    """Wait for a future, calling ``tick`` every poll; re-raise the future's error.
+    """Wait for a future, calling ``tick`` every poll; re-raise its error.
 
     Raises PoolError if the future was cancelled because the pool ended.
     """
@@ -69,7 +69,7 @@ class NoAnswer(PoolError, FutureTimeout):
 
 
 class LoopThread:
-    """Daemon thread that runs the event loop; made once per process by `loop`."""
+    """Daemon thread that runs the event loop; one per process, see `loop`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -107,7 +107,7 @@ def loop() -> LoopThread:
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Run a call in a thread of its own: if it hangs, only its caller waits."""
+    """Run a call in a thread of its own; if it hangs, its caller waits."""
     here = asyncio.get_running_loop()
     future: asyncio.Future[T] = here.create_future()
 

@@ -37,7 +37,7 @@ class OutputEvent:
 
 @dataclass(frozen=True)
 class NoticeEvent:
-    """Message about what the manager did or saw, such as a restart of kernels."""
+    """Message about what the manager did or saw, as a restart of kernels."""
 
     text: str
     run: str = ""
@@ -45,7 +45,7 @@ class NoticeEvent:
 
 @dataclass(frozen=True)
 class TroubleEvent(NoticeEvent):
-    """Notice that stands until another one ``about`` the same replaces or ends it."""
+    """Notice that stands until another ``about`` the same replaces it."""
 
     about: str = ""
     over: bool = False
@@ -118,7 +118,7 @@ class Tape:
             self._to = listener
 
     def stop(self) -> None:
-        """Stop forwarding; the next listener gets all recorded events again."""
+        """Stop forwarding; the next listener gets all recorded events."""
         with self._lock:
             self._to = None
 
@@ -147,7 +147,7 @@ class Silent:
 
 
 def _size(event: Event) -> int:
-    """Return the approximate size of an output; 0 for other events and a rank's end."""
+    """Return the approximate size of an output; 0 for other events."""
     if not isinstance(event, OutputEvent) or event.event.get("kind") == "end":
         return 0
     data = event.event.get("data")

@@ -30,7 +30,7 @@ class PoolLog:
         self._asked = options.logging
 
     def open(self) -> None:
-        """Install the handler; raise SpecError if its file cannot be written."""
+        """Install the handler; raise SpecError if it cannot open its file."""
         asked = LogConfig(self._asked) if type(self._asked) in (int, str) else self._asked  # type: ignore[arg-type]
         if not isinstance(asked, LogConfig) or self._handler is not None:
             return

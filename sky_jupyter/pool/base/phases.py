@@ -1,4 +1,4 @@
-"""Phases of a pool's start: state, duration, last lines and each node's part."""
+"""Phases of a pool's start: state, duration, lines and the nodes' parts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PhaseLog:
         self.usual: Mapping[str, float] = {}
 
     def clear(self, usual: Mapping[str, float]) -> None:
-        """Begin a new start; ``usual`` holds the phases' durations in earlier ones."""
+        """Begin a new start; ``usual`` holds the phases' usual durations."""
         with self._lock:
             self._phases, self.usual = [], usual
 
@@ -99,7 +99,7 @@ class PhaseLog:
             return self._phases[-1].name if self._phases else "start"
 
     def on_node(self, node: int, state: str, line: str = "") -> None:
-        """Set a node's state and line in the current phase; ignore it between phases."""
+        """Set a node's state and line in the current phase, if any."""
         with self._lock:
             if not self._phases or self._phases[-1].state != "on":
                 return

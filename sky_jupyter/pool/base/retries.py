@@ -16,7 +16,7 @@ _TICK = TIMEOUTS.polls.retry
 
 
 async def within(work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError]) -> T:
-    """Await work for at most ``limit`` seconds; raise ``late(why)`` after that.
+    """Await work for up to ``limit`` seconds; raise ``late(why)`` after that.
 
     ``option`` is the name of the limit in `Options`, for the message.
     """
@@ -56,14 +56,14 @@ async def attempts(make: Callable[[], Awaitable[T]], most: int, pause: float, te
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether a retry may succeed: rejected keys and counts stay rejected."""
+    """Return whether a retry may succeed: rejected keys stay rejected."""
     if isinstance(error, ProvisionError):
         return error.passing
     return isinstance(error, MachineError) and not isinstance(error, (HostKeyError, LoginRefused))
 
 
 def in_time(work: Callable[[], None], seconds: float, tick: Callable[[], None] = lambda: None) -> bool:
-    """Run work in a thread for at most ``seconds``; return whether it finished.
+    """Run work in a thread for at most ``seconds``; return if it finished.
 
     Re-raises the error of the work. ``tick`` is called every poll.
     """

@@ -1,4 +1,4 @@
-"""One-line title of a cell, for the registry, the pool's status and the panel."""
+"""One-line titles of cells, for the registry, the status and the panel."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Liveness:
     absence: float = 4.5
     # The same for a node behind our own link, which reconnects with back-off.
     far_absence: float = 30.0
-    # A machine is declared lost when no other has heard of it for `sure`, and the inquiry has lasted `least`.
+    # A machine is declared lost when it has not answered for `sure`, and the inquiry has lasted `least`.
     sure: float = 4.0
     least: float = 2.0
     # The longest round trip of an inquiry; how far apart the answers of others may come.
@@ -50,7 +50,7 @@ class Liveness:
 
 @dataclass(frozen=True)
 class Links:
-    """The link to other machines, and the connections that it carries."""
+    """Links to other machines, and the connections that they carry."""
 
     # Hosts that are lost within this time are reported in one message.
     gather: float = 1.5
@@ -70,7 +70,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a pool, and its changes of nodes."""
+    """Start of a pool, and changes of its nodes."""
 
     # A host reports its scheduler's address; its agents join.
     host: float = 60.0
@@ -97,7 +97,7 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """Shutdown of a pool; users set the ranks' own time (``--exit-timeout``)."""
+    """Shutdown of a pool; users set the ranks' time (``--exit-timeout``)."""
 
     # A start of hosts, or a resize, that was under way stops.
     others: float = 20.0
@@ -246,11 +246,11 @@ class Machines:
 
 @dataclass(frozen=True)
 class Registers:
-    """The registry of pools."""
+    """Registry of pools."""
 
     # SQLite's busy timeout.
     busy: float = 10.0
-    # How long after its lease a pool is still listed.
+    # How long after its lease a pool is presumed alive.
     lease_margin: float = 60.0
 
 

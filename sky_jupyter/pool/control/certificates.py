@@ -20,14 +20,14 @@ NAMES = ("pool.ca", "pool.cert", "pool.key")
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM texts of the authority's and the members' certificate, and of their key."""
+    """PEM texts of the authority, the members' certificate and its key."""
 
     authority: bytes
     certificate: bytes
     key: bytes
 
     def files(self) -> dict[str, bytes]:
-        """Return the files of the pool's folder, by name; see `node.scheduler.security`."""
+        """Return the files of the pool's folder, by name."""
         return dict(zip(NAMES, (self.authority, self.certificate, self.key), strict=True))
 
 

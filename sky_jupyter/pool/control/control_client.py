@@ -1,4 +1,4 @@
-"""Dask client of the control plane: calls of agents, and detection of lost nodes."""
+"""Dask client of the control plane: calls of agents, and failure detection."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class Watcher(Protocol):
         """Handle events of a run that an agent forwards."""
 
     def on_lost(self, node: int, why: str, *, revived: bool) -> None:
-        """Handle a lost node; ``revived`` says that its host is restarting its agent."""
+        """Handle a lost node; ``revived`` says that its agent restarts."""
 
     def on_back(self, node: int, *, kept: bool) -> None:
-        """Handle a node that is back; ``kept`` says that its kernels survived."""
+        """Handle a returned node; ``kept`` says that its kernels survived."""
 
     def on_doubt(self, node: int | None) -> None:
-        """Handle a late answer of a node, or of the pool (None): see `Control.doubted`."""
+        """Handle a late answer of a node, or of the pool (None)."""
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
-        """Handle a node, or the pool (None), that stopped answering or answers again."""
+        """Handle a node, or the pool (None), that goes silent or returns."""
 
     def on_replaced(self) -> None:
         """Handle the takeover of the pool by another manager."""
@@ -158,7 +158,7 @@ class Control:
         self.incarnations = await self.ask(rpc.PING)
 
     async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
-        """Connect to the scheduler first; stop if ``broken()`` returns a reason."""
+        """Connect for the first time; stop if ``broken()`` has a reason."""
         dialing = asyncio.ensure_future(self._dial(timeout))
         try:
             while not dialing.done():
@@ -211,7 +211,7 @@ class Control:
         self.client.subscribe_topic("all", self._on_member)
 
     async def _hang_up(self) -> None:
-        """Close the client; its scheduler may be gone, so Dask's logs are muted."""
+        """Close the client; mute Dask, whose scheduler may be gone."""
         client, self.client = self.client, None
         if client is not None:
             with _quiet():
@@ -240,7 +240,7 @@ class Control:
         self.crowded = self.joining or len(named) > len(self.addresses)
 
     async def _beat(self) -> None:
-        """Poll the members every beat and on changes, which renews the nodes' leases."""
+        """Poll the members regularly and on changes; this renews leases."""
         while not self.closing:
             began = time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -322,7 +322,7 @@ class Control:
 
     @contextlib.contextmanager
     def _doubting(self, node: int | None) -> Iterator[None]:
-        """Report doubt if the block takes long; on success, record its duration."""
+        """Report doubt if the block takes long; record its duration."""
         began = time.monotonic()
         patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
         timer = asyncio.get_running_loop().call_later(patience, self._doubt, node)
@@ -342,12 +342,12 @@ class Control:
         self.doubted.discard(node)
 
     def unheard(self, node: int | None) -> float:
-        """Return the seconds since a node, or the scheduler (None), answered; 0 if never."""
+        """Return the seconds since a node, or the scheduler, answered."""
         now = time.monotonic()
         return now - self._answered.get(node, now)
 
     def _note(self, node: int | None, answers: bool, began: float) -> None:
-        """Update whether a node, or the scheduler (None), is silent; report changes."""
+        """Update whether a node, or the scheduler (None), is silent."""
         if answers:
             self._quiet_since.pop(node, None)
             if node in self.silent:
@@ -391,7 +391,7 @@ class Control:
         self.watcher.on_back(node, kept=kept and not was_lost)
 
     def lose(self, node: int, why: str, *, revived: bool = False) -> None:
-        """Declare a node lost; ``revived`` says that its host is restarting it."""
+        """Declare a node lost; ``revived`` says that its agent restarts."""
         if node not in self.lost:
             self.lost.add(node)
             self.whys[node] = why
@@ -399,7 +399,7 @@ class Control:
         self._kick.set()
 
     def give_up(self, node: int, why: str) -> None:
-        """Declare a node lost whose machine is off, though its connections seem open."""
+        """Declare a node lost whose machine is off."""
         self.off.add(node)
         self.lose(node, why)
 
@@ -492,7 +492,7 @@ class Control:
         return NodeLost(f"node {node}{self.names.get(node, '')} is lost: {why}; `%sky restart` makes it anew")
 
     async def _broke(self, nodes: Iterable[int]) -> NodeLost:
-        """Return the error of a broken connection, with its cause if it becomes known."""
+        """Return the error of a broken connection, with its cause if known."""
         asked, end = set(nodes), time.monotonic() + _LAST_WORDS
         while time.monotonic() < end:
             if self.closing:
@@ -520,7 +520,7 @@ async def _end(client: Client) -> None:
 
 
 def _cut(client: Client) -> None:
-    """Abort the connections that a client left open because closing took too long."""
+    """Abort the connections that a client left open when closing timed out."""
     with contextlib.suppress(Exception):
         client.scheduler_comm.abort()
     for pooled in (client.rpc.available, client.rpc.occupied):
@@ -531,7 +531,7 @@ def _cut(client: Client) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Mute Dask's loggers, and its warning of packages that differ from the nodes'."""
+    """Mute Dask's loggers, and its warning of differing packages."""
     loggers = [logging.getLogger(name) for name in ("distributed.client", "distributed.comm", "distributed.core")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:

@@ -22,9 +22,9 @@ class UninterruptedRanks:
     deaf : sequence of int
         Ranks that no broken connection frees: they compute, or stand still.
     waiting : sequence of int
-        The others.
+        Ranks that wait in a call, which can be aborted.
     calls : sequence of str
-        Names of the calls that those wait in, where known.
+        Names of these calls, if known.
     """
 
     deaf: Sequence[int] = ()
@@ -33,13 +33,13 @@ class UninterruptedRanks:
 
     @property
     def freeing(self) -> str:
-        """Return the message while ranks are being freed; "" if none can be."""
+        """Return the message while ranks are being freed, or ""."""
         if not self.waiting:
             return ""
         return f"freeing {rank_label(self.waiting)} from {', '.join(self.calls) or _UNNAMED} …; every name is kept"
 
     def warning(self, left: Collection[int], failed: bool) -> str:
-        """Return the message on ranks that do not heed it; "" if there are none.
+        """Return the message on ranks that do not heed it, or "".
 
         Of the ranks in ``left``, these are the deaf ones; if ``failed``, all of them, as they could not be freed.
         """

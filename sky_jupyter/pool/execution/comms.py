@@ -59,7 +59,7 @@ class Comms:
         self._tasks = BackgroundTasks()
 
     def listen(self, mirror: CommReceiver) -> None:
-        """Set the receiver and request the state; not for the loop's thread."""
+        """Set the receiver and request the state, not from the loop."""
 
         def begin() -> None:
             self._mirror = mirror
@@ -69,7 +69,7 @@ class Comms:
         loop().loop.call_soon_threadsafe(begin)
 
     def suit(self, spec: PoolSpec) -> None:
-        """Adopt the spec of a new or resized pool, whose comms have all been closed."""
+        """Adopt the spec of a new or resized pool; its comms are closed."""
         self._nodes, self._per_node = spec.nodes, spec.ranks_per_node
 
     def _ranks(self, node: int) -> range:
@@ -136,7 +136,7 @@ class Comms:
     # -- to the ranks ------------------------------------------------------------------------------
 
     def send(self, message: CommMessage) -> None:
-        """Send a message to a rank, coalesced with others that follow soon. Thread-safe."""
+        """Send a message to a rank, coalesced with others. Thread-safe."""
         loop().loop.call_soon_threadsafe(self._put, message)
 
     def _put(self, message: CommMessage) -> None:

@@ -75,7 +75,7 @@ class ExecutorContext(PoolContext, Protocol):
 
 
 class Submitter:
-    """Executor of one pool, made on first use; its thread starts and finishes calls.
+    """Executor of one pool; its thread starts and finishes calls.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Submitter:
         self._thread.start()
 
     def submit(self, function: Callable[[], Any], shared: Mapping[str, Any], listener: Listener = ignore) -> Call:
-        """Submit a function without arguments; its captured values are packed now.
+        """Submit a function without arguments; capture its values now.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class Submitter:
                 self._bring(call, rank)
 
     def _free(self) -> int | None:
-        """Return an idle rank whose node is there; any idle one if no call is running."""
+        """Return an idle rank, on a live node unless nothing runs."""
         spec, control = self.pool.spec, self.pool.control
         lost: set[int | None] = control.silent.union(control.lost)
         free = [rank for rank in range(spec.world_size) if rank not in self._busy]

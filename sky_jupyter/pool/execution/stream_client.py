@@ -1,4 +1,4 @@
-"""Streams of a call on the manager: items that its rank yields, and its inputs.
+"""Streams of a call on the manager: items of its rank, and its inputs.
 
 The loop polls the rank's agent for items, by number, and puts them in a queue for the reader; see `stream_relay`.
 """
@@ -84,12 +84,12 @@ class StreamClient:
         loop().loop.call_soon_threadsafe(self._tell_soon)
 
     def give(self, wanted: Wanted, items: Sequence[bytes], **answer: Any) -> None:
-        """Send items that were wanted, with the ``end`` or the ``error`` after them."""
+        """Send items that were wanted, with the ``end`` or an ``error``."""
         arguments = {"input": wanted.index, "number": wanted.number, "items": list(items), "answer": answer}
         loop().submit(self._ask(rpc.FEED_STREAM, **arguments))
 
     def close(self) -> None:
-        """Stop reading: the generator is closed at its next yield or request."""
+        """Stop reading; the generator is closed at its next yield."""
         if not self._closed:
             self._closed = True
             loop().submit(self._close())
@@ -106,7 +106,7 @@ class StreamClient:
             self._news.put(None)
 
     async def _placed(self) -> bool:
-        """Wait until a rank has begun the call; return False if it is over before."""
+        """Wait until a rank has begun the call; return False if none does."""
         while not self._run.placed or self._run.node < 0:
             if self._run.over.is_set():
                 return False
@@ -156,7 +156,7 @@ class StreamClient:
             await self._ask(rpc.CLOSE_STREAM)
 
     async def _ask(self, call: AgentCall, **arguments: Any) -> Any:
-        """Call the call's agent; return None if that does not know it any more."""
+        """Call the call's agent; return None if it has forgotten the call."""
         with contextlib.suppress(LookupError, NodeLost, PoolError, OSError, TypeError):
             if self._run.node >= 0:
                 node = self._run.node

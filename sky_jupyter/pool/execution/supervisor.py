@@ -1,4 +1,4 @@
-"""Runs on the manager's loop: executed one at a time, with repairs after each."""
+"""Runs on the manager's loop: executed one at a time, with repairs."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Supervisor:
 
     @property
     def control(self) -> Control:
-        """Return the client of the agents; raise PoolError if there is none yet.
+        """Return the agents' client; raise PoolError if there is none yet.
 
         The pool sets it whenever it has a new one.
         """
@@ -183,7 +183,7 @@ class Supervisor:
         self._lost.clear()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        """Run to the end: start, supervise, and begin the repairs that are needed."""
+        """Run to the end: start, supervise, and begin repairs."""
         async with self._turn:
             # A run that was given up while it waited is not begun.
             if run.left:
@@ -205,7 +205,7 @@ class Supervisor:
         start.cancel()
 
     async def _start(self, run: Run, content: dict[str, Any], about: dict[str, Any]) -> None:
-        """Start a run on the agents; an unreachable one does not keep the others from it."""
+        """Start a run on the agents that can be reached; fail the others."""
         while run.left:
             nodes = sorted({run.outcomes[rank].node for rank in run.left})
             if lost := self.control.lost.intersection(nodes):
@@ -233,7 +233,7 @@ class Supervisor:
                 return
 
     async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int], *, over: bool) -> None:
-        """Attend a run of an earlier manager, which the nodes ``begun`` have begun.
+        """Attend an earlier manager's run, begun on the nodes ``begun``.
 
         If that manager ended in between, the other nodes begin now; if the run is over, they never do.
         """
@@ -253,7 +253,7 @@ class Supervisor:
             await self._attend(run, float(begin.get("grace") or 0.0), begin.get("timeout"))
 
     def lose_unbegun(self, run: Run, begun: Sequence[int]) -> None:
-        """Fail the ranks of a finished run whose nodes were lost before they began it."""
+        """Fail the ranks of nodes that were lost before they began it."""
         ranks = [rank for rank in run.left if run.outcomes[rank].node not in begun]
         run.lose(ranks, "its node had been lost before it began")
 
@@ -271,11 +271,11 @@ class Supervisor:
         self.mend(run)
 
     async def look(self, run: Run, native: bool) -> Where:
-        """Return the ranks' stacks for the hang detector, with a long sampling window."""
+        """Return the ranks' stacks, sampled over a long window."""
         return await ask(self.control, self.spec, run, native=native, window=0.5)
 
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
-        """Wait for the end; after a failure or timeout, stop the ranks that are left."""
+        """Wait for the end; stop all ranks after a failure or timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         in_time = await run.until(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
         if self.gentle and any(outcome.status == "died" for outcome in run.outcomes.values()):
@@ -315,7 +315,7 @@ class Supervisor:
         await run.until(lambda: not run.left, None)
 
     async def free(self, run: Run) -> None:
-        """Free ranks of a run that the user interrupted, and that do not stop."""
+        """Free ranks that the user has interrupted, and that do not stop."""
         looking = self.keep_task(self._look_at_held(run)) if self.gentle else None
         if await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
             return
@@ -333,7 +333,7 @@ class Supervisor:
             await run.until(lambda: not run.left, _REACH_PATIENCE)
 
     async def _look_at_held(self, run: Run) -> Where | None:
-        """Return the stacks of ranks that do not stop at once; None if not known."""
+        """Return the stacks of ranks that do not stop at once, or None."""
         if await run.until(lambda: not run.left, _HEED_PATIENCE):
             return None
         with contextlib.suppress(SkyError, OSError):
@@ -341,7 +341,7 @@ class Supervisor:
         return None
 
     async def _free_gently(self, run: Run, where: Where | None) -> None:
-        """Abort the collectives of ranks that do not stop, and report the progress.
+        """Abort collectives of ranks that do not stop; report on them.
 
         A rank that is being freed is not reported as deaf meanwhile, however slow the machine is.
         """
@@ -359,7 +359,7 @@ class Supervisor:
             run.listener(NoticeEvent(text, run.id))
 
     async def interrupt(self, run: Run, *, hard: bool) -> None:
-        """Interrupt a run's ranks, or kill them if ``hard``; `_watch` does the rest."""
+        """Interrupt a run's ranks; kill them if ``hard``."""
         if hard:
             silent = self.control.silent
             far = [rank for rank in run.left if None in silent or run.outcomes[rank].node in silent]
@@ -370,7 +370,7 @@ class Supervisor:
         await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
 
     async def _free(self, run: Run) -> None:
-        """Give up ranks that do not end although their kernels are being replaced."""
+        """Give up ranks that outlive the replacement of their kernels."""
         if await run.until(lambda: not run.left, FREE_PATIENCE):
             return
         stuck = run.left
@@ -386,7 +386,7 @@ class Supervisor:
             await self._replace_at_once(still)
 
     async def abort(self, run: Run) -> None:
-        """Abort the collectives that a run's ranks wait in, on all ranks of the pool.
+        """Abort the collectives that a run waits in, on all of the pool.
 
         Of two ranks in a group that a cell has made, only the callee knows their connection as the framework's, and
         that rank may have ended, or not be part of the run.
@@ -403,7 +403,7 @@ class Supervisor:
             await asyncio.wait(bringing, timeout=_REACH_PATIENCE)
 
     async def _bring_signal(self, run: Run, node: int, number: int, key: str) -> None:
-        """Signal a node's kernels; retry until its agent confirms, while they work.
+        """Signal a node's kernels; retry until its agent confirms.
 
         An agent ignores a repeated signal: it knows its key.
         """
@@ -443,12 +443,12 @@ class Supervisor:
         return self._repair is not None
 
     async def settle(self) -> None:
-        """Wait until all repairs are done, including those that begin meanwhile."""
+        """Wait until all repairs are done, new ones included."""
         while self._repair is not None:
             await asyncio.wait([self._repair])
 
     def mend(self, run: Run) -> None:
-        """Begin to replace what a run has broken; the next run waits for it."""
+        """Begin to replace what a run broke; the next run waits for it."""
         if run.abandoned:
             return
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
@@ -480,7 +480,7 @@ class Supervisor:
             self._mend_with(self._resume())
 
     def _gone(self, kept: int | None = None) -> str:
-        """Return what users must recreate; ``kept`` is a rank that keeps its kernel."""
+        """Return what users must recreate; the rank ``kept`` lives on."""
         gone = [plugin.gone for plugin in self.spec.plugins]
         if kept is not None:
             gone += [plugin.gone_beside.format(rank=kept) for plugin in self.spec.plugins]
@@ -561,7 +561,7 @@ class Supervisor:
                 self._repair = None
 
     async def _renew_through_breaks(self, ranks: Sequence[int]) -> None:
-        """Replace kernels; retry if a connection breaks or an agent ends meanwhile."""
+        """Replace kernels; retry if a connection or agent fails."""
         for attempt in range(1, _RESTARTS + 1):
             try:
                 await self.renew(ranks)
@@ -572,7 +572,7 @@ class Supervisor:
                 self.tell(f"{first_line(error).partition('; ')[0]}; the kernels are made when it is back")
 
     async def _all_back(self) -> bool:
-        """Wait until the pool and all lost nodes are back; return False on a timeout."""
+        """Wait until all nodes are back; return False on a timeout."""
         await self.control.up.wait()
         end = time.monotonic() + _RETURN_PATIENCE
         while not self.control.closing and time.monotonic() < end:
@@ -587,7 +587,7 @@ class Supervisor:
             self._mend_with(self._replace_ended(rank, text))
 
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
-        """Replace kernels that ended by themselves while no manager was connected."""
+        """Replace kernels that ended while no manager was connected."""
         for state in (await self.control.ask(rpc.STATUS, nodes)).values():
             for rank, its in state["ranks"].items():
                 if its.get("surprise"):
@@ -613,7 +613,7 @@ class Supervisor:
             await self.renew(ranks)
 
     async def _renew_some(self, ranks: Sequence[int], *, busy: bool) -> None:
-        """Replace the kernels of some ranks, busy or not; the others keep theirs."""
+        """Replace the kernels of some ranks, busy or not."""
         await self.finish(ranks, busy=busy)
         await self._replace_at_once(ranks)
 
@@ -635,12 +635,12 @@ class Supervisor:
             await asyncio.sleep(_PAUSE)
 
     async def _idle(self) -> None:
-        """Wait until no rank works, as frameworks are reinitialized on idle ranks only."""
+        """Wait until no rank works: only idle ones can be reinitialized."""
         for run in list(self.working):
             await run.until(lambda run=run: not run.left, None)  # type: ignore[misc]
 
     async def _resume(self) -> None:
-        """After a failure, check whether the ranks are in step; reinitialize if not.
+        """After a failure, reinitialize ranks that are out of step.
 
         Two ranks that stopped before and after a collective, or with one pending in the background, would wait for each
         other, or mix up their numbers.
@@ -657,7 +657,7 @@ class Supervisor:
         await self._set_up_again()
 
     async def _rejoin(self) -> None:
-        """Reinitialize frameworks that user code has ended, once no rank works."""
+        """Reinitialize frameworks that user code ended, on idle ranks."""
         await self._idle()
         self._rejoining = False
         if self.together:
@@ -669,7 +669,7 @@ class Supervisor:
             await self.renew(everyone)
 
     async def _still_checking(self) -> list[int]:
-        """Return the ranks that are stuck in a check although it was aborted."""
+        """Return the ranks that are stuck in an aborted check."""
         end = time.monotonic() + _ABORT_PATIENCE
         while True:
             states = await self.control.ask(rpc.STATUS)
@@ -692,7 +692,7 @@ class Supervisor:
             await self.renew(ended)
 
     async def _ended(self) -> list[int]:
-        """Return the ranks that have no kernel, or one that never entered the plugins."""
+        """Return the ranks without a kernel that entered the plugins."""
         states = await self.control.ask(rpc.STATUS)
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
         return [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
@@ -703,7 +703,7 @@ class Supervisor:
         return sorted(ended) if alone or not ended else list(range(self.spec.world_size))
 
     async def _set_up_again(self, told: Sequence[int] = ()) -> None:
-        """Reinitialize the frameworks, with new kernels for ranks that need them.
+        """Reinitialize the frameworks, in new kernels where needed.
 
         If the other ranks cannot, all get new kernels. New kernels of ``told`` have been announced already.
         """
@@ -745,12 +745,12 @@ class Supervisor:
             self._note_taken(batch.get("node"), batch.get("mark"))
 
     def _place(self, node: Any) -> str:
-        """Return a node's machine, as messages have it; "" if it is this one."""
+        """Return a node's machine as messages have it; "" for this one."""
         name = self.names.get(node, "") if is_number(node) else ""
         return f" on {name[2:-1]}" if name else ""
 
     def _note_taken(self, node: Any, mark: Any) -> None:
-        """Acknowledge output to its agent, now and then, for its flow control."""
+        """Acknowledge output to its agent, for flow control."""
         if not (is_number(node) and is_number(mark)) or node >= self.spec.nodes:
             return
         told = self._told.get(node, 0)
@@ -774,7 +774,7 @@ class Supervisor:
         self._mend_with(self._take_back(node, why, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))
 
     def on_back(self, node: int, *, kept: bool) -> None:
-        """Handle a node that is back: catch up with its kernels, or replace new ones."""
+        """Handle a returned node: catch up, or replace new kernels."""
         # What was forwarded to a broken connection is lost: continue from the journal.
         self.keep_task(self._tell_heard(node))
         self.comms.look(node)
@@ -786,14 +786,14 @@ class Supervisor:
             self._mend_with(self._replace(node, "it is back"))
 
     def on_doubt(self, node: int | None) -> None:
-        """Start the check of a node, or the head (None), whose answer is late."""
+        """Start the check of a late node, or of the head (None)."""
         number = node or 0
         if self.examine is not None and number not in self._examined:
             self._examined.add(number)
             self.keep_task(self.examine(number)).add_done_callback(lambda _: self._examined.discard(number))
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
-        """Report that a node, or the pool (None), stopped answering or answers again."""
+        """Report a node, or the pool (None), that goes silent or returns."""
         who = "the pool" if node is None else f"node {node}{self.names.get(node, '')}"
         if silent:
             self.watchdog.trouble(f"silent {node}", f"{who} does not answer; trying again, and what runs there goes on")
@@ -806,11 +806,11 @@ class Supervisor:
         self.lose_all("another notebook has taken the pool over, and sees to this run now")
 
     def tell(self, text: str) -> None:
-        """Send a notice to the listeners of runs; without any, keep it in `news`."""
+        """Send a notice to the runs' listeners, or keep it in `news`."""
         self.announce(NoticeEvent(text))
 
     def announce(self, event: NoticeEvent) -> None:
-        """Send an event likewise; one without a text goes only to waiting listeners."""
+        """Send an event likewise; without a text, to waiting ones only."""
         if event.text:
             self.note(logging.WARNING, event.text)
         on = [run for run in self.runs.values() if run.left]
@@ -830,7 +830,7 @@ class Supervisor:
         await self._replace(node, why)
 
     async def _replace(self, node: int, why: str) -> None:
-        """Replace the kernels of a node that is back, and others that depend on them."""
+        """Replace the kernels of a returned node, and their dependents."""
         per_node = self.spec.ranks_per_node
         ranks = self._to_replace(list(range(node * per_node, (node + 1) * per_node)))
         self.restarted.update(ranks)
@@ -848,7 +848,7 @@ class Supervisor:
             self._lost.discard(node)
 
     async def _catch_up(self, node: int) -> None:
-        """Read what a node could not send while cut off; stop runs given up meanwhile."""
+        """Read what a returned node has to send; stop abandoned runs."""
         with contextlib.suppress(NodeLost, OSError):
             there = (await self.control.ask(rpc.LIST_RUNS, [node]))[node]
             await self.look_for_ended([node])
@@ -864,7 +864,7 @@ class Supervisor:
             self.keep_task(self.read(run, node, missing))
 
     async def read(self, run: Run, node: int, start: int) -> None:
-        """Read missing events of a run from a node's journal, from ``start`` on."""
+        """Read missing events from a node's journal, from ``start`` on."""
         key = (run.id, node)
         self._reading.add(key)
         try:

@@ -53,7 +53,7 @@ _KEPT = 20
 
 
 class CallRun(Run):
-    """One call as the manager sees it: on one rank, and if that is lost, on another.
+    """One call as the manager sees it, on one rank at a time.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class CallRun(Run):
         return self.id != self.call
 
     def accepts(self, id: str, node: int) -> bool:
-        """Return whether events belong to the current attempt, which new ones replace."""
+        """Return whether events are of this attempt; adopt a new one."""
         if id == self.id:
             return True
         if id in self._former or self.over.is_set():
@@ -124,7 +124,7 @@ class CallRun(Run):
         return next((outcome.node for outcome in self.outcomes.values()), next(iter(self._next), -1))
 
     def lose_node(self, node: int, why: str, name: str = "") -> None:
-        """Handle a lost node: if the call was on it, Dask runs it on another."""
+        """Handle a lost node: Dask runs a call there on another."""
         if self.placed and self.node == node and not self.over.is_set():
             self._leave(f"node {node}{name} is lost: {why}")
 
@@ -156,7 +156,7 @@ class CallRun(Run):
             self._end_as(rank, self.node, end)
 
     def end_unbegun(self) -> None:
-        """End it as interrupted: it was cancelled before a rank had begun it."""
+        """End it as interrupted, before any rank has begun it."""
         if not self.over.is_set():
             rank = self.rank or 0
             self._end_as(rank, -1, {"kind": "end", "rank": rank, "status": "interrupted", "why": self.why})
@@ -210,7 +210,7 @@ class CallRun(Run):
 
 @dataclass
 class Parcel:
-    """What calls share on the nodes: a function, and the values that it reads."""
+    """What calls share on the nodes: a function and the values it reads."""
 
     content: dict[str, Any]
     capture: Capture
@@ -289,7 +289,7 @@ class PoolTasks:
     # -- main thread -------------------------------------------------------------------------------
 
     def parcel(self, function: Blob, capture: Capture, on_send: Listener = ignore, tick: Tick = no_tick) -> Parcel:
-        """Send a function, with the values that it reads, to the nodes; see `discard`.
+        """Send a function with its values to the nodes; see `discard`.
 
         Raises CaptureError if there is no room for it, or its code cannot be sent.
         """
@@ -323,7 +323,7 @@ class PoolTasks:
         return runs
 
     def _own(self, run: CallRun, order: TaskRequest, on_send: Listener, tick: Tick) -> dict[str, Any]:
-        """Return what a call has for itself: its arguments, inline if they are small."""
+        """Return a call's own arguments, inline if they are small."""
         own: dict[str, Any] = {"kind": "call", "title": order.title}
         if order.together:
             own["together"] = True
@@ -357,7 +357,7 @@ class PoolTasks:
         return {**own, "arguments": told["blob"], "more": told["manifest"]}
 
     def cancel(self, runs: Sequence[CallRun], *, hard: bool = False) -> None:
-        """Cancel queued calls, and interrupt running ones; kill these if ``hard``."""
+        """Cancel calls: interrupt running ones, or kill them if ``hard``."""
         runs = [run for run in runs if not run.over.is_set()]
         if runs:
             for run in runs:
@@ -365,7 +365,7 @@ class PoolTasks:
             loop().submit(self._cancel(runs, hard))
 
     def note_writes(self, namespace: dict[str, Any]) -> None:
-        """Record in the ledger what calls have assigned on the nodes since the last time."""
+        """Record in the ledger what calls have assigned since last time."""
         with self.lock:
             while self.ended:
                 self.pool.note_writes(self.ended.popleft(), namespace)
@@ -373,7 +373,7 @@ class PoolTasks:
     # -- the loop ----------------------------------------------------------------------------------
 
     async def _attend(self, sent: list[tuple[CallRun, dict[str, Any], dict[str, Any]]]) -> None:
-        """Submit calls to Dask until they are over; resubmit to a new scheduler."""
+        """Submit calls until they are over, again to a new scheduler."""
         supervisor = self.pool.supervisor
         try:
             await supervisor.settle()
@@ -405,7 +405,7 @@ class PoolTasks:
     def _submit(
         self, client: Client, sent: Sequence[tuple[CallRun, dict[str, Any], dict[str, Any]]], known: dict[str, int]
     ) -> None:
-        """Submit calls as Dask tasks; those that a node knows go to that node."""
+        """Submit calls as Dask tasks; a node that knows one gets it."""
         import dask
 
         from ...node.agent.dask_worker import call, rank_resource
@@ -469,7 +469,7 @@ class PoolTasks:
                 run.give_up(f"node {run.node} was lost" if isinstance(error, KilledWorker) else text)
 
     async def _known(self, runs: Sequence[CallRun]) -> dict[str, int]:
-        """Return which nodes know the calls, and read their events from there."""
+        """Return the nodes that know the calls; read their events there."""
         control = self.pool.control
         if not runs or control.closing:
             return {}
@@ -512,7 +512,7 @@ class PoolTasks:
                 self.pool.supervisor.do(self.pool.supervisor.free(run))
 
     async def _cancel_on(self, node: int, runs: Sequence[CallRun], begun: set[str], hard: bool) -> None:
-        """Stop calls on a node, once it is reachable; add begun ones to ``begun``."""
+        """Stop calls on a node once it is reachable; note begun ones."""
         control = self.pool.control
         while not control.closing and (left := [run for run in runs if not run.over.is_set()]):
             with contextlib.suppress(SkyError, OSError):
@@ -529,7 +529,7 @@ class PoolTasks:
             run.give_up(f"it does not end, and you gave it up{self.pool.watchdog.why}")
 
     def _on_begun(self, run: CallRun) -> None:
-        """Start the timer of the hang detector for a call that a rank has begun."""
+        """Start the hang detector's timer for a call that has begun."""
         supervisor = self.pool.supervisor
         supervisor.working.add(run)
         if self.pool.spec.world_size > 1:
@@ -547,7 +547,7 @@ class PoolTasks:
             silence.cancel()
 
     def _on_left(self, node: int) -> None:
-        """Report a node whose machine is off to Dask, so that it reschedules the call."""
+        """Report a node that is off to Dask, which reschedules the call."""
         control = self.pool.control
         if node in control.off and node in control.addresses:
             self.pool.supervisor.do(self._let_go(node))
@@ -561,7 +561,7 @@ class PoolTasks:
             await control.client.scheduler.unregister(address=control.addresses[node], stimulus_id=f"sky-off-{node}")
 
     def _on_over(self, run: CallRun) -> None:
-        """Release the resources of a call that has ended, and report its end."""
+        """Release the resources of a call that is over; report its end."""
         future = self._futures.pop(run.call, None)
         if future is not None:
             future.release()
@@ -615,7 +615,7 @@ class PoolTasks:
             await self.pool.control.ask(rpc.RELEASE_VALUE, [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
     def _remove(self, carrier: Run) -> None:
-        """Delete a call's own files; in a thread if other machines have to answer."""
+        """Delete a call's own files; remote ones in a thread."""
         if carrier.brought:
             asyncio.get_running_loop().run_in_executor(None, self.discard_of, carrier)
         else:

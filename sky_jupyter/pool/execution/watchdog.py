@@ -1,4 +1,4 @@
-"""Processes of a pool that stand still or do not answer, and listeners for these.
+"""Processes of a pool that stand still or do not answer, and listeners.
 
 `Control` detects silence. A stopped process is seen by its neighbours: a host watches its children, an agent its
 ranks and its host, and this process the link and the local hosts.
@@ -28,7 +28,7 @@ ANEW = "; `%sky restart` makes the pool anew without it"
 
 
 class Watchdog:
-    """Registry of one pool's stopped and silent processes; changed on the loop only.
+    """One pool's stopped and silent processes; changed on the loop only.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def telling(self, listener: Listener) -> Iterator[None]:
-        """Subscribe a listener, inside the context, to why the pool does not answer."""
+        """Inside the context, report why the pool does not answer."""
         loop().loop.call_soon_threadsafe(self._begin)
         for key, text in list(self.troubles.items()):
             listener(TroubleEvent(text, about=key))
@@ -72,12 +72,12 @@ class Watchdog:
 
     @property
     def keeper_stands_still(self) -> bool:
-        """Return whether a process stands still that the pool needs to make kernels."""
+        """Return whether a process that makes kernels stands still."""
         return any(key.startswith("keeper ") for key in list(self.troubles))
 
     @property
     def is_halted(self) -> bool:
-        """Return whether a process stands still without which the pool cannot answer."""
+        """Return whether a stopped process keeps the pool from answering."""
         return self.keeper_stands_still or LINK_KEY in self.troubles
 
     # -- on the loop -------------------------------------------------------------------------------
@@ -102,7 +102,10 @@ class Watchdog:
             self._tell(TroubleEvent(text, about=key, over=True))
 
     def forget(self, *, keepers: bool = True) -> None:
-        """End all troubles but the link's; those of ``keepers`` only if asked for."""
+        """End all troubles but the link's.
+
+        Those of keepers stay too unless ``keepers``.
+        """
         for key in [key for key in self.troubles if key != LINK_KEY and (keepers or not key.startswith("keeper "))]:
             self.over(key)
 
@@ -113,7 +116,7 @@ class Watchdog:
             self.over(key)
 
     def on_standstill(self, change: Any, place: str = "") -> None:
-        """Handle a report of `node.stopped`; ``place`` is the process's machine."""
+        """Handle a report of `node.stopped` about a process."""
         if not isinstance(change, Mapping):
             return
         who, pid, state = change.get("who"), change.get("pid"), change.get("state")

@@ -1,1 +1,1 @@
-"""Host processes, local and remote, with their links and the checks of machines."""
+"""Host processes, local and remote, their links and liveness checks."""

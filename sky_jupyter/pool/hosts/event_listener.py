@@ -47,7 +47,7 @@ class SpeakingHost(Protocol):
 
 
 def listen(host: SpeakingHost) -> None:
-    """Forward a host's events; send ``gone`` only once its process has surely ended."""
+    """Forward a host's events; send ``gone`` once its process has ended."""
     lines = host.command.lines()
     while not host.left.is_set():
         _hand_on(host, lines)
@@ -86,7 +86,7 @@ def _has_ended(host: SpeakingHost) -> bool:
 
 
 def _again(host: SpeakingHost) -> Iterator[str]:
-    """Yield further events from the host's own file, until it or the connection ends."""
+    """Yield further events from the host's own file, until it ends."""
     began, pid = time.monotonic(), host.command.identity[0]
     argv = ["tail", "-n", f"+{host.heard + 1}", "-s", f"{_LOOK}", f"--pid={pid}", "-f", f"{host.there}/{EVENTS}"]
     with contextlib.suppress(LinkLost, MachineError, TimeoutError):

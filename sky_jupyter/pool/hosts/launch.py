@@ -52,7 +52,7 @@ _OWN = (
 
 @dataclass(frozen=True)
 class Apart:
-    """Relays through this machine, between a host and a head that cannot connect.
+    """Relays through this machine between a host and an unreachable head.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Apart:
 
 @dataclass
 class Host:
-    """Host process of a pool, as the manager holds it; this class is for local ones."""
+    """Host process of a pool, as the manager sees it; here, a local one."""
 
     command: Command
     nodes: list[int]
@@ -105,7 +105,7 @@ class Host:
         self.blobs_there = self.blobs_there or str(self.blobs)
 
     def next_event(self, deadline: float) -> dict[str, Any]:
-        """Return the host's next event; raise BootstrapError if it ends or times out."""
+        """Return the host's next event; raise BootstrapError if none comes."""
         try:
             event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
         except queue.Empty:
@@ -118,25 +118,25 @@ class Host:
         return event
 
     def cure(self, said: Sequence[str]) -> str:
-        """Return the remedy for a failed start, given the host's output, or ""."""
+        """Return the remedy for a failed start, by the host's output."""
         return ""
 
     def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
-        """Subscribe to the host's events, past ones included; called in a thread."""
+        """Subscribe to the host's events, past ones included, in a thread."""
         self.on_event = on_event
         with contextlib.suppress(queue.Empty):
             while True:
                 on_event(self.events.get_nowait())
 
     def watch(self, on_standstill: Callable[[dict[str, Any]], None]) -> None:
-        """Subscribe to reports of stopped processes, before `listen`; called in a thread."""
+        """Subscribe to reports of stopped processes, even before `listen`."""
         self.on_standstill = on_standstill
         for _ in range(self.events.qsize()):
             with contextlib.suppress(queue.Empty):
                 self.tell(self.events.get_nowait())
 
     def last_words(self, agent: str) -> list[str]:
-        """Return the last lines of an agent's log, formatted to follow a message."""
+        """Return the last lines of an agent's log, to follow a message."""
         log = self.folder / f"n{agent.rpartition(' ')[2]}" / "agent.log"
         with contextlib.suppress(OSError):
             return [f"\n  | {line}" for line in log.read_text(errors="replace").splitlines()[-30:]]
@@ -173,7 +173,7 @@ class Host:
         return ""
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Forward an event to its subscriber, or queue it until there is one."""
+        """Forward an event to its subscriber; queue it without one."""
         if self.on_standstill is not None and event["event"] == "standstill":
             self.on_standstill(event)
         elif self.on_event is None:
@@ -182,7 +182,7 @@ class Host:
             self.on_event(event)
 
     def reach(self, address: str, wish: int = 0) -> str:
-        """Return the scheduler's address as seen from here, at port ``wish`` if possible."""
+        """Return the scheduler's address from here, preferably at ``wish``."""
         return address
 
     def leave(self) -> None:
@@ -225,15 +225,15 @@ class Host:
             raise PoolError(f"{path} cannot be read: {error}") from None
 
     def change(self, config: HostConfig) -> None:
-        """Replace its configuration; agents that it starts from then on have the new one."""
+        """Replace its configuration, for agents that it starts from now on."""
         LOCAL.put({self.folder / NEXT: config.dump()})
 
     def say(self, word: str) -> None:
-        """Write a marker file into the pool's folder: `STARTING` or `READY`."""
+        """Write a marker file to the pool's folder: `STARTING` or `READY`."""
         (self.folder / word).write_text(word)
 
     def vouch(self) -> None:
-        """Renew its start lease, in a thread, until it is told that the pool is ready."""
+        """Renew its start lease, in a thread, until the pool is ready."""
         threading.Thread(target=self._vouch, name="sky-start", daemon=True).start()
 
     def _vouch(self) -> None:
@@ -252,7 +252,7 @@ class Host:
         threading.Thread(target=_listen, args=(self,), name="sky-host", daemon=True).start()
 
     def await_start(self) -> str:
-        """Return the scheduler's address; raise BootstrapError if the start fails."""
+        """Return the scheduler's address; raise BootstrapError on failure."""
         deadline = time.monotonic() + _START
         early = []
         while (event := self.next_event(deadline))["event"] != "started":
@@ -264,7 +264,7 @@ class Host:
 
 
 def start_lease() -> float:
-    """Return the hosts' lease until their pool is ready; tests set its variable."""
+    """Return the hosts' lease until their pool is ready."""
     return float(os.environ.get("SKY_START_LEASE") or _START_LEASE)
 
 
@@ -296,7 +296,7 @@ def read_config(text: bytes, where: str) -> HostConfig:
 
 
 def adopt(facts: Mapping[str, Any]) -> Host:
-    """Return a host that another manager started; raise PoolError if it is gone."""
+    """Return another manager's host; raise PoolError if it has ended."""
     process = LOCAL.process(tuple(facts["process"]))
     if not process.alive:
         raise PoolError("the pool's processes are gone")
@@ -364,7 +364,7 @@ def launch(
 def config_of(
     pool: str, spec: PoolSpec, nodes: Sequence[int], addresses: Sequence[str], cwd: str, blobs: str
 ) -> HostConfig:
-    """Return the configuration of a host that has no owner process, but a lease.
+    """Return the configuration of a host without an owner, but a lease.
 
     Parameters
     ----------
@@ -405,7 +405,7 @@ def config_of(
 
 
 def node_environment(image_env: Mapping[str, str], secret: Iterable[str] = ()) -> dict[str, str]:
-    """Return the notebook's environment without its own variables, plus the image's.
+    """Return the nodes' variables: the notebook's and the image's.
 
     If this package is used from a checkout, PYTHONPATH leads nodes to it. ``secret`` names variables that plugins
     send to the ranks themselves: no process of the pool is started with them.
@@ -419,12 +419,12 @@ def node_environment(image_env: Mapping[str, str], secret: Iterable[str] = ()) -
 
 
 def secret_variables(spec: PoolSpec) -> list[str]:
-    """Return the names of variables that plugins send to the ranks in memory."""
+    """Return the names of variables that only the ranks get."""
     return [name for plugin in spec.plugins for name in plugin.secret_variables]
 
 
 def make_folders(pool: str) -> tuple[Path, Path]:
-    """Make the pool's folder, short enough for sockets, and one for blobs in memory."""
+    """Make the pool's folder, with a short path, and one for blobs."""
     parents = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp"]
     # (Neither Dask nor log lines can handle a path with a line break.)
     fit = [p for p in parents if p and len(p) < _SOCKET_PATH - 40 and p.isprintable()]
@@ -445,7 +445,7 @@ def make_folders(pool: str) -> tuple[Path, Path]:
 
 
 def _left(host: Host) -> Iterator[str]:
-    """Yield the events of a host that another manager started, from the host's file."""
+    """Yield the events of another manager's host, from the host's file."""
     assert isinstance(host.command, LocalProcess)
     with contextlib.suppress(OSError), open(host.folder / EVENTS, errors="replace") as file:
         yield from _who_stood_still(file)

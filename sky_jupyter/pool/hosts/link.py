@@ -95,7 +95,7 @@ class PoolLink:
 
     @property
     def pid(self) -> int:
-        """Return the link's process id; 0 if there is none, or it is not known."""
+        """Return the link's process id; 0 if there is none or not known."""
         return 0 if self.link is None else self.link.pid
 
     def wake(self) -> None:
@@ -105,7 +105,7 @@ class PoolLink:
 
     @classmethod
     def reopen(cls, folder: Path, blobs: Path) -> PoolLink:
-        """Return the link of another manager's pool: the existing one, or a new one."""
+        """Return the link of another manager's pool, an old or a new one."""
         with contextlib.suppress(PoolError):
             return cls(Link.join(folder / LINK), folder, blobs, ours=False)
         return cls(None, folder, blobs, ours=True)
@@ -113,7 +113,7 @@ class PoolLink:
     def session(
         self, prompts: Prompts | None, stop: threading.Event, known: Mapping[str, Mapping[str, Any]] | None = None
     ) -> ConnectionSession:
-        """Return a session that makes connections in the link; see `ConnectionSession`."""
+        """Return a session that makes its connections in the link."""
         return ConnectionSession(prompts, self.open, stop, known or {})
 
     def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
@@ -130,14 +130,14 @@ class PoolLink:
         return map_all(connect, wanted, "sky-connect", most=_BESIDE)
 
     def listen(self, tell: Callable[[str], None], is_off: Callable[[str], bool]) -> None:
-        """Set the callback, run in a thread, for lost machines and their return.
+        """Set the callback for lost machines and their return.
 
         Machines for which ``is_off`` is true are not reported: nothing runs there.
         """
         self._tell, self._is_off = tell, is_off
 
     def keep(self, lease: float | None, hosts: Callable[[], Sequence[launch.Host]], moved: Callable[[], None]) -> None:
-        """Let the link outlive this process, for the lease or while the pool lives.
+        """Let the link outlive this process, for the lease or the pool.
 
         If the link's process ends before, another is started; ``moved``, which reopens the tunnel, is then called in a
         thread.
@@ -151,7 +151,7 @@ class PoolLink:
             self.link.keep(self._lease, self._processes(), [self.folder, self.blobs])
 
     def _processes(self) -> list[LinkProcess]:
-        """Return the host processes on machines that the link is connected to."""
+        """Return the host processes on machines behind the link."""
         found: list[LinkProcess] = []
         self._without = []
         for host in self._hosts():
@@ -168,7 +168,7 @@ class PoolLink:
         link.on_end(self._mend)
 
     def _mend(self) -> None:
-        """Restart a link whose process has ended unexpectedly, and reconnect."""
+        """Restart a link that has ended unexpectedly, and reconnect."""
         pause = _PAUSE
         while self._machines and not self._over.is_set():
             try:
@@ -264,7 +264,7 @@ class PoolLink:
             self.link.close()
 
     def give_up(self) -> None:
-        """Disconnect after a failed attachment; end the link if this process started it."""
+        """Disconnect after a failed attachment; end a link of our own."""
         self._hush()
         self._close_others()
         if self.link is not None:
@@ -325,7 +325,7 @@ class PoolLink:
 
 
 def _each(scripts: Sequence[str]) -> list[str]:
-    """Return a script that runs all of these, and fails if any of them does."""
+    """Return a script that runs all of these and fails if one does."""
     return ["_sky_f=", *(f"( {script} ) || _sky_f=1" for script in scripts), '[ -z "$_sky_f" ]']
 
 

@@ -130,7 +130,7 @@ async def _answers(host: Host, span: float) -> bool:
 
 
 async def _seen(others: Sequence[Host], address: str, span: float) -> tuple[str, str]:
-    """Return which hosts were asked, and what all of them found (see `_TELLS`)."""
+    """Return which hosts were asked, and what all of them found."""
     host, port = place(address)
     code = _SEEN.format(host=host, port=port, span=span, pause=_TRY)
 

@@ -1,4 +1,4 @@
-"""Check of which hosts of a pool reach each other, made while the head starts."""
+"""Check of which hosts of a pool reach each other, while the head starts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Reach:
 
 
 def place(address: str) -> tuple[str, int]:
-    """Return the host and port of an address such as ``tls://10.0.0.1:8786``."""
+    """Return host and port of an address such as ``tls://10.0.0.1:8786``."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -96,7 +96,7 @@ def script_of(python: str, code: str) -> str:
 
 
 def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reach:
-    """Test connections between the head and each host; with ``everyone``, of all.
+    """Test connections between the head and all hosts, or of ``everyone``.
 
     They use the hosts' addresses in the pool. Raises BootstrapError if a host cannot be asked.
     """

@@ -72,13 +72,13 @@ class RemoteHost(launch.Host):
         return f" on {self.machine.name}"
 
     def cure(self, said: Sequence[str]) -> str:
-        """Return how to rebuild the environment if a module is missing there."""
+        """Return how to rebuild the environment if a module is missing."""
         if not any(word in line for word in ("ModuleNotFoundError", "ImportError") for line in said):
             return ""
         return f"; `%sky clean --host {self.name}` removes the environments there, and the next pool makes its own anew"
 
     def last_words(self, agent: str) -> list[str]:
-        """Return the last lines of an agent's log, formatted to follow a message."""
+        """Return the last lines of an agent's log, to follow a message."""
         return [f"\n  | {line}" for line in self._tail(f"n{agent.rpartition(' ')[2]}/agent.log")]
 
     def log(self) -> list[str]:
@@ -98,11 +98,11 @@ class RemoteHost(launch.Host):
         return launch.read_config(done.out, f"{path} on {self.name}")
 
     def change(self, config: HostConfig) -> None:
-        """Replace its configuration; agents that it starts from then on have the new one."""
+        """Replace its configuration, for agents that it starts from now on."""
         self.machine.put({PurePosixPath(self.there, NEXT): config.dump()})
 
     def hear(self) -> None:
-        """Start the thread that reads the host's events, across broken connections."""
+        """Start the thread that reads the host's events."""
         threading.Thread(target=event_listener.listen, args=(self,), name="sky-host", daemon=True).start()
 
     def reach(self, address: str, wish: int = 0) -> str:
@@ -110,13 +110,13 @@ class RemoteHost(launch.Host):
         return f"tls://127.0.0.1:{self.machine.forward(*reach.place(address), local_port=wish).port}"
 
     def say(self, word: str) -> None:
-        """Write a marker file into the pool's folder: `STARTING` or `READY`."""
+        """Write a marker file to the pool's folder: `STARTING` or `READY`."""
         done = self.machine.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)
         if done.status and word == READY:
             raise MachineError(self.name, "command", f"{self.there} cannot be written")
 
     def end(self) -> None:
-        """End the host with all that it started, wait for it, and remove its folders.
+        """End the host with all that it started; remove its folders.
 
         Raises MachineError if it cannot be reached; it then ends by its lease.
         """
@@ -150,7 +150,7 @@ def relay(hosts: Sequence[launch.Host], scheduler: str) -> None:
 
 
 def _relayed(head: Machine, machine: Machine, scheduler: str, apart: launch.Apart) -> launch.Apart:
-    """Make the link's relays between a host and the head, at their former ports."""
+    """Make the link's relays between a host and the head."""
     return replace(
         apart,
         scheduler=machine.relay(head, *reach.place(scheduler), there_port=apart.scheduler),
@@ -240,7 +240,7 @@ def start(
     tell: Callable[[str], None],
     ttl: float | None = None,
 ) -> str:
-    """Start a host on each machine, the head's first; return the scheduler's address.
+    """Start a host on each machine; return the scheduler's address.
 
     ``on_host`` receives each host as soon as it must be ended. The registry records each before anything is made on its
     machine. The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started. ``tell`` gets messages
@@ -289,7 +289,7 @@ def start_more(
 
 @dataclass(frozen=True)
 class _Start:
-    """Arguments shared by all hosts of one start; see `start` and `start_more`."""
+    """Arguments shared by all hosts of a start; see `start`, `start_more`."""
 
     traces: Traces
     spec: PoolSpec
@@ -304,7 +304,7 @@ class _Start:
 
 
 def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach.Reach:
-    """Return which hosts reach each other; skip the test for nodes that stand alone."""
+    """Return which hosts reach each other; nodes that stand alone need not."""
     if not spec.options.cluster:
         return reach.apart(sites, stop)
     return reach.look(sites, stop, everyone=any(plugin.collective for plugin in spec.plugins))
@@ -313,7 +313,7 @@ def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach
 def _start_others(
     start: _Start, chosen: Sequence[Site], scheduler: str, found: reach.Reach, tell: Callable[[str], None]
 ) -> None:
-    """Start hosts in parallel; connect those that the head does not reach by relays."""
+    """Start hosts in parallel, with relays to the head where needed."""
     others: list[Callable[[], object]] = []
     for site in chosen:
         apart = _apart(site, start.sites[0], scheduler, found, tell)
@@ -322,7 +322,7 @@ def _start_others(
 
 
 def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: Sequence[str]) -> None:
-    """Raise BootstrapError if plugins have collectives between hosts with gaps.
+    """Raise BootstrapError if hosts of collectives have gaps.
 
     Their ranks would wait for each other forever.
     """
@@ -341,7 +341,7 @@ def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: S
 def _apart(
     site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Callable[[str], None]
 ) -> launch.Apart | None:
-    """Relay a host and the head through the link if they do not reach each other.
+    """Relay a host and the head through the link if there is a gap.
 
     Returns None if they do. Raises BootstrapError if one of them forbids forwarding.
     """
@@ -451,7 +451,7 @@ def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[
 
 
 def _answers(host: launch.Host) -> bool:
-    """Return whether its machine answers within a moment; reconnect at once."""
+    """Return whether its machine answers within a moment."""
     there, end = threading.Event(), time.monotonic() + _MOMENT
 
     def ask() -> None:
@@ -478,7 +478,7 @@ def send(hosts: Iterable[launch.Host], folder: Path, run: str) -> None:
 
 
 def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
-    """Send each host the small blobs of its own folder, in parallel; see `send`."""
+    """Send each host the small blobs of a folder of its own; see `send`."""
 
     def one(host: launch.Host, folder: Path) -> None:
         target = PurePosixPath(host.blobs_there, run)
@@ -500,7 +500,7 @@ def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
 
 
 def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) -> None:
-    """Remove a run's blobs, with ``parts`` partial transfers too, in the background."""
+    """Remove a run's blobs in the background; with ``parts``, partial ones."""
     for host in hosts:
         if not host.here:
             places = [host.blobs_there, f"{host.there}/blobs"]

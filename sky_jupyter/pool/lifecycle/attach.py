@@ -77,7 +77,7 @@ async def _join(pool: PoolLifecycle, record: PoolRecord) -> None:
 
 
 def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
-    """Reopen the connections to the hosts, by the old manager's link or a new one."""
+    """Reopen the connections to the hosts, by the old link or a new one."""
     pool.link, pool.hosts = remote_host.reopen(
         record.hosts, pool.spec.name, pool.traces, pool.prompts, pool.spec.provider, record.ids
     )
@@ -88,7 +88,7 @@ def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
 
 
 def _not_joined(pool: PoolLifecycle, row: PoolRow, error: BaseException) -> None:
-    """Undo a failed attachment: release the pool, or forget it if it has ended."""
+    """Undo a failed attachment; forget a pool that has ended."""
     pool.states.to(PoolState.ENDED)
     for host in pool.hosts:
         host.leave()

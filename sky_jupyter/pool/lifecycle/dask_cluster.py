@@ -45,7 +45,7 @@ class PoolDask:
         self._lock = threading.Lock()
 
     def client(self) -> Client:
-        """Return a client of the pool's workers; raise PoolError if there can be none."""
+        """Return a client of the workers; raise PoolError if impossible."""
         pool = self._pool
         pool.require_live()
         if not pool.spec.options.cluster:

@@ -1,4 +1,4 @@
-"""Events of a pool's hosts and links, and the detection of hosts that are gone."""
+"""Events of a pool's hosts and links, and the detection of lost hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HostEventsContext(PoolContext, Protocol):
 
     @property
     def hosts(self) -> list[launch.Host]:
-        """Return the hosts of its nodes; those that are being started are added."""
+        """Return the hosts of its nodes, with those being started."""
         ...
 
     @property
@@ -71,19 +71,13 @@ class HostEventsContext(PoolContext, Protocol):
 
 
 class HostEvents:
-    """Handler of the events of one pool's hosts; made with the pool.
-
-    Parameters
-    ----------
-    pool : HostEventsContext
-        Which is broken where one of them is gone for good.
-    """
+    """Handler of the events of one pool's hosts; made with the pool."""
 
     def __init__(self, pool: HostEventsContext) -> None:
         self.pool = pool
 
     def take(self, host: launch.Host) -> None:
-        """Add a host that is being started, and watch it for processes that stand still."""
+        """Add a host that is being started; watch its processes."""
         self.pool.hosts.append(host)
         self.watch_over(host)
 
@@ -96,7 +90,7 @@ class HostEvents:
         host.listen(self._in_loop(functools.partial(self._on_host, host)))
 
     def watch(self) -> None:
-        """Set the names of remote nodes and the check of those that do not answer."""
+        """Set remote nodes' names, and the check of silent nodes."""
         pool = self.pool
         hosts = [host for host in pool.hosts if not host.here]
         pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
@@ -180,17 +174,17 @@ class HostEvents:
             pool.mark_broken(self.why_gone(host.place))
 
     def on_link(self, text: str) -> None:
-        """Report a change of the connection to a machine; called in a thread."""
+        """Report a machine's connection state; called in a thread."""
         loop().loop.call_soon_threadsafe(self.pool.supervisor.tell, text)
 
     @property
     def _lease_over(self) -> bool:
-        """Return whether the nodes' lease has expired, so that they have ended."""
+        """Return whether the nodes' lease has expired."""
         pool = self.pool
         return pool.has_control and time.monotonic() - pool.control.heard >= (pool.spec.lease or math.inf)
 
     def why_gone(self, place: str = "") -> str:
-        """Return why a host has ended; ``place`` is its place as messages have it."""
+        """Return why a host has ended; ``place`` is part of the message."""
         if self._lease_over:
             lease = self.pool.spec.lease
             return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"

@@ -45,13 +45,7 @@ class LeavingContext(PoolContext, Protocol):
 
 
 class Leaving:
-    """Shutdown of one pool's kernels; only `attend` runs off the loop.
-
-    Parameters
-    ----------
-    pool : LeavingContext
-        Whose kernels they are.
-    """
+    """Shutdown of one pool's kernels; only `attend` runs off the loop."""
 
     def __init__(self, pool: LeavingContext) -> None:
         self.pool = pool
@@ -59,7 +53,7 @@ class Leaving:
         self._words: collections.deque[str] = collections.deque()
 
     def hear(self, event: Event) -> None:
-        """Queue an event's text for the thread that waits for the shutdown; thread-safe."""
+        """Queue an event's text for the shutdown's messages; thread-safe."""
         if text := getattr(event, "text", ""):
             self._words.append(text.removesuffix(ANEW))
 
@@ -69,7 +63,7 @@ class Leaving:
             tell(self._words.popleft())
 
     def attend(self, work: Coroutine[Any, Any, None], limit: float, tell: Tell) -> KeyboardInterrupt | None:
-        """Wait for the shutdown; on an interrupt, kill the kernels and return it."""
+        """Wait for the shutdown; an interrupt kills, and is returned."""
         end = time.monotonic() + limit
 
         def tick() -> None:
@@ -93,7 +87,7 @@ class Leaving:
         return None
 
     async def end_all(self, patience: float, *, busy: bool) -> None:
-        """End all kernels, interrupting ``busy`` ones, and report those that take long."""
+        """End all kernels, by an interrupt if ``busy``; report slow ones."""
         ranks = list(range(self.pool.spec.world_size))
         if busy:
             await self._interrupt()
@@ -101,7 +95,7 @@ class Leaving:
         await self._finish(ranks, patience, self._words.append)
 
     async def finish(self, ranks: Sequence[int], *, busy: bool) -> None:
-        """End kernels that are replaced; notify the pool's listener of slow ones."""
+        """End kernels that are replaced; notify the pool of slow ones."""
         if not busy and len(ranks) == self.pool.spec.world_size:
             await self._leave_plugins(ranks)
         with contextlib.suppress(Exception):
@@ -127,7 +121,7 @@ class Leaving:
             )
 
     async def _still_at(self, ranks: Sequence[int]) -> str:
-        """Describe which of these ranks still have a kernel, and what it does."""
+        """Describe which ranks still have a kernel, and what it does."""
         with contextlib.suppress(asyncio.TimeoutError, SkyError, OSError):
             states = _by_rank(await asyncio.wait_for(self._ask(rpc.STATUS), _MOMENT))
             left = [rank for rank in ranks if states.get(rank, {}).get("pid")]
@@ -139,7 +133,7 @@ class Leaving:
         return ""
 
     async def _interrupt(self) -> None:
-        """Interrupt what runs, so that its `finally` blocks run and plugins can be left."""
+        """Interrupt what runs, so that it ends in order."""
         end = time.monotonic() + _INTERRUPT_PATIENCE
         with contextlib.suppress(SkyError, OSError):
             await self._ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGINT))

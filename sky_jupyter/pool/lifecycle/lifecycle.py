@@ -153,12 +153,12 @@ class PoolLifecycle:
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken or has ended; "" if there is nothing to say."""
+        """Return why the pool is broken or has ended, or ""."""
         return self.states.why
 
     @property
     def control(self) -> Control:
-        """Return the client of the nodes' agents; raise PoolError if there is none yet."""
+        """Return the agents' client; raise PoolError if there is none."""
         if self._control is None:
             raise self.states.not_started()
         return self._control
@@ -170,12 +170,12 @@ class PoolLifecycle:
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of the pool's parts on other machines."""
+        """Return the registry's records of its parts elsewhere."""
         return Traces(self.registry, self.id, self.spec)
 
     @property
     def listener(self) -> Listener:
-        """Return the function that sends an event to the listener and to the log."""
+        """Return the sender of events to the listener and the log."""
         return self._tell_of
 
     @listener.setter
@@ -197,7 +197,7 @@ class PoolLifecycle:
             self.write_record(direct=self.control.direct)
 
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
-        """Create the machines, prepare them and enter the plugins; undo all on failure.
+        """Create the machines and start the pool; undo all on failure.
 
         Parameters
         ----------
@@ -247,12 +247,12 @@ class PoolLifecycle:
         self.registry.note_phases(kind, self.phases.took())
 
     def _beside(self) -> dict[int, str]:
-        """Return the local processes that only this process can watch for a standstill."""
+        """Return the local processes that only this one can watch."""
         hosts = {host.command.identity[0]: HOST for host in list(self.hosts) if host.here}
         return {**hosts, **({self.link.pid: LINK} if self.link is not None and self.link.pid else {})}
 
     def enter_client(self) -> None:
-        """Enter the plugins' contexts in the notebook; the pool's end leaves them."""
+        """Enter the plugins' contexts in the notebook."""
         for plugin in self.spec.plugins:
             if plugin.around_client is not None:
                 self._client.enter_context(plugin.around_client(self._user))
@@ -273,7 +273,7 @@ class PoolLifecycle:
         self.link.keep(self.spec.lease, lambda: hosts, self._on_new_link)
 
     def _on_new_link(self) -> None:
-        """Open a new link's tunnel, at the same port if it is free; runs in a thread."""
+        """Open a new link's tunnel, at the old port if it is free."""
         remote_host.relay(self.hosts, self.scheduler_there)
         port = int(self.scheduler_address.rpartition(":")[2])
         self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
@@ -281,7 +281,7 @@ class PoolLifecycle:
             loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
 
     def write_record(self, *, direct: bool) -> None:
-        """Write the file from which a later manager attaches, in the pool's folder."""
+        """Write the record from which a later manager attaches."""
         if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
             left = self.expiry.left
@@ -290,7 +290,7 @@ class PoolLifecycle:
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
-        """Release a kept pool: it lives on, and another manager can attach to it."""
+        """Release a kept pool, so that another manager can attach."""
         if self.states.is_over or self.owner != os.getpid():
             return
         self.states.to(PoolState.ENDED)
@@ -416,7 +416,7 @@ class PoolLifecycle:
             raise interrupt
 
     def _end_all(self, hosts: Sequence[launch.Host], limit: float) -> None:
-        """End the hosts and, in parallel, destroy the machines created for the pool."""
+        """End the hosts; in parallel, destroy the pool's machines."""
         if not self.provisioning.buys(self.spec):
             with contextlib.suppress(Exception):
                 self.spec.provider.destroy(self.ids)
@@ -447,7 +447,7 @@ class PoolLifecycle:
         self._end_all(hosts, limit)
 
     def _record_end(self, tell: Tell) -> None:
-        """Record the pool's end; one whose machines may exist stays ``ending``."""
+        """Record the end; with machines left, it stays ``ending``."""
         self._closed = True
         with contextlib.suppress(Exception):
             if self.unended == []:
@@ -465,14 +465,14 @@ class PoolLifecycle:
             tell(text)
 
     def _over(self, word: str) -> None:
-        """Stop the timers and close the log: this process manages the pool no more."""
+        """Stop the timers and close the log at the end of management."""
         self.expiry.stop()
         self.watchdog.close()
         self.logger.write(logging.INFO, word)
         self.logger.close()
 
     def expire(self) -> None:
-        """End the pool, busy or not, because its ``ttl`` is over; runs in a thread."""
+        """End the pool because its ``ttl`` is over; runs in a thread."""
         if self.states.is_over:
             return
         self.expired = True
@@ -503,7 +503,7 @@ class PoolLifecycle:
         self.hang_up()
 
     def end_unreachable(self) -> None:
-        """End old hosts on machines that were unreachable, and are connected again."""
+        """End old hosts on machines that are reachable again."""
         there = {machine.key: machine for machine in self.machines}
         for host in self.unreachable:
             host.machine = there.get(host.machine.key, host.machine)
@@ -522,7 +522,7 @@ class PoolLifecycle:
                 link.end()
 
     def _finish(self, link: PoolLink, left: Sequence[RemotePart]) -> None:
-        """Let the link retry to end what could not be reached, or not confirmed."""
+        """Let the link retry to end what was not confirmed as ended."""
         scripts: dict[str, list[str]] = {}
         for trace in left:
             scripts.setdefault(trace.host, []).append(trace.script)
@@ -556,7 +556,7 @@ class PoolLifecycle:
         return self.states.changing(what)
 
     def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
-        """Restart kernels and plugins on the same machines; replace lost hosts.
+        """Restart kernels and plugins; replace hosts that are lost.
 
         Parameters
         ----------
@@ -601,16 +601,16 @@ class PoolLifecycle:
             self._record_ready()
 
     def become_ready(self) -> None:
-        """Set the state to READY; raise PoolError if that is no longer possible."""
+        """Set the state to READY; raise PoolError if impossible."""
         if not self.states.offer(PoolState.READY):
             self.require_live()
 
     def find_gone(self) -> None:
-        """Set the state to BROKEN: the pool's folder is gone, its host's event pending."""
+        """Set the state to BROKEN: the pool's folder is gone."""
         self.states.offer(PoolState.BROKEN, self.host_events.why_gone())
 
     def _nodes_without_folder(self) -> list[int]:
-        """Return the nodes whose folder was removed: they cannot start new kernels."""
+        """Return the nodes whose folder was removed."""
         # The restart itself reports nodes that do not answer.
         with contextlib.suppress(Exception):
             answers = loop().call(self.control.ask(rpc.STATUS, range(self.spec.nodes)), timeout=5)
@@ -626,7 +626,7 @@ class PoolLifecycle:
         add: Sequence[str] = (),
         remove: Sequence[int] = (),
     ) -> None:
-        """Change the number of nodes, or add and remove hosts; all ranks get new kernels.
+        """Change the nodes, by a number or by hosts; restart kernels.
 
         Nodes are renumbered without gaps, in their order; new ones come last. On failure or interrupt the pool is
         restored.
@@ -665,7 +665,7 @@ class PoolLifecycle:
             self._record_ready()
 
     def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
-        """Return the plan of a `resize`; raise SpecError if it is not possible."""
+        """Return the plan of a `resize`; raise SpecError if impossible."""
         self.require_live()
         return resize_plan.of(self.spec, self.ids, nodes, add, remove)
 
@@ -677,7 +677,7 @@ class PoolLifecycle:
         return change is not None
 
     def _end_half_made(self, error: BaseException) -> None:
-        """Discard a failed restart, so that the pool can be restarted or ended."""
+        """Discard a failed restart, which may be repeated."""
         self.stop_event.set()
         self.states.offer(PoolState.BROKEN, f"it could not be made anew ({first_line(error)})")
         hosts = self.hosts
@@ -710,7 +710,7 @@ class PoolLifecycle:
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
     def lose_head(self, why: str) -> None:
-        """Do the same when the head is gone; read runs from the other nodes' disks."""
+        """Do the same without a head; read runs from nodes' disks."""
         if self.state is not PoolState.BROKEN and self._stop_control(why):
             self.supervisor.tell(why)
             hosts = [host for host in self.hosts if not host.here]
@@ -718,11 +718,11 @@ class PoolLifecycle:
 
     @property
     def _is_watched(self) -> bool:
-        """Return whether something runs, whose listener hears of the pool's failure."""
+        """Return whether runs have listeners that hear of failures."""
         return any(run.left for run in list(self.supervisor.runs.values()))
 
     def _stop_control(self, why: str) -> bool:
-        """Set the state to BROKEN and close the client; return False if it was over."""
+        """Break the pool and close its client; return success."""
         alone = self.state is PoolState.READY and not self._is_watched and not self.states.is_changing
         if not self.states.offer(PoolState.BROKEN, why):
             return False
@@ -737,17 +737,17 @@ class PoolLifecycle:
 
     @property
     def condition(self) -> str:
-        """Return the state in one word, as users see it; see `StateMachine.condition`."""
+        """Return the state in one word; see `StateMachine`."""
         return self.states.condition
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the machines that cannot be reached from here, each with a description."""
+        """Return the unreachable machines, each with a description."""
         return {} if self.link is None else dict(self.link.away)
 
     @property
     def apart(self) -> dict[str, str]:
-        """Return the machines that the head does not reach, each with a description.
+        """Return the machines that the head does not reach, and why.
 
         They are controlled through this machine.
         """
@@ -771,7 +771,7 @@ class PoolLifecycle:
             self.link.retry()
 
     def must_be_ours(self) -> None:
-        """Raise PoolError in a fork, which lacks the manager's threads and connections."""
+        """Raise PoolError in a fork of the managing process."""
         if os.getpid() != self.owner:
             raise PoolError(
                 f"pool {self.spec.name!r} belongs to process {self.owner}; a forked process cannot use it: "
@@ -779,7 +779,7 @@ class PoolLifecycle:
             )
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Raise PoolError if the pool can run nothing, or is another process's."""
+        """Raise PoolError if the pool cannot run, or is not ours."""
         self.must_be_ours()
         self.states.require_live(restarting=restarting)
         if not self.has_control:
@@ -787,7 +787,7 @@ class PoolLifecycle:
 
     @contextlib.contextmanager
     def phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
-        """Report a phase's begin, lines and end; yield a function that reports a line."""
+        """Report a phase; yield a function that reports a line of it."""
         noted = self.phases.begin(phase, text)
 
         def say(line: str) -> None:
@@ -815,7 +815,7 @@ def _going_on(work: Callable[[], None]) -> Iterator[None]:
 
 
 def _kind_of_start(spec: PoolSpec) -> str:
-    """Return a hash of provider and image; starts with the same hash last similarly."""
+    """Return a hash of provider and image: a key for usual durations."""
     image = spec.full_image
     # Without the variables' values, which may be secrets.
     about = repr((spec.provider.kind, image.python, image.pip, image.apt, sorted(image.env)))

@@ -1,4 +1,4 @@
-"""Kernels of a pool's ranks: made or replaced, then entered into the plugins."""
+"""Kernels of a pool's ranks: started or replaced, with plugins entered."""
 
 from __future__ import annotations
 
@@ -42,13 +42,7 @@ class EnteringContext(PoolContext, Protocol):
 
 
 class Entering:
-    """Setup of kernels and plugins on one pool; runs on the loop.
-
-    Parameters
-    ----------
-    pool : EnteringContext
-        Whose ranks they are.
-    """
+    """Setup of kernels and plugins on one pool; runs on the loop."""
 
     def __init__(self, pool: EnteringContext) -> None:
         self.pool = pool
@@ -79,7 +73,7 @@ class Entering:
                 raise BootstrapError("plugins", _why_not_entered(rank, end), node=node, lines=_last_lines(end))
 
     async def _new_epoch(self) -> tuple[dict[str, int], str]:
-        """Return ports for the frameworks' coordinators and a job name, for a new epoch.
+        """Return the coordinators' ports and a job name of a new epoch.
 
         No coordinator's address is used twice: a late peer of the last epoch could join it.
         """
@@ -90,7 +84,7 @@ class Entering:
         return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{self.pool.generation}.{self._epoch}"
 
     async def again(self, ended: Sequence[int]) -> bool:
-        """Reinitialize the frameworks, with new kernels for ``ended``; return success."""
+        """Reinitialize frameworks, ``ended`` in new kernels; return if ok."""
         control, epoch = self.pool.control, await self._new_epoch()
         living = [rank for rank in range(self.pool.spec.world_size) if rank not in ended]
 
@@ -123,7 +117,7 @@ class Entering:
         self.pool.watchdog.renew(range(self.pool.spec.world_size) if ranks is None else ranks)
 
     def _nodes(self, ranks: Sequence[int] | None) -> list[int] | None:
-        """Return the nodes of these ranks: only they are asked, as another may be lost."""
+        """Return the nodes of these ranks, the only ones to ask."""
         return None if ranks is None else sorted({rank // self.pool.spec.ranks_per_node for rank in ranks})
 
 

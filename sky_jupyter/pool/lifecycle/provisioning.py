@@ -1,4 +1,4 @@
-"""Machines that a provider creates for a pool: bought once, adopted, destroyed."""
+"""Machines that a provider creates: bought once, adopted, destroyed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Provisioning:
         return f"the machines that are made for this pool end with it, after {spec.lifetime / 3600:g} h at the latest"
 
     def deadline(self, spec: PoolSpec) -> float:
-        """Return when a sweep may destroy the machines, as Unix time: the same for all machines of the pool.
+        """Return when a sweep may destroy its machines, as Unix time.
 
         It is later than the pool's own end. It is set with the first order, and a later manager keeps it.
         """
@@ -82,12 +82,15 @@ class Provisioning:
         return self._deadline
 
     def left(self, spec: PoolSpec) -> float | None:
-        """Return the seconds until the pool must end, so that it ends before its machines; None for no limit."""
+        """Return the seconds until the pool must end, before its machines do.
+
+        Returns None if its machines are not bought.
+        """
         return self.deadline(spec) - _after(spec) - time.time() if self.buys(spec) else None
 
     @staticmethod
     def buys(spec: PoolSpec) -> bool:
-        """Return whether machines are created for this spec, and have to be destroyed."""
+        """Return whether machines are created, and must be destroyed."""
         return is_provisioner(spec.provider)
 
     def begin(self) -> None:
@@ -101,7 +104,7 @@ class Provisioning:
         self._halt.set()
 
     def acquire(self, spec: PoolSpec, count: int, before: Sequence[str] = ()) -> list[str]:
-        """Return ``count`` machines: adopt those that exist, create the others.
+        """Return ``count`` machines: existing ones, and new ones.
 
         Parameters
         ----------
@@ -134,7 +137,7 @@ class Provisioning:
                     self._end(spec, _MARGIN)
 
     def release(self, spec: PoolSpec, ids: Sequence[str]) -> None:
-        """Destroy machines that are no nodes any more; on failure, the pool's end does."""
+        """Destroy machines that are no nodes any more, if possible."""
         if ids and self.buys(spec):
             with self._lock, contextlib.suppress(Exception):
                 spec.provider.destroy(ids)
@@ -226,7 +229,7 @@ class Provisioning:
         return list(self._ask(spec, halt, lambda: spec.provider.list(self._pool, regions)))
 
     def _placed(self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str]) -> list[str]:
-        """Give nodes machines, previous ones in their old place; destroy the surplus."""
+        """Give nodes machines, in old places; destroy the surplus."""
         kept = [id if id in there else "" for id in before[:count]] + [""] * (count - len(before))
         others = [id for id in there if id not in kept]
         placed = [id or others.pop(0) for id in kept]
@@ -255,14 +258,14 @@ class Provisioning:
         raise _passing(f"{count} machine{'s' if count > 1 else ''} cannot be had: {'; '.join(dict.fromkeys(whys))}")
 
     def _places(self, spec: PoolSpec) -> Iterator[tuple[Offer, str]]:
-        """Yield offers and zones; those that refused most recently come last."""
+        """Yield offers and zones, recent refusers last."""
         most = spec.max_hourly_cost
         offers = [one for one in spec.provider.offers(spec) if most is None or one.hourly is None or one.hourly <= most]
         found = [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
         yield from sorted(found, key=lambda item: self._refused.get(_place(*item), 0.0))
 
     def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
-        """Record and send an order; one without an answer is sent again unchanged."""
+        """Record and send an order; resend one that got no answer."""
         row = self._row(spec, order, count, orders.SENT)
         before = self._open is not None
 
@@ -288,7 +291,7 @@ class Provisioning:
         return ids
 
     def _ask(self, spec: PoolSpec, halt: threading.Event, call: Callable[[], Any]) -> Any:
-        """Call the provider unless stopped; a missing answer raises a transient error."""
+        """Call the provider; a missing answer is a transient error."""
         self._must_go_on(halt)
         try:
             return call()
@@ -316,7 +319,7 @@ class Provisioning:
         self._rows[row.token] = row
 
     def _known(self) -> list[OrderRow]:
-        """Return the orders that this process or an earlier manager recorded."""
+        """Return the orders of this process and of earlier managers."""
         rows = dict(self._rows)
         with contextlib.suppress(PoolError):
             rows = {**{row.token: row for row in orders.of(self._registry, self._pool)}, **rows}
@@ -329,7 +332,7 @@ def _provisioner(spec: PoolSpec) -> Provisioner:
 
 
 def _after(spec: PoolSpec) -> float:
-    """Return the seconds from the pool's end until a sweep may destroy its machines."""
+    """Return the seconds from the pool's end to its machines' deadline."""
     return spec.options.shutdown_timeout + _MARGIN
 
 

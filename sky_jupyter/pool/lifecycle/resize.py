@@ -1,4 +1,4 @@
-"""Resize of a live pool: new nodes are prepared, then all ranks change, or none.
+"""Resize of a live pool: new nodes are prepared, then all ranks change.
 
 A kernel's world size is fixed, so all kernels are replaced. Machines and environments, which are slow to make, are
 kept; the pool stays usable while new nodes are prepared.
@@ -54,7 +54,7 @@ _END_PATIENCE = TIMEOUTS.start.given_up
 
 @dataclass(frozen=True)
 class _World:
-    """Snapshot of a pool's nodes: the target of a resize or of its rollback."""
+    """Snapshot of a pool's nodes: a resize's target, or its rollback's."""
 
     spec: PoolSpec
     ids: Sequence[str]
@@ -98,7 +98,7 @@ class ResizeContext(PoolContext, Protocol):
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the machines that cannot be reached from here, each with a reason."""
+        """Return the unreachable machines, each with a reason."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class ResizeContext(PoolContext, Protocol):
         ...
 
     def make_control(self, *, direct: bool) -> Control:
-        """Return a new client of the agents, which the pool uses from then on."""
+        """Return a new client of the agents, used from then on."""
         ...
 
     def write_record(self, *, direct: bool) -> None:
@@ -223,7 +223,7 @@ class Resizing:
             raise PoolError(f"node{several} {names} of pool {pool.spec.name!r} cannot be reached: {advice}")
 
     async def _prepare(self) -> None:
-        """Prepare the new nodes, up to agents that wait; the pool stays as it is."""
+        """Prepare the new nodes up to idle agents, beside the pool."""
         pool, plan = self.pool, self.plan
         kept = [_host_of(pool, node) for node in plan.kept]
         for host in kept:
@@ -303,7 +303,7 @@ class Resizing:
         )
 
     async def _change_over(self) -> None:
-        """Apply the plan to all nodes, with new kernels; failures need a rollback."""
+        """Apply the plan to all nodes, with new kernels."""
         pool, plan = self.pool, self.plan
         known = list(next(iter(self._configs.values())).addresses)
         nodes = [list(host.nodes) for host in pool.hosts]
@@ -414,7 +414,7 @@ class Resizing:
     # -- rollback ----------------------------------------------------------------------------------
 
     async def _undo(self, error: BaseException) -> None:
-        """Restore the previous nodes, with new kernels if theirs ended; discard new ones."""
+        """Restore the previous nodes, and discard new ones."""
         pool = self.pool
         pool.stop_event.set()
         pool.control.joining = False
@@ -449,7 +449,7 @@ class Resizing:
         self.pool.provisioning.release(self.plan.spec, self._bought)
 
     async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run work in a thread; on cancellation ask it to stop, and wait for it.
+        """Run work in a thread; stop it and wait on a cancellation.
 
         Nothing runs on behalf of the resize after its end.
         """
@@ -469,7 +469,7 @@ def _host_of(pool: ResizeContext, node: int) -> Host:
 
 
 def _await_seen(host: Host) -> None:
-    """Wait until a host has read its configuration: the next one depends on it."""
+    """Wait until a host has read its configuration, before the next."""
     end = time.monotonic() + _SEEN_PATIENCE
     while (host.folder / NEXT).exists() and time.monotonic() < end:
         time.sleep(_LOOK)

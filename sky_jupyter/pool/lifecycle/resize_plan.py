@@ -38,7 +38,7 @@ class Plan:
 
 
 def of(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str], remove: Sequence[int]) -> Plan:
-    """Plan a resize to a number of nodes, or by hosts to add and nodes to remove.
+    """Plan a resize to a number of nodes, or by hosts to add or remove.
 
     Raises SpecError if it is not possible.
     """

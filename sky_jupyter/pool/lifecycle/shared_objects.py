@@ -1,4 +1,4 @@
-"""The notebook's side of objects that ranks share by name: dicts, queues, locks."""
+"""The notebook's side of the ranks' shared objects: dicts, queues, locks."""
 
 from __future__ import annotations
 

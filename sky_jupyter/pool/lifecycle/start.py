@@ -56,7 +56,7 @@ class StartContext(PoolContext, Protocol):
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of the pool's parts on other machines."""
+        """Return the registry's records of the pool's parts elsewhere."""
         ...
 
     @property
@@ -98,9 +98,10 @@ class Making:
         await (self._here() if self._local else self._connected())
 
     async def prepare(self) -> tuple[Callable[[], str], bool]:
-        """Install the environment; return what starts the hosts, and if agents are local.
+        """Install the environment; return what starts the hosts there.
 
-        Raises BootstrapError if that fails or exceeds its limit.
+        Also returns whether agents can be reached without the scheduler. Raises BootstrapError if that fails or
+        exceeds its limit.
         """
         return await retries.within(
             self._prepare_here() if self._local else self._prepare_remote(),
@@ -124,7 +125,7 @@ class Making:
         await self._attempt(lambda: asyncio.to_thread(have))
 
     async def _attempt(self, make: Callable[[], Awaitable[None]]) -> None:
-        """Acquire machines within the options' number of attempts and timeout."""
+        """Acquire machines within the options' attempts and timeout."""
         pool, options = self.pool, self.pool.spec.options
         most = options.attempts(made=pool.spec.provider.provisions)
 
@@ -170,7 +171,7 @@ class Making:
         return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}")
 
     def _connect(self) -> None:
-        """Connect to the machines, all in this thread: no interrupt loses a connection."""
+        """Connect to the machines in one thread: interrupts lose none."""
         pool = self.pool
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool.is_off)
@@ -183,7 +184,7 @@ class Making:
             raise
 
     async def _prepare_here(self) -> tuple[Callable[[], str], bool]:
-        """Install the environment on this machine; return as `prepare` does."""
+        """Install the environment on this machine; see `prepare`."""
         pool = self.pool
         image = pool.spec.full_image
         with pool.phase("environment", "checking what is installed") as say:
@@ -208,7 +209,7 @@ class Making:
         return launch.launch(pool.id, pool.spec, machines, python, env, take, pool.expiry.left)
 
     async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
-        """Install the environment on the machines; return as `prepare` does."""
+        """Install the environment on the machines; see `prepare`."""
         from ...bootstrap.remote_environment import Crew
 
         pool, provider = self.pool, self.pool.spec.provider
@@ -239,5 +240,5 @@ class Making:
 
 
 def import_client() -> None:
-    """Import distributed ahead of its use: it takes as long as all other imports."""
+    """Import distributed, which takes long, ahead of its use."""
     import distributed  # noqa: F401 - only to have it imported

@@ -82,7 +82,7 @@ class StateMachine:
 
     @property
     def why(self) -> str:
-        """Return why the pool is broken or has ended; "" if there is nothing to say."""
+        """Return why the pool is broken or has ended, or ""."""
         return self._why
 
     @property
@@ -104,7 +104,7 @@ class StateMachine:
         return self._try(state, why) is None
 
     def _try(self, state: PoolState, why: str) -> PoolState | None:
-        """Change the state, or return the current one if it forbids the transition."""
+        """Change the state, or return the one that forbids it."""
         with self._lock:
             before = self._state
             if state is not before and state not in TRANSITIONS[before]:
@@ -126,7 +126,7 @@ class StateMachine:
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:
-        """Exclude other changes of the pool; ``what`` is a participle ("restarted").
+        """Exclude other changes of the pool, such as a restart.
 
         Raises PoolError if another thread is changing it.
         """
@@ -145,14 +145,14 @@ class StateMachine:
 
     @property
     def condition(self) -> str:
-        """Return the state as users see it, such as ``starting`` or ``restarting``."""
+        """Return the state as users see it, as in ``restarting``."""
         if self.is_changing and self._state is not PoolState.ENDED:
             words = {"restarted": "restarting", "resized": "resizing", "ended": "ending"}
             return words.get(self._changed, str(self._state))
         return "starting" if self._state is PoolState.NEW else str(self._state)
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Raise PoolError, with the reason and the remedy, if the pool can run nothing.
+        """Raise PoolError, with the remedy, if the pool cannot run.
 
         ``restarting`` admits a broken pool.
         """

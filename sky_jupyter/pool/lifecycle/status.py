@@ -74,13 +74,7 @@ class Seen:
 
 
 class Survey:
-    """Cache of the nodes' facts of one pool; changed on the loop only.
-
-    Parameters
-    ----------
-    pool : PoolContext
-        Whose nodes are asked.
-    """
+    """Cache of the nodes' facts of one pool; changed on the loop only."""
 
     def __init__(self, pool: PoolContext) -> None:
         self.pool = pool
@@ -89,11 +83,11 @@ class Survey:
         self._asking: asyncio.Future[None] | None = None
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Renumber the nodes, old to new; forget those that are not in ``numbers``."""
+        """Renumber the nodes, old to new; forget the others."""
         self.nodes = {numbers[node]: seen for node, seen in self.nodes.items() if node in numbers}
 
     async def look(self) -> None:
-        """Refresh the facts unless they are fresh; join a refresh that is under way."""
+        """Refresh the facts unless they are fresh or under way."""
         if self._asking is None:
             if time.monotonic() - self._at < _FRESH:
                 return
@@ -221,7 +215,7 @@ class StatusContext(PoolContext, Protocol):
 
 
 def of(pool: StatusContext, since: int | None = None, lines: int | None = None) -> dict[str, Any]:
-    """Return a pool's status as JSON; call it from any thread but the loop's own.
+    """Return a pool's status as JSON; not for the loop's own thread.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The manager's timer of a pool's lifetime (``ttl`` or its default); the nodes have timers of their own."""
+"""The manager's timer of a pool's ``ttl``; nodes have timers of their own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Expiry:
 
     @property
     def over(self) -> bool:
-        """Return whether the ``ttl`` is over, within the margin of the nodes' clocks."""
+        """Return whether the ``ttl`` is over, or nearly."""
         left = self.left
         return self._at is not None and left is not None and left <= _MARGIN
 
@@ -52,7 +52,7 @@ class Expiry:
         return f"its ttl of {self.ttl:g} s is over"
 
     def begin(self, left: float | None = None) -> None:
-        """Start the timer, unless it runs; it takes at most ``left`` seconds."""
+        """Start the timer, unless it runs; ``left`` shortens the time."""
         if self.ttl is None or self._at is not None:
             return
         wait = self.ttl if left is None else min(self.ttl, max(0.0, left))
@@ -62,6 +62,6 @@ class Expiry:
         self._timer.start()
 
     def stop(self) -> None:
-        """Cancel the timer: the pool has ended, or another notebook manages it."""
+        """Cancel the timer: the pool has ended, or changed its manager."""
         if self._timer is not None:
             self._timer.cancel()

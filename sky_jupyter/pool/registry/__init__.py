@@ -1,1 +1,1 @@
-"""Pools and runs that this user has, in a database of the notebook's machine."""
+"""Registry of this user's pools and runs, an SQLite database."""

@@ -1,4 +1,4 @@
-"""The registry's file: made and opened, with the tables of this version, or refused with what to do."""
+"""The registry's SQLite file: creation, migration, transactions, messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS runs (
     began REAL NOT NULL, elapsed REAL
 );
 """
-# What each version added to the one before it; the tables above are version 0.
+# The migrations to each version; the tables above are version 0.
 _ADDED = {
     1: (
         "ALTER TABLE pools ADD COLUMN generation INTEGER NOT NULL DEFAULT 1",
@@ -38,7 +38,7 @@ _ADDED = {
         "ALTER TABLE runs ADD COLUMN ranks TEXT NOT NULL DEFAULT ''",
     )
 }
-# Added since, without another version: who does not know them reads and writes the same file.
+# Columns added without a new version: packages that do not know them use the same file.
 _MORE = {
     "pools": {
         "owner_place": "TEXT NOT NULL DEFAULT ''",
@@ -50,13 +50,13 @@ _making = threading.Lock()
 
 
 def connect(path: Path, patience: float) -> sqlite3.Connection:
-    """Open the file, made where it is not there, with the tables of this version."""
+    """Open the file and migrate its tables; create it if it is missing."""
     _make(path)
     deadline = time.monotonic() + patience
     while True:
         connection = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
         try:
-            # One text that is not UTF-8 must not hide the other rows.
+            # A single text that is not UTF-8 must not make the other rows unreadable.
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
             _migrate(connection, path)
             connection.execute("PRAGMA journal_mode=WAL")
@@ -65,7 +65,7 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
             return connection
         except sqlite3.OperationalError as error:
             connection.close()
-            # To change the mode at the same time as another fails at once, whatever the patience.
+            # A concurrent change of the journal mode fails at once, without the busy timeout.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
@@ -75,10 +75,10 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> None:
-    """See that the file is there and is its user's alone.
+    """Create the file if it is missing, and restrict it to its user.
 
-    A file that is there is not opened: to close it again would take away the locks that SQLite has
-    for this process's other connections, and its last writes with them.
+    An existing file is not opened: closing it would drop the locks that SQLite has for this process's other
+    connections, and their last writes.
     """
     with _making:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,17 +97,14 @@ def _make(path: Path) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to this version.
+    """Migrate the tables to this version.
 
-    Raises
-    ------
-    PoolError
-        When the file is from a later version, or another program's.
+    Raises PoolError if the file is of a later version, or another program's.
     """
     if _standing(connection, path) == VERSION and not _missing(connection):
         return
     with all_or_nothing(connection):
-        # Another process may have been faster.
+        # Another process may have migrated them meanwhile.
         version = _standing(connection, path)
         if version is None:
             for statement in _SCHEMA.split(";"):
@@ -121,7 +118,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _missing(connection: sqlite3.Connection) -> list[str]:
-    """What adds the columns that are not there yet."""
+    """Return the statements that add missing columns."""
     found = []
     for table, columns in _MORE.items():
         there = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
@@ -132,7 +129,7 @@ def _missing(connection: sqlite3.Connection) -> list[str]:
 
 
 def _standing(connection: sqlite3.Connection, path: Path) -> int | None:
-    """The version of the tables that are there; None where there are none."""
+    """Return the version of the tables; None if there are none."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if not 0 <= version <= VERSION:
         raise PoolError(
@@ -147,7 +144,7 @@ def _standing(connection: sqlite3.Connection, path: Path) -> int | None:
 
 @contextlib.contextmanager
 def all_or_nothing(connection: sqlite3.Connection) -> Iterator[None]:
-    """A transaction during which nobody else writes; an error takes back what was written in it."""
+    """Run the block in an exclusive transaction; roll back on an error."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -160,7 +157,7 @@ def all_or_nothing(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def inode(path: Path) -> tuple[int, int]:
-    """Which file it is, whatever its name."""
+    """Return the file's device and inode."""
     try:
         facts = path.stat()
     except FileNotFoundError:
@@ -169,7 +166,7 @@ def inode(path: Path) -> tuple[int, int]:
 
 
 def why_not(path: Path, error: Exception) -> str:
-    """What stands in the way, and what to do about it."""
+    """Return a message on why the file cannot be used, and what to do."""
     text = cleaned((error.strerror if isinstance(error, OSError) else "") or str(error))
     if "locked" in text:
         todo = "another process writes into it, try again"

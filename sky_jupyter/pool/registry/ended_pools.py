@@ -1,4 +1,4 @@
-"""Pools on other machines that have ended: a cell that was meant for one must not run on this machine instead."""
+"""Ended remote pools, whose cells must not run on this machine instead."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...util.redaction import without_secrets
 
 @dataclass(frozen=True)
 class Gone:
-    """A pool that is not there any more, or never was ready.
+    """Remote pool that has ended, or was never ready.
 
     Parameters
     ----------
     name : str
-        Its name.
+        Name of the pool.
     text : str
-        Which machines it was on, and what became of it.
+        Its machines, and what has happened to it.
     again : str
-        The line that makes it anew.
+        The magic line that makes it again.
     """
 
     name: str
@@ -30,37 +30,33 @@ class Gone:
 
     @classmethod
     def of(cls, spec: PoolSpec, what: str) -> Gone:
-        """What is left to say of a pool; ``what`` is for example ``"has ended: its ttl of 25 s is over"``."""
+        """Describe a pool; ``what`` is a verb phrase such as "was ended"."""
         return cls(spec.name, f"pool {spec.name!r} on {spec.provider} {what}", line(spec))
 
     def refusal(self, cell: str, others: tuple[str, ...] = ()) -> str:
-        """Why nothing runs, and what to do.
+        """Return a message on why nothing runs, and what to do.
 
-        Parameters
-        ----------
-        cell : str
-            What has the same run on this machine, such as ``"%%sky --provider local"``.
-        others : tuple of str
-            The names of pools that live.
+        ``cell`` is the magic line that runs the cell on this machine, such as ``"%%sky --provider local"``;
+        ``others`` are the names of live pools.
         """
         use = f", `--name {others[0]}` uses one that lives ({', '.join(others)})" if others else ""
         return f"{self.text}. `{self.again}` makes it anew{use}, and `{cell}` uses this machine"
 
 
 def line(spec: PoolSpec) -> str:
-    """The magic that makes a pool such as this; values that may be secrets are left for the person to write."""
+    """Return the magic line that makes such a pool, without secrets."""
     return " ".join(["%sky", "up", *_words(_given(spec)), *_switches(spec)])
 
 
 def changes(old: PoolSpec, new: PoolSpec) -> str:
-    """The options that a pool such as ``new`` is given and one such as ``old`` is not; secrets as in `line`."""
+    """Return the options of ``new`` that ``old`` lacks, without secrets."""
     before, switched = _given(old), _switches(old)
     words = _words({name: value for name, value in _given(new).items() if before.get(name) != value})
     return " ".join([*words, *(word for word in _switches(new) if word not in switched)])
 
 
 def _given(spec: PoolSpec) -> dict[str, object]:
-    """What a pool's options are given, by their names."""
+    """Return the options of a pool, by name."""
     provider, image = spec.provider, spec.image
     given: dict[str, object] = {"provider": provider.kind}
     if spec.name != "default":

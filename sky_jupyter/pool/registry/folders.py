@@ -1,4 +1,4 @@
-"""Removing the folders of a pool that has ended, and no others: who names them may be mistaken or lie."""
+"""Removal of ended pools' folders, after a check that they are theirs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ from pathlib import Path
 
 from ...node.system import locks as locking
 
-# Of a remote pool: where its link is, below the pool's folder.
+# The link's folder in that of a remote pool.
 LINK = "link"
 _MAX_CONFIG = 1 << 20
 
 
 def places() -> list[Path]:
-    """Where pools have their folders, unless TMPDIR was another when they were made."""
+    """Return the parents of pools' folders, for the current TMPDIR."""
     named = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp", "/dev/shm"]
     return [place for place in dict.fromkeys(map(Path, filter(None, named))) if place.is_dir()]
 
 
 def remove(pool: str, named: Iterable[str]) -> list[str] | None:
-    """Remove the named folders that are the pool's, and those of its that nobody named.
+    """Remove a pool's folders: those that are named, and any others found.
 
-    Returns
-    -------
-    list of str, optional
-        What was removed; None, and nothing was, where a host of the pool lives: whoever cannot take its lock
-        may not see its process, and does not know better.
+    Returns the removed folders; None, without removing any, if a host of the pool holds its lock. The lock also shows
+    hosts whose process is not visible here, as in containers.
     """
     found = [str(path) for place in places() for path in place.glob(f"sky-{pool}-*")]
     ours = [folder for folder in dict.fromkeys([*named, *found]) if is_ours(pool, folder)]
@@ -44,7 +41,7 @@ def remove(pool: str, named: Iterable[str]) -> list[str] | None:
 
 
 def is_ours(pool: str, folder: str) -> bool:
-    """Whether a folder was made for this pool by this user: its name, its owner and its place say so."""
+    """Return whether a folder is this pool's, by name, owner and parent."""
     path = Path(folder)
     if "\0" in folder or not path.is_absolute() or ".." in path.parts or not path.name.startswith(f"sky-{pool}-"):
         return False
@@ -59,7 +56,7 @@ def is_ours(pool: str, folder: str) -> bool:
 
 
 def _holds_the_pool(pool: str, folder: Path) -> bool:
-    """Whether the folder has this pool's own description: a place of which this process does not know."""
+    """Return whether the folder has this pool's host.json."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         config = folder / "host.json"
         facts = config.lstat()

@@ -1,4 +1,4 @@
-"""Whether a pool on other machines that nobody manages has ended, as far as this machine can tell by itself."""
+"""Whether a remote pool without a manager has ended, as seen from here."""
 
 from __future__ import annotations
 
@@ -14,29 +14,26 @@ from .folders import LINK
 if TYPE_CHECKING:
     from .rows import PoolRow
 
-# Those whose pools have a link, and machines that were there before.
+# Providers whose pools have a link, on machines that existed before.
 PROVIDERS = ("ssh",)
-# So much longer than its lease a pool is believed to live.
+# How long after its lease a pool is presumed alive.
 _MARGIN = TIMEOUTS.registry.lease_margin
 
 
 def has_ended(row: PoolRow, *, running: bool) -> bool:
-    """Whether a remote pool without a manager has ended for sure, or cannot be taken up by anybody.
+    """Return whether a remote pool without a manager has ended or is unusable.
 
-    Parameters
-    ----------
-    running : bool
-        Whether a run was on when it was last heard of: that one keeps the nodes, for as long as it takes.
+    ``running`` says whether a run was active when the pool was last seen: that keeps the nodes alive.
     """
     if not row.folders or not Path(row.folders[0]).is_dir():
-        # It never was ready, or its link has seen it end: nobody has its keys.
+        # It was never ready, or its link has removed its folder: its keys are gone.
         return True
     folder = Path(row.folders[0]) / LINK
     if socket_folder.answers(folder):
         return False
     sign = socket_folder.last_sign(folder)
     if sign is None:
-        # A link ends in order when nobody has been there for the lease.
+        # The link has ended in order, because no manager came within the lease.
         return not running
     when, lease = sign
     return not running and time.time() - when > (lease or DEFAULT_REMOTE_IDLE_TIMEOUT) + _MARGIN

@@ -1,6 +1,6 @@
-"""The end of machines that a provider made: of a pool's that ends, and of those that nobody will end any more.
+"""Destruction of a provider's machines: at a pool's end, and by sweeps.
 
-A machine is never believed to be gone because it was asked to go: it is listed until it is seen going.
+A request to destroy a machine does not count: the machine is listed until it is seen going.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _MOST_RUNS = 1000
 
 @dataclass
 class Swept:
-    """What a sweep has come to.
+    """Result of a sweep.
 
     Attributes
     ----------
     pools : list of str
-        The names of pools that are over now, as all their machines are; the id of one that has no name any more.
+        Names of pools whose machines are all gone now; the id of a pool without a row.
     machines : int
-        How many machines were told to end.
+        Number of machines that were told to end.
     failed : dict of str to str
-        Of pools whose machines were not all seen to end, what is left, and why.
+        Pool -> machines that were not seen to end, or the reason.
     """
 
     pools: list[str] = field(default_factory=list)
@@ -54,26 +54,30 @@ def end_machines(
     limit: float,
     told: Callable[[Sequence[str]], None] = lambda ids: None,
 ) -> list[str]:
-    """End all machines of a pool, and see each go.
+    """Destroy all machines of a pool, and wait until each is seen going.
 
     Parameters
     ----------
+    provider : Provisioner
+        Provider of the machines.
+    pool : str
+        The pool's id.
     rows : sequence of OrderRow
-        What the pool has ordered: where machines may be, and since when `list` must show them.
+        The pool's orders: the regions of machines, and since when `list` must show them.
     limit : float
-        Seconds to try for.
+        Timeout in seconds.
     told : callable
-        Told which machines are asked to end.
+        Called with the ids of machines that are told to end.
 
     Returns
     -------
     list of str
-        What was not seen to end, or why that is not known; nothing when all is gone.
+        What is not known to be gone, or why it is not known; empty when all machines are.
     """
     regions = list(dict.fromkeys(row.region for row in rows if row.region))
     began, now = time.monotonic(), time.time()
     visible = provider.visible_within
-    # A call without an answer may have made machines a moment ago.
+    # An order without an answer may have created machines just now.
     waits = [visible if row.state == orders.SENT else visible - max(0.0, now - row.touched) for row in rows]
     complete = began + max([0.0, *waits])
     asked: set[str] = set()
@@ -98,7 +102,7 @@ def end_machines(
 
 
 def _destroy(provider: Provisioner, ids: Sequence[str]) -> None:
-    """End machines; where one of them spoils it for the others, one by one."""
+    """Destroy machines; if that fails, one by one."""
     if not ids:
         return
     try:
@@ -112,7 +116,7 @@ def _destroy(provider: Provisioner, ids: Sequence[str]) -> None:
 
 
 def left_over(registry: Registry) -> list[str]:
-    """Return the names of the pools whose machines `sweep_machines` would end, or whose machines nobody knows."""
+    """Return the names of pools whose machines a sweep would end."""
     names = []
     for pool, rows in _by_pool(registry).items():
         row = _row(registry, pool)
@@ -122,17 +126,9 @@ def left_over(registry: Registry) -> list[str]:
 
 
 def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT) -> list[str]:
-    """End the machines of a pool that this process owns, or that has no row, and record the pool's end.
+    """Destroy the machines of a pool of ours; record its end.
 
-    Returns
-    -------
-    list of str
-        What was not seen to end; the pool is still ending then.
-
-    Raises
-    ------
-    SpecError
-        When its provider is not known here.
+    Returns what was not seen to end; the pool is still ending then. Raises SpecError if its provider is unknown.
     """
     rows, row = orders.of(registry, pool), _row(registry, pool)
     left = _end_all(pool, rows, limit, Swept())
@@ -142,20 +138,27 @@ def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT)
 
 
 def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
-    """End the machines of pools that nobody will end any more, and record the pools' end.
+    """Destroy the machines of abandoned pools, and record the pools' end.
 
-    Those are pools whose owner died while they were started or ended, whose lease is over, whose row is gone,
-    or whose time (`OrderRow.until`) is over. A pool that is recorded on another machine is left to that.
+    A pool is abandoned if its owner died during its start or end, its lease has expired, its row is gone, or its
+    deadline (`OrderRow.until`) has passed. Pools that are recorded on another machine are left to that.
 
     Parameters
     ----------
+    registry : Registry
+        The registry.
     limit : float
-        Seconds for each pool.
+        Timeout per pool in seconds.
+
+    Returns
+    -------
+    Swept
+        The pools and machines that were ended.
 
     Raises
     ------
     PoolError
-        When the registry cannot be used.
+        If the registry cannot be used.
     """
     swept = Swept()
     pools = _by_pool(registry)
@@ -188,12 +191,12 @@ def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: 
         if any(one.token for one in rows):
             swept.pools.append(name)
     except PoolError as error:
-        # Somebody else took it up, or ends it just now.
+        # Another process has attached to it, or is ending it.
         swept.failed[pool] = first_line(error)
 
 
 def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool:
-    """Whether a pool's machines are nobody's business any more."""
+    """Return whether a pool's machines are abandoned."""
     if not row.is_here:
         return False
     ends = [one.until for one in rows if one.until is not None]
@@ -208,7 +211,7 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
 
 
 def _end_all(pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
-    """End a pool's machines, at each provider that it had."""
+    """Destroy a pool's machines, at each of its providers."""
     from ...providers import kinds
 
     left: list[str] = []
@@ -235,7 +238,7 @@ def _row(registry: Registry, pool: str) -> PoolRow | None:
 
 
 def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[OrderRow]) -> None:
-    """All machines of a pool are gone: nothing of it is left, there or here."""
+    """Record a pool's end, and forget its orders, remote parts and folders."""
     orders.forget(registry, rows)
     for part in remote_parts.of(registry, pool):
         remote_parts.forget(registry, pool, part.folder)
@@ -245,7 +248,7 @@ def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[O
 
 
 def _sweep_strays(registry: Registry, pools: dict[str, list[OrderRow]], swept: Swept) -> None:
-    """End machines that are past their time whoever made them, where the providers of these pools show them."""
+    """Destroy machines past their deadline, of these pools' providers."""
     from ...providers import kinds
 
     seen: dict[tuple[str, str], set[str]] = {}

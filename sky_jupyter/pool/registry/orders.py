@@ -1,8 +1,8 @@
-"""What pools have ordered from providers that make machines, in the registry before each call is sent.
+"""Orders of machines, recorded in the registry before they are sent.
 
-A row is one call, or with an empty token a pool's plan to make some. It says what a later process needs to find
-and end the machines: the provider, the account, the region, when they may be ended. The rows of a pool go when
-all of its machines were seen to end. No row holds a secret.
+A row is one call or, with an empty token, a pool's plan to make some. It has what a later process needs to find and
+destroy the machines: provider, account, region, deadline. A pool's rows are deleted once all of its machines were seen
+to end. No row has a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 PLANNED, SENT, MADE, REFUSED = "planned", "sent", "made", "refused"
-# Made when it is first needed, as that of traces.
+# Created on first use, like the table of traces.
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS orders (pool TEXT NOT NULL, token TEXT NOT NULL, provider TEXT NOT NULL, "
     "recipe TEXT NOT NULL, account TEXT NOT NULL, region TEXT NOT NULL, zone TEXT NOT NULL, count INTEGER NOT NULL, "
@@ -31,24 +31,24 @@ _MOST = 10_000
 
 @dataclass(frozen=True)
 class OrderRow:
-    """A call that makes machines, or the plan of a pool to send some.
+    """Call that creates machines, or a pool's plan to send some.
 
     Attributes
     ----------
     provider, recipe : str
-        The provider's kind, and as JSON what it is made again from.
+        The provider's kind, and the JSON from which it is rebuilt.
     account : str
-        Who pays.
+        The account that pays.
     count : int
-        How many machines are ordered.
+        Number of machines.
     until : float or None
-        When the machines may be ended whatever they do, by the time of day.
+        Deadline (Unix time) after which the machines may be destroyed in any case.
     state : str
-        ``"planned"``, ``"sent"``: nobody knows whether machines were made, ``"made"`` or ``"refused"``.
+        ``"planned"``, ``"sent"`` (without an answer), ``"made"`` or ``"refused"``.
     ids : tuple of str
-        The machines that were made.
+        Created machines.
     touched : float
-        When the row was last written, by the time of day.
+        Unix time of the row's last write.
     """
 
     pool: str
@@ -66,12 +66,9 @@ class OrderRow:
 
 
 def write(registry: Registry, row: OrderRow) -> None:
-    """Write a row, in the place of the one with its token.
+    """Insert a row, or replace the one with its token.
 
-    Raises
-    ------
-    PoolError
-        When it cannot be written: then the call may not be sent.
+    Raises PoolError if it cannot be written: the call must not be sent then.
     """
     values = (row.pool, row.token, row.provider, row.recipe, row.account, row.region, row.zone, row.count, row.until)
     with _durably(registry) as connection:
@@ -82,12 +79,12 @@ def write(registry: Registry, row: OrderRow) -> None:
 
 
 def of(registry: Registry, pool: str) -> list[OrderRow]:
-    """What a pool has ordered, the oldest first."""
+    """Return a pool's orders, the oldest first."""
     return [row for row in every(registry) if row.pool == pool]
 
 
 def every(registry: Registry) -> list[OrderRow]:
-    """All rows, the oldest first."""
+    """Return all orders, the oldest first."""
     with registry.connection() as connection:
         try:
             found = connection.execute(f"SELECT {_COLUMNS} FROM orders ORDER BY rowid LIMIT ?", (_MOST,)).fetchall()
@@ -99,7 +96,7 @@ def every(registry: Registry) -> list[OrderRow]:
 
 
 def forget(registry: Registry, rows: Iterable[OrderRow]) -> None:
-    """Forget calls whose machines were all seen to end; one that was recorded since, or again, stays."""
+    """Delete orders whose machines have ended, unless written since."""
     with registry.transaction() as connection, _if_there():
         for row in rows:
             where = (row.pool, row.token, row.touched)
@@ -108,7 +105,7 @@ def forget(registry: Registry, rows: Iterable[OrderRow]) -> None:
 
 @contextlib.contextmanager
 def _durably(registry: Registry) -> Iterator[sqlite3.Connection]:
-    """Write so that not even a loss of power makes a machine unknown."""
+    """Write with full sync: no machine may be lost with the power."""
     from .database import all_or_nothing
 
     with registry.connection() as connection:

@@ -1,8 +1,7 @@
-"""What a kept pool leaves in its folder, so that a later manager can take it up again.
+"""Record in a kept pool's folder, from which a later manager attaches.
 
-The folder and the file are readable by their user only, like the pool's keys beside it: whoever can
-write there is the user. The file is JSON, so that every version can read of every other's what kind of
-pool it is and how it is ended; what the user's own plugins are is a pickle in it, which is opened last.
+The folder and the file are readable by their user only, like the pool's keys. The file is JSON, so that every version
+can read what kind of pool it is and how to end it; the user's own plugins are a pickle in it, which is loaded last.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ if TYPE_CHECKING:
 
 _NAME = "pool.record"
 _MOST = 1 << 30
-# What versions without a number wrote begins like this.
+# The first byte of records of versions without a protocol number.
 _PICKLE = b"\x80"
 
 
 @dataclass(frozen=True)
 class PoolRecord:
-    """A pool, as its first manager made it.
+    """Data of a live pool that a later manager needs.
 
     Parameters
     ----------
     spec : PoolSpec
-        With its plugins.
+        Spec of the pool, with its plugins.
     scheduler : str
-        Its address, which it keeps when it is started anew.
+        The scheduler's address, which a restarted one keeps.
     ids : tuple of str
         The provider's ids of the machines.
     hosts : tuple of dict
-        Of each host its nodes, folders and process; see `launch.adopt`.
+        Nodes, folders and process of each host; see `launch.adopt`.
     direct : bool
-        Whether agents can be reached without the scheduler in between.
+        Whether agents can be reached without the scheduler.
     shape : int
-        How often its nodes were changed.
+        How often the pool was resized.
     ends : float, optional
-        When it ends by its ttl, as the clock of this machine has it.
+        Unix time, by this machine's clock, at which its ``ttl`` is over.
     """
 
     spec: PoolSpec
@@ -63,7 +62,7 @@ class PoolRecord:
     ends: float | None = None
 
     def write(self, folder: Path) -> None:
-        """Leave it in the pool's folder; it appears whole or not at all."""
+        """Write the record into the pool's folder, atomically."""
         facts = {"scheduler": self.scheduler, "ids": self.ids, "direct": self.direct, "shape": self.shape}
         hosts = [dict(host) for host in self.hosts]
         spec = base64.b64encode(cloudpickle.dumps(self.spec)).decode()
@@ -73,12 +72,9 @@ class PoolRecord:
 
     @classmethod
     def read(cls, row: PoolRow) -> PoolRecord:
-        """The record of a pool that the registry knows.
+        """Return the record of a pool in the registry.
 
-        Raises
-        ------
-        PoolError
-            When there is none, when it is not this user's, of another version's pool, or cannot be read.
+        Raises PoolError if it is missing, another user's, of another version, or malformed.
         """
         told = _told(row)
         number = _protocol(told)
@@ -95,30 +91,27 @@ class PoolRecord:
 
     @staticmethod
     def hosts_of(row: PoolRow) -> list[dict[str, Any]]:
-        """The hosts of a pool of any version, so that it can be ended.
+        """Return the hosts of a pool of any version, to end them.
 
-        Raises
-        ------
-        PoolError
-            When they cannot be read.
+        Raises PoolError if they cannot be read.
         """
         told = _told(row)
         with _readable(row):
             if not told:
-                # A version without a number had nothing but a pickle, of classes that may be others by now.
+                # The record is a pickle of classes that may have changed since.
                 return list(cloudpickle.loads((Path(row.folders[0]) / _NAME).read_bytes()).hosts)
             return [_host_read(host) for host in told["hosts"]]
 
 
 def protocol_of(row: PoolRow) -> int | None:
-    """The number of the protocol that a pool speaks; None where that is not known."""
+    """Return a pool's protocol number; None if it is not known."""
     with contextlib.suppress(PoolError):
         return _protocol(_told(row))
     return None
 
 
 def unfit(name: str, protocol: int) -> str:
-    """Why a pool of another protocol cannot be attached to, and what to do."""
+    """Return why a pool of another protocol cannot be attached to."""
     version = "an earlier" if protocol < PROTOCOL else "a later"
     number = f"protocol {protocol}" if protocol else "without a protocol's number"
     return (
@@ -128,7 +121,7 @@ def unfit(name: str, protocol: int) -> str:
 
 
 def _told(row: PoolRow) -> dict[str, Any]:
-    """What the file says, all but unpickled; of a version without a number nothing."""
+    """Return the record without unpickling; {} without a protocol."""
     if not row.folders:
         raise PoolError(f"pool {row.name!r} is not ready; `%sky status` says when it is")
     path = Path(row.folders[0]) / _NAME
@@ -157,7 +150,7 @@ def _protocol(told: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _readable(row: PoolRow) -> Iterator[None]:
-    """Have what is wrong in a record be a PoolError that names it."""
+    """Convert errors in the block to a PoolError that names the record."""
     try:
         yield
     except PoolError:

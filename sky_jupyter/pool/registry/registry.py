@@ -1,8 +1,7 @@
-"""The registry: one SQLite file of all pools and runs of this user, so that none goes unknown.
+"""The registry: one SQLite file of all pools and runs of this user.
 
-A row is written before anything is made and changed when it is there, and when it has ended. Each
-pool has at most one owner, the process that manages it; an owner's generation tells it from those
-that were before it.
+A row is written before anything is made, and updated when it is ready and when it has ended. Each pool has at most one
+owner, the process that manages it; the owner's generation is its fencing token.
 """
 
 from __future__ import annotations
@@ -38,14 +37,13 @@ _MOST_TOOK = 1e6
 _TIDY_EVERY = 500
 _MAX_POOLS = 1000
 _MAX_TOLD = 100
-# A pool of which nobody has said anything for so long is taken for ended where that can be seen from here,
-# and is not listed where not.
+# A pool without updates for this long counts as ended if its processes are visible from here; else it is not listed.
 _FORGOTTEN = 30 * 86_400.0
 _MAX_NODES, _MAX_WORDS = 1000, 10_000
 
 
 def default_path() -> Path:
-    """``SKY_REGISTRY`` where it is set, else a file in the user's data folder."""
+    """Return ``SKY_REGISTRY``, or a file in the user's data folder."""
     given = os.environ.get("SKY_REGISTRY")
     if given:
         return Path(given)
@@ -55,18 +53,17 @@ def default_path() -> Path:
 
 
 class Registry:
-    """One connection a manager, made when first used; any thread may call, any kernel may write too.
+    """Connection to the registry, one per manager; thread-safe.
 
-    What is told of a run is written by a thread of the registry's own, in order: the disk must not
-    stand on the path of a cell, and what cannot be written is a warning (`take_warnings`). What is
-    told of a pool is written before the call returns, or the call raises PoolError.
+    A background thread writes the rows of runs, in order, so that the disk does not delay cells; its failures are
+    warnings (`take_warnings`). Rows of pools are written before a call returns; a failure raises PoolError.
 
     Parameters
     ----------
     path : Path, optional
-        The file; `default_path` unless given.
+        The file, by default `default_path`.
     patience : float
-        Seconds to wait for another process that writes.
+        Timeout in seconds while another process writes.
     """
 
     def __init__(self, path: Path | None = None, patience: float = PATIENCE) -> None:
@@ -78,7 +75,7 @@ class Registry:
         self._writer = _writer()
         self._last: Future[None] | None = None
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque()
-        # The locks that say to other containers that this process is there, by the pools that it manages.
+        # By pool, the lock that shows to other containers that this process is alive.
         self._locks: dict[str, int] = {}
         self._ends = 0
         self._warnings: list[str] = []
@@ -88,17 +85,14 @@ class Registry:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for as long as nobody else of this process uses it.
+        """Yield the connection, exclusively in this process.
 
-        Raises
-        ------
-        PoolError
-            When the file cannot be used, whatever the reason.
+        Raises PoolError if the file cannot be used.
         """
         with self._lock:
             try:
                 if self._connection is not None and self._file != inode(self.path):
-                    # Somebody moved the file away: what went into it now would be seen by nobody.
+                    # The file was moved away: what is written to it would be lost.
                     self._connection.close()
                     self._connection = None
                 if self._connection is None:
@@ -106,20 +100,20 @@ class Registry:
                     self._file = inode(self.path)
                 yield self._connection
             except UnicodeDecodeError as error:
-                # It would name what is wrong in the file with letters of the file's.
+                # The error's own message would show the file's content.
                 raise PoolError(why_not(self.path, sqlite3.DatabaseError("it is malformed"))) from error
             except (sqlite3.Error, OSError) as error:
                 raise PoolError(why_not(self.path, error)) from error
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that is written inside, or nothing of it; nobody else writes meanwhile."""
+        """Run the block in an exclusive transaction."""
         with self.connection() as connection:
             with all_or_nothing(connection):
                 yield connection
 
     def close(self) -> None:
-        """Write what is still to be written, and close the file."""
+        """Write what is queued, and close the file."""
         writer, self._writer = self._writer, _writer()
         writer.shutdown(wait=True)
         with self._lock:
@@ -128,7 +122,7 @@ class Registry:
                 self._connection = None
 
     def take_warnings(self) -> list[str]:
-        """What could not be written or read since this was last asked; each thing is told once."""
+        """Return the warnings since the last call; each is returned once."""
         told, self._warnings = self._warnings, []
         return told
 
@@ -140,18 +134,9 @@ class Registry:
     # -- pools -------------------------------------------------------------------------------------
 
     def intend(self, id: str, name: str, provider: str, nodes: int, keep: bool) -> int:
-        """Record a pool before anything of it is made; this process is its owner.
+        """Record a pool before anything is made; return its generation.
 
-        Returns
-        -------
-        int
-            Its generation.
-
-        Raises
-        ------
-        PoolError
-            When a kept pool of this name lives, for a pool that is to be kept; or when it cannot
-            be recorded.
+        Raises PoolError if a kept pool of this name is live and this one is to be kept, or if it cannot be recorded.
         """
         now = time.time()
         me, here = process_identity.this(), process_identity.here()
@@ -169,7 +154,7 @@ class Registry:
             now,
         )
         with self.connection() as connection:
-            # Not even a loss of power may make a machine unknown.
+            # With full sync: no machine may become unknown by a loss of power.
             connection.execute("PRAGMA synchronous=FULL")
             try:
                 with all_or_nothing(connection):
@@ -188,7 +173,7 @@ class Registry:
 
     def _refuse_namesake(self, connection: sqlite3.Connection, name: str) -> None:
         for row in self._pools(connection, "name = ? AND keep = 1", name):
-            # One that is being started has no host yet.
+            # A pool that is being started has no host yet.
             if row.is_here and (row.host_lives or row.owner_lives or (row.provider != "local" and row.outlives)):
                 raise PoolError(
                     f"a kept pool {name!r} lives already, managed by {row.who}: use it with `%sky attach {name}`, "
@@ -203,17 +188,10 @@ class Registry:
         host: tuple[int, float] | None = None,
         nodes: int | None = None,
     ) -> None:
-        """Record a pool's state, and its folders, host process and number of nodes where they are given.
+        """Record a pool's state, and its other facts where given.
 
-        Parameters
-        ----------
-        host : tuple of int and float, optional
-            The number of the process at the pool's root on this machine, and its `identity.started`.
-
-        Raises
-        ------
-        PoolError
-            When another process owns the pool.
+        ``host`` is the pid of the pool's root process on this machine, and its `identity.started`. Raises PoolError
+        if another process owns the pool.
         """
         with self.transaction() as connection:
             row = self._find(connection, id)
@@ -233,17 +211,11 @@ class Registry:
             self._let_go(id)
 
     def own(self, id: str, take_over: bool = False) -> int:
-        """Make this process the owner of a pool that nobody else manages, or of any with ``take_over``.
+        """Become the owner of a pool; return its generation.
 
-        Returns
-        -------
-        int
-            The pool's generation: higher than that of any owner before, unless this process was its owner already.
-
-        Raises
-        ------
-        PoolError
-            When another live process manages it; it says who, and how to take the pool over.
+        ``take_over`` allows to replace a live manager. The generation is higher than that of all owners before,
+        unless this process is the owner already. Raises PoolError, with the owner and the remedy, if another live
+        process manages it.
         """
         with self.transaction() as connection:
             row = self._find(connection, id)
@@ -261,7 +233,7 @@ class Registry:
         return generation
 
     def _hold(self, id: str) -> None:
-        """Have other containers of this machine see that the owner of a pool lives, for as long as it does."""
+        """Lock a file that shows this process to other containers."""
         path = self.owner_lock(id)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -276,13 +248,13 @@ class Registry:
             os.close(held)
 
     def owner_lock(self, id: str) -> Path:
-        """The file that a pool's owner has locked while it lives, as far as it could."""
+        """Return the file that a pool's owner has locked while it is alive."""
         return self.path.with_name(f"{self.path.name}.owners") / id
 
     def _claim(self, connection: sqlite3.Connection, row: PoolRow) -> int:
         here = process_identity.here()
         owner = (*process_identity.this(), process_identity.own_name(), here.host, here.text, time.time())
-        # (The machine may have another name by now, or have been started again.)
+        # (The machine may have been renamed or rebooted.)
         connection.execute(
             "UPDATE pools SET owner = ?, owner_started = ?, owner_name = ?, owner_host = ?, owner_place = ?, "
             "owner_since = ?, generation = ?, machine = ?, machine_place = ? WHERE id = ?",
@@ -291,7 +263,7 @@ class Registry:
         return row.generation + 1
 
     def release(self, id: str) -> None:
-        """Leave a pool to whoever attaches to it next; nothing where this process does not own it."""
+        """Give up a pool for the next manager, if it is ours."""
         with self.transaction() as connection:
             row = self._find(connection, id)
             ours = row is not None and row.is_mine
@@ -301,20 +273,20 @@ class Registry:
             self._let_go(id)
 
     def owns(self, id: str, generation: int) -> bool:
-        """Whether this process is the pool's owner, and has been since it was given this generation."""
+        """Return whether this process owns the pool, under this generation."""
         with self.connection() as connection:
             row = self._find(connection, id)
         return row is not None and row.is_mine and row.generation == generation
 
     def pools(self) -> list[PoolRow]:
-        """Pools that have not ended, as far as anybody said, the oldest first."""
+        """Return the pools that have not ended, the oldest first."""
         with self.connection() as connection:
             return self._pools(connection)
 
     def left_name(self, id: str) -> str | None:
-        """The name of a pool that is of no use to anybody: it has ended, or nobody manages it, keeps it or runs on it.
+        """Return the name of an ended or abandoned pool, else None.
 
-        None for every other one, and for those that are not known here.
+        A pool is abandoned if it is not kept, has no manager, and nothing runs on it.
         """
         with self.connection() as connection:
             row = self._find(connection, id)
@@ -327,7 +299,7 @@ class Registry:
         return None if row.keep or row.owner_lives or not row.is_here or runs else row.name
 
     def pool(self, name_or_id: str) -> PoolRow | None:
-        """The live pool of this id or else name; of several, one that is here, is kept, and is the newest."""
+        """Return the live pool of this id or name; prefer local, kept ones."""
         rows = self.pools()
         same = [row for row in rows if row.id == name_or_id] or [row for row in rows if row.name == name_or_id]
         order = {row.id: number for number, row in enumerate(same)}
@@ -354,8 +326,8 @@ class Registry:
     # -- runs --------------------------------------------------------------------------------------
 
     def run_began(self, id: str, pool: str, code: str, ranks: Sequence[int] = (), cell: int = 0) -> None:
-        """Record that a run begins, on these ranks or on all; of the cell ``In[cell]``, unless 0."""
-        # Code may hold halves of characters, which no file can.
+        """Record the begin of a run on these ranks, or on all."""
+        # Code may have lone surrogates, which cannot be encoded.
         text = code[:MAX_CODE].encode("utf-8", "replace").decode()
         values = (id, pool, text, time.time(), format_ranks(ranks[:MAX_RANKS]), cell)
         self._write_later(
@@ -365,7 +337,7 @@ class Registry:
         )
 
     def run_ended(self, id: str, state: str, elapsed: float) -> None:
-        """Record how a run ended."""
+        """Record the end of a run."""
         self._write_later("UPDATE runs SET state = ?, elapsed = ? WHERE id = ?", (state, elapsed, id))
         self._ends += 1
         if self._ends % _TIDY_EVERY == 0:
@@ -373,17 +345,14 @@ class Registry:
                 self._write_later(statement, (count,))
 
     def runs(self, pool: str | None = None, limit: int = 50) -> list[RunRow]:
-        """Runs, of one pool (its id) where it is given, the newest first."""
+        """Return the runs, of a pool's id or of all, the newest first."""
         where, values = ("pool = ?", (pool,)) if pool is not None else ("1", ())
         return self._runs(where, values, limit)
 
     def run(self, id_or_prefix: str) -> RunRow | None:
-        """The run of this id, or whose id begins like this.
+        """Return the run of this id or prefix of one.
 
-        Raises
-        ------
-        PoolError
-            When several do; it says which.
+        Raises PoolError, with the candidates, if the prefix is ambiguous.
         """
         found = self._runs("substr(id, 1, ?) = ?", (len(id_or_prefix), id_or_prefix), 10) if id_or_prefix else []
         exact = [row for row in found if row.id == id_or_prefix] or found
@@ -399,15 +368,12 @@ class Registry:
             ).fetchall()
         return [row for values in rows if (row := self._readable(read_run, values, "run")) is not None]
 
-    # -- how long starts take ----------------------------------------------------------------------
+    # -- durations of starts -----------------------------------------------------------------------
 
     def note_phases(self, kind: str, took: Mapping[str, float]) -> None:
-        """Record how many seconds each phase of a start took; the newest of each are kept.
+        """Record the durations of a start's phases; keep the newest of each.
 
-        Parameters
-        ----------
-        kind : str
-            What starts must have in common for one to tell of another.
+        ``kind`` is equal for comparable starts.
         """
         self._write_later(_PHASES, ())
         for phase, seconds in took.items():
@@ -416,7 +382,7 @@ class Registry:
             self._write_later(statement, (kind, *values))
 
     def usual_phases(self, kind: str) -> dict[str, float]:
-        """How many seconds each phase usually took in earlier starts of a kind: the median."""
+        """Return the median durations of earlier starts' phases."""
         self.flush()
         with self.connection() as connection:
             connection.execute(_PHASES)
@@ -426,13 +392,13 @@ class Registry:
             ).fetchall()
         took: dict[str, list[float]] = {}
         for phase, seconds in rows:
-            # A file is input from outside.
+            # The file is untrusted input.
             if isinstance(phase, str) and len(phase) <= 64 and isinstance(seconds, float) and 0 <= seconds < _MOST_TOOK:
                 took.setdefault(phase, []).append(seconds)
         return {phase: median(found) for phase, found in took.items()}
 
     def forget_ended(self, runs: int = KEPT_RUNS, pools: int = KEPT_POOLS) -> None:
-        """Keep the newest of the runs and pools that have ended, so that the file stays small."""
+        """Delete all but the newest ended runs and pools."""
         with self.transaction() as connection:
             for statement, count in _forgetting(runs, pools):
                 connection.execute(statement, (count,))
@@ -440,7 +406,7 @@ class Registry:
     # -- the writer --------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until what was told of runs is in the file, or could not be written."""
+        """Wait until the rows of runs are written, or have failed."""
         if self._last is not None:
             self._last.result()
 
@@ -449,11 +415,11 @@ class Registry:
         try:
             self._last = self._writer.submit(self._write)
         except RuntimeError:
-            # The interpreter is ending, and starts no more threads.
+            # The interpreter is exiting, and starts no more threads.
             self._write()
 
     def _write(self) -> None:
-        """Write all that has come up: a disk that is slow is asked for less often."""
+        """Write all queued statements in one transaction."""
         batch = []
         with contextlib.suppress(IndexError):
             while True:
@@ -469,23 +435,17 @@ class Registry:
 
 
 def _writer() -> ThreadPoolExecutor:
-    # Its thread starts with the first thing to write, and is waited for at the interpreter's end.
+    # Its thread starts with the first write, and is joined at the interpreter's exit.
     return ThreadPoolExecutor(1, thread_name_prefix="sky-registry")
 
 
 def sweep(registry: Registry) -> list[str]:
-    """Remove the folders of pools of which no process is left, and record their end.
+    """Remove the folders of dead pools, record their end; return the names.
 
-    A host removes its own folders, and a link those of its pool; this is for the machine that lost its
-    power, or a process that was killed. A pool whose owner or host lives is left as it is, and so is one
-    whose processes cannot be seen from here, unless its locks show that they are gone. One whose owner is
-    gone, and whose host is not, has no owner from now on. Of a pool on other machines, which are not asked,
-    its lease decides.
-
-    Returns
-    -------
-    list of str
-        The names of the pools that are gone. A registry that cannot be used is a warning of its.
+    Hosts and links remove their own folders; this is for a loss of power, or killed processes. Pools with a live
+    owner or host stay, as do those whose processes are not visible from here, unless their locks are free. A live
+    host without its owner loses the owner's name. Remote pools are judged by their lease. If the registry cannot be
+    used, that is a warning of its.
     """
     swept: list[str] = []
     try:
@@ -501,10 +461,10 @@ def sweep(registry: Registry) -> list[str]:
 
 
 def _sweep_one(registry: Registry, row: PoolRow) -> bool:
-    """Look after a pool whose owner is gone; whether it has ended."""
+    """Check a pool whose owner is gone; return whether it has ended."""
     host = process_identity.ProcessIdentity(row.host_pid, row.host_started) if row.host_lives else None
     if host is None and row.provider == "local" and not row.host_pid:
-        # Its owner may have died before it could say which process it had started.
+        # Its owner may have died before it had recorded the process that it started.
         host = _host_of(row.id)
     if host is not None or (row.provider != "local" and not _is_over(registry, row)):
         with registry.transaction() as connection:
@@ -514,12 +474,12 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
                     connection.execute("UPDATE pools SET host_pid = ?, host_started = ? WHERE id = ?", (*host, row.id))
         return False
     with registry.transaction() as connection:
-        # Whoever attaches to the pool just now makes it anew: then it is not to be swept.
+        # A process that has just attached to the pool is using it.
         if registry._find(connection, row.id) != row:
             return False
         registry._claim(connection, row)
     if pool_folders.remove(row.id, row.folders) is None:
-        # Its host is there, although it is not seen.
+        # Its host is alive, though not visible.
         registry.release(row.id)
         return False
     registry.update(row.id, "ended")
@@ -527,10 +487,10 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
 
 
 def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
-    """End a pool of a container that is gone; whether it was.
+    """End a local pool of a container that is gone; return whether it was.
 
-    Locks say so, which the kernel takes from a process that ends: its owner's, without which a pool that is
-    not kept ends by itself, and of one that is kept its host's. Where there is none, nothing is known.
+    The kernel releases the locks of dead processes. The owner's lock counts, without whom a pool that is not kept
+    ends by itself; for a kept pool, the host's. Without a lock, nothing is known.
     """
     if row.provider != "local":
         return False
@@ -550,9 +510,9 @@ def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
 
 
 def _is_over(registry: Registry, row: PoolRow) -> bool:
-    """Whether a pool on other machines has ended, or nobody has heard of it for too long."""
+    """Return whether a remote pool has ended, or is long unheard of."""
     if row.provider not in leases.PROVIDERS:
-        # Machines that were made for it are not forgotten because their processes have ended.
+        # Created machines outlive their processes: they must not be forgotten.
         return False
     if row.unfinished or time.time() - row.heard > _FORGOTTEN:
         return True
@@ -561,7 +521,7 @@ def _is_over(registry: Registry, row: PoolRow) -> bool:
 
 
 def _host_of(pool: str) -> process_identity.ProcessIdentity | None:
-    """The pool's host process, as its command tells."""
+    """Return the pool's host process, found by its command line."""
     import psutil
 
     for process in psutil.process_iter():
@@ -574,7 +534,7 @@ def _host_of(pool: str) -> process_identity.ProcessIdentity | None:
 
 
 def refuse_elsewhere(row: PoolRow) -> None:
-    """Refuse a pool whose processes cannot be seen from here; PoolError says where it is."""
+    """Raise PoolError if a pool's processes are not visible here."""
     if not row.is_here:
         where = "runs" if row.provider == "local" else "has its keys"
         raise PoolError(
@@ -583,7 +543,7 @@ def refuse_elsewhere(row: PoolRow) -> None:
         )
 
 
-# A row of this place, or of an earlier start of this machine, is there for as long as it takes to see its end.
+# Rows of this place, or of an earlier boot of this machine, are listed until their end is seen.
 _NOT_FORGOTTEN = (
     "machine = '' OR machine_place = ? OR (machine = ? AND (machine_place = '' OR machine_place LIKE ?)) "
     "OR max(began, owner_since) > ?"
@@ -604,14 +564,14 @@ def _disown(connection: sqlite3.Connection, id: str) -> None:
 
 
 def _lose_runs(connection: sqlite3.Connection) -> None:
-    """Runs that nobody saw end on pools that are gone will not be heard of again."""
+    """Mark unfinished runs of ended pools as lost."""
     connection.execute(
         "UPDATE runs SET state = 'lost' WHERE state = 'running' "
         "AND pool NOT IN (SELECT id FROM pools WHERE state != 'ended')"
     )
 
 
-# Made when it is first needed, so that versions which do not know it read and write the same file.
+# Created on first use, so that versions that do not know it can use the same file.
 _PHASES = "CREATE TABLE IF NOT EXISTS phases (kind TEXT NOT NULL, phase TEXT NOT NULL, seconds REAL NOT NULL)"
 _FORGETTING_PHASES: Sequence[tuple[str, tuple[int, ...]]] = (
     (
@@ -633,7 +593,7 @@ def _forgetting(runs: int, pools: int) -> list[tuple[str, int]]:
 
 
 def running(row: PoolRow) -> set[str]:
-    """The ids of the runs that are on in a kept pool, as its nodes left word; nothing is connected to."""
+    """Return the ids of active runs in a kept pool, from its nodes' files."""
     found: set[str] = set()
     for folder in row.folders[:1]:
         for path in sorted(Path(folder).glob("n*/running"))[:_MAX_NODES]:

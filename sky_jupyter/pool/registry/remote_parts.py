@@ -1,8 +1,7 @@
-"""What pools have on other machines, in the registry from before it is made until it is seen to have ended.
+"""Parts of pools on other machines, recorded until they have ended.
 
-A row is a host's part of a pool: how its machine is reached, and where its folders are there. With it, what a
-notebook that was killed left there, or what could not be reached when its pool was ended, is found and
-ended by whoever comes next. No row holds a secret.
+A row is a host's part of a pool: how to reach its machine, and its folders there. With it, a later process finds and
+ends what a killed notebook has left, or what was unreachable at its pool's end. No row has a secret.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from .registry import Registry
 
-# Made when it is first needed, as that of phases.
+# Created on first use, like the table of phases.
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS traces (pool TEXT NOT NULL, name TEXT NOT NULL, folder TEXT NOT NULL, "
     "blobs TEXT NOT NULL, target TEXT NOT NULL, lease REAL NOT NULL, noted REAL NOT NULL, PRIMARY KEY (pool, folder))"
 )
 _COLUMNS = "pool, name, folder, blobs, target, lease"
-# What has not been reached for so long after its pool's end has ended by its lease, or with its machine.
+# A part that was unreachable this long after its pool's end has ended by its lease, or with its machine.
 _FORGOTTEN = 86_400.0
 _MOST = 4096
 _MAX_TEXT = 1 << 16
@@ -50,9 +49,9 @@ class RemotePart:
     pool, name : str
         The pool's id and name.
     folder, blobs : str
-        Where it is on its machine.
+        Its folders on its machine.
     target : str
-        How that is reached, as JSON: what `targets.resolve` takes.
+        How to reach the machine: JSON of the arguments of `targets.resolve`.
     lease : float
         Seconds after which it ends by itself.
     """
@@ -66,17 +65,17 @@ class RemotePart:
 
     @property
     def host(self) -> str:
-        """Its machine, as the user calls it."""
+        """Return the user's name of its machine."""
         found = _facts(self.target).get("name")
         return found if isinstance(found, str) and found.isprintable() else "a host"
 
     @property
     def script(self) -> str:
-        """What ends it there."""
+        """Return the shell script that ends it."""
         return remote_cleanup.script(self.pool, [self.folder, self.blobs])
 
     def reach(self) -> Target:
-        """How its machine is reached, by the SSH configuration of today; SpecError where the row does not say it."""
+        """Return its machine's target; raise SpecError for a bad row."""
         from ...machines.ssh.target import resolve
 
         facts = _facts(self.target)
@@ -88,16 +87,16 @@ class RemotePart:
 
 
 class Traces:
-    """Those of one pool; made with it.
+    """Parts of one pool on other machines; made with it.
 
     Parameters
     ----------
     registry : Registry
-        The pool's.
+        The registry.
     pool : str
-        Its id.
+        The pool's id.
     spec : PoolSpec, optional
-        How its machines are reached, and when its parts end by themselves; not needed where nothing is noted.
+        Spec of the pool; only needed for `note`.
     """
 
     def __init__(self, registry: Registry, pool: str, spec: PoolSpec | None = None) -> None:
@@ -110,7 +109,7 @@ class Traces:
         self._how["keys"] = None if keys is None else list(keys)
 
     def note(self, host: str, folder: str, blobs: str) -> RemotePart:
-        """Something is about to be made on a machine, which is named; PoolError where that cannot be recorded."""
+        """Record a part before it is made; raise PoolError if that fails."""
         facts = json.dumps({"name": host, **self._how})
         trace = RemotePart(self.pool, self._name, folder, blobs, facts, self._lease)
         with self._registry.transaction() as connection:
@@ -122,21 +121,21 @@ class Traces:
         return trace
 
     def forget(self, folder: str) -> None:
-        """It was seen that nothing of it is left there."""
+        """Delete the record of a part that was seen to have ended."""
         with contextlib.suppress(PoolError):
             forget(self._registry, self.pool, folder)
 
     def left(self) -> list[RemotePart]:
-        """Those that were not seen to have ended."""
+        """Return the parts that were not seen to have ended."""
         with contextlib.suppress(PoolError):
             return [trace for trace in _read(self._registry) if trace.pool == self.pool]
         return []
 
 
 def orphans(registry: Registry) -> list[RemotePart]:
-    """What is left of pools that have ended, or whose notebook died before they were ready or while they were ended.
+    """Return the parts of pools that have ended or are abandoned.
 
-    What has ended by itself since is forgotten.
+    Records of parts that must have ended by themselves are deleted.
     """
     try:
         found = _read(registry)
@@ -151,7 +150,7 @@ def orphans(registry: Registry) -> list[RemotePart]:
 
 
 def of(registry: Registry, pool: str) -> list[RemotePart]:
-    """What there may be of a pool on other machines."""
+    """Return the recorded parts of a pool."""
     return [trace for trace in _read(registry) if trace.pool == pool]
 
 
@@ -160,10 +159,7 @@ def end(
 ) -> tuple[list[RemotePart], dict[str, str]]:
     """End what pools have left on other machines, which are connected to side by side.
 
-    Returns
-    -------
-    tuple
-        What was ended, and of hosts where it could not be, why.
+    Returns the parts that were ended, and for other hosts the reason.
     """
     from ...machines.ssh.machine import SSHMachine
     from ...machines.ssh.session import Access
@@ -194,7 +190,7 @@ def end(
 
 
 def hosts_of(traces: Iterable[RemotePart]) -> str:
-    """The hosts, for a message."""
+    """Return the names of the hosts, for a message."""
     return ", ".join(dict.fromkeys(trace.host for trace in traces))
 
 
@@ -210,7 +206,7 @@ def _read(registry: Registry) -> list[RemotePart]:
 
 
 def _is_sound(row: Sequence[Any]) -> bool:
-    """Whether a row is one of ours: what is in it becomes part of a script."""
+    """Return whether a row is valid: its values become part of a script."""
     *texts, lease = row
     if not all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in texts):
         return False
@@ -228,16 +224,16 @@ def _old(registry: Registry, traces: Sequence[RemotePart]) -> list[RemotePart]:
 
 
 def forget(registry: Registry, pool: str, folder: str) -> None:
-    """It was seen that nothing of a host's part of a pool is left there."""
+    """Delete the record of a part that was seen to have ended."""
     with registry.transaction() as connection:
         connection.execute("DELETE FROM traces WHERE pool = ? AND folder = ?", (pool, folder))
 
 
 def forget_ended(registry: Registry, trace: RemotePart) -> None:
-    """Forget a part of a pool that is over; with its last part goes what the pool has on this machine."""
+    """Delete a part's record; with the last, the pool's folders here."""
     forget(registry, trace.pool, trace.folder)
     if not of(registry, trace.pool):
-        # A link that was killed has left its folder here.
+        # A killed link has left its folder on this machine.
         folders.remove(trace.pool, ())
 
 

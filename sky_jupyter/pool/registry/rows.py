@@ -1,4 +1,4 @@
-"""Read the registry's rows as values: one that a damaged file holds is left out, and harms no other."""
+"""Rows of the registry, validated on reading: a damaged one is left out."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _RANGES = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?\Z")
 
 @dataclass(frozen=True)
 class PoolRow:
-    """A pool as the registry knows it.
+    """Pool in the registry.
 
     Attributes
     ----------
     owner : int
-        The process that manages it; 0 for nobody.
+        Pid of the process that manages it; 0 for none.
     generation : int
-        How many owners it has had: orders with a smaller number are from one that lost it.
+        Number of owners so far, a fencing token: requests with a smaller one are from an earlier owner.
     machine, machine_place : str
         Where its local processes are, and ``host_pid`` among them (0 while there is none): the host's name,
         and which processes see them (`PidNamespace.text`).
     owner_host, owner_place : str
-        The same of the owner.
+        The same for the owner.
     """
 
     id: str
@@ -61,7 +61,7 @@ class PoolRow:
 
     @property
     def heard(self) -> float:
-        """When it was last heard of, by the time of day."""
+        """Return the Unix time of its last update."""
         return max(self.began, self.owner_since)
 
     @property
@@ -80,45 +80,45 @@ class PoolRow:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process sees which of its local processes live; else it is not the one to judge the pool."""
+        """Return whether its local processes are visible from here."""
         return self._host_seen is not None
 
     @property
     def is_beside(self) -> bool:
-        """Whether it is on this machine, and its processes are not seen from here all the same."""
+        """Return whether it is in another container of this machine."""
         boot = process_identity.PidNamespace.read(self.machine, self.machine_place).boot
         return not self.is_here and boot != "" and boot == process_identity.here().boot
 
     @property
     def host_lives(self) -> bool:
-        """Whether the process at the pool's root is seen to live."""
+        """Return whether the pool's root process is seen to be alive."""
         return self._host_seen is True
 
     @property
     def owner_lives(self) -> bool:
-        """Whether somebody manages it; who cannot be seen from here is believed to live."""
+        """Return whether its manager is alive, or cannot be seen."""
         return self.owner != 0 and self._owner_seen is not False
 
     @property
     def outlives(self) -> bool:
-        """Whether it is one that a later notebook takes up: kept, or left by its own on other machines."""
+        """Return whether a later notebook can attach to it."""
         left = self.provider != "local" and self.state == "ready" and not self.owner_lives
         return (self.keep or left) and not self.unfinished
 
     @property
     def unfinished(self) -> bool:
-        """Whether its owner died before it was ready, or while it was ended: nobody can use what there is of it."""
+        """Return whether its owner died during its start or end."""
         begun = self.provider != "local" and self.state in ("starting", "ending")
         return begun and self.is_here and not self.owner_lives
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process manages it."""
+        """Return whether this process manages it."""
         return (self.owner, self.owner_started) == process_identity.this() and self._owner_seen is True
 
     @property
     def where(self) -> str:
-        """Where it is, of one that is not here, for a message."""
+        """Return its place for a message, if it is not here."""
         place, here = process_identity.PidNamespace.read(self.machine, self.machine_place), process_identity.here()
         if place.boot and place.boot == here.boot:
             named = "" if place.host == here.host else f" ({place.host})"
@@ -129,7 +129,7 @@ class PoolRow:
 
     @property
     def who(self) -> str:
-        """Its owner, for a message."""
+        """Return its owner for a message."""
         if not self.owner:
             return "nobody"
         host = f" on host {self.owner_host}" if self.owner_host else ""
@@ -139,17 +139,16 @@ class PoolRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as the registry knows it; no ranks stand for all of the pool's.
+    """Run in the registry; empty ``ranks`` mean all of the pool's.
 
     Attributes
     ----------
     pool, pool_name : str
-        The pool's id, and its name where the registry still has it.
+        The pool's id, and its name if the registry still has it.
     state : str
-        ``running``, ``ok``, ``failed``, ``interrupted``, ``timed out``, or ``lost`` where the pool ended before
-        anybody saw the run's end.
+        ``running``, ``ok``, ``failed``, ``interrupted``, ``timed out``, or ``lost`` if the pool ended first.
     cell : int
-        Its cell's number, as in ``In[cell]``; 0 where it is of none.
+        Number of its cell, as in ``In[cell]``; 0 if it is of none.
     """
 
     id: str
@@ -164,26 +163,26 @@ class RunRow:
 
     @property
     def title(self) -> str:
-        """Its code in a line."""
+        """Return its code in one line."""
         return title_of(self.code)
 
 
 class BadRow(ValueError):
-    """A row that cannot be read; the message is the column."""
+    """Error of a row with an invalid value; the message is the column."""
 
 
 def pool_row(values: Sequence[Any]) -> PoolRow:
-    """Read a pool from the columns that `POOL_COLUMNS` names; raise `BadRow` where one holds what it may not."""
+    """Build a pool from `POOL_COLUMNS`; raise `BadRow` on a bad value."""
     return PoolRow(**_parsed(PoolRow, values))
 
 
 def run_row(values: Sequence[Any]) -> RunRow:
-    """Read a run from the columns that `RUN_COLUMNS` names; raise `BadRow` where one holds what it may not."""
+    """Build a run from `RUN_COLUMNS`; raise `BadRow` on a bad value."""
     return RunRow(**_parsed(RunRow, values))
 
 
 def clock(moment: float) -> str:
-    """A time of the last day as ``12:03``, another with its date."""
+    """Return a time of the last day as ``12:03``, another with its date."""
     form = "%H:%M" if abs(time.time() - moment) < 86_400 else "%Y-%m-%d %H:%M"
     return time.strftime(form, time.localtime(moment))
 
@@ -194,7 +193,7 @@ def _require(good: bool) -> None:
 
 
 def _text(value: Any) -> str:
-    # What is not printable could steer a terminal.
+    # Unprintable characters could be terminal control sequences.
     _require(isinstance(value, str) and len(value) <= _MAX_TEXT and value.isprintable())
     return str(value)
 
@@ -245,7 +244,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-# The readers of columns: by the name of one, else by its field's type.
+# Parsers of columns: by name, else by the field's type.
 _BY_NAME: dict[str, Callable[[Any], Any]] = {
     "id": _id,
     "pool": _id,

@@ -69,7 +69,7 @@ async def ask(
 
 
 def read(node: int, answer: Mapping[str, Any], rank: int | None, count: int) -> Page:
-    """Parse a node's answer, filtered by rank; raise PoolError if it is malformed."""
+    """Parse a node's answer for a rank; raise PoolError if it is malformed."""
     first: Any
     following: Any
     end: Any

@@ -1,4 +1,4 @@
-"""Detection of hangs: ranks of a silent run that wait in a collective forever."""
+"""Detection of hangs: silent runs whose ranks wait in a collective."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Look = Callable[[Run, bool], Awaitable[Where]]
 
 
 class HangDetector:
-    """Hang detector of one run; `attend` runs on the loop until it is cancelled.
+    """Hang detector of one run; `attend` runs on the loop until cancelled.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class HangDetector:
         self.confirm = confirm
 
     async def attend(self) -> None:
-        """Check the run whenever it has been silent for long; report new findings."""
+        """Check the run whenever it is silent for long; report findings."""
         heard, pause, told = self.run.heard, self.after, ""
         looked = 0.0
         while True:
@@ -63,7 +63,7 @@ class HangDetector:
                 self.run.listener(NoticeEvent(f"{text}. {_HINT}", self.run.id))
 
     async def examine(self) -> str:
-        """Return a description of the hang; "" if there is none, or it is not sure."""
+        """Return a description of the hang; "" if none is certain."""
         heard = self.run.heard
         first = await self.look(self.run, False)
         # A single rank waits for no other.
@@ -77,7 +77,7 @@ class HangDetector:
 
 
 def verdict(first: Where, second: Where) -> str:
-    """Compare two samples of a silent run; return a description of the hang, or "".
+    """Compare two samples of a silent run; describe the hang, or return "".
 
     A hang is either ranks that wait for ranks elsewhere, or all ranks waiting.
     """

@@ -1,4 +1,4 @@
-"""Recovery after the loss of the head: runs' journals are read from nodes' disks."""
+"""Recovery after the loss of the head: journals are read from disks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _host_of(hosts: Sequence[Host], run: Run, rank: int) -> Host | None:
 
 
 async def _see(run: Run, host: Host, why: str) -> None:
-    """Read a run's events from a host's journals; fail the ranks that have not ended."""
+    """Read a run's events from a host's journals; fail unfinished ranks."""
     ranks = [rank for rank in run.left if run.outcomes[rank].node in host.nodes]
     if not ranks:
         return
@@ -88,13 +88,13 @@ async def _see(run: Run, host: Host, why: str) -> None:
 
 
 def _lines(host: Host, node: int, run: str, start: int) -> bytes:
-    """Return a journal's events from ``start`` on, one per line, as far as kept."""
+    """Return a journal's events from ``start`` on, one per line."""
     code = _READ.format(base=f"{host.there}/n{node}/journal/{run}.jsonl", start=start, most=_MOST)
     return host.machine.run(script_of(host.python, code), timeout=_PATIENCE).out
 
 
 def _batch(lines: bytes, start: int) -> tuple[int, bytes]:
-    """Return the number of events, and their lines with gaps for missing ones."""
+    """Return the number of events, and their lines with gaps filled in."""
     at, parts = start, []
     for line in lines.splitlines(keepends=True):
         event = parse(line)

@@ -1,4 +1,4 @@
-"""Printed output of ranks, read from the nodes' journals in pages: a tail or all."""
+"""Printed output of ranks, read from journals in pages: a tail or all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Tail:
         return self._size >= self.most or (self.lines is not None and self._ends > self.lines)
 
     def text(self) -> str:
-        """Return the last whole lines within the limits; `cut` is final afterwards."""
+        """Return the last whole lines within the limits; set `cut`."""
         text = "".join(self._texts)
         start = max(0, len(text) - self.most)
         if start or self._within:
@@ -73,7 +73,7 @@ class Tail:
 
 
 def texts_of(page: Page, rank: int | None = None, stream: str | None = None) -> Iterator[tuple[int, int, str]]:
-    """Yield (number, rank, text) of printed output, with a line for each gap."""
+    """Yield (number, rank, text) of output, with a line for each gap."""
     for event in page.events:
         number = event["seq"]
         if event["kind"] == "stream" and rank in (None, event["rank"]) and stream in (None, event["name"]):
@@ -116,7 +116,7 @@ class PagesContext(Protocol):
 def walk(
     pool: PagesContext, run: str, rank: int | None = None, node: int | None = None, start: int = 0
 ) -> Iterator[Page]:
-    """Yield the pages of a run's events so far, from ``start`` on, node by node."""
+    """Yield the pages of a run's events so far, node by node."""
     nodes = None if node is None else {node}
     for page in pool.page(run, rank, start, MOST_COUNT, nodes=nodes):
         end = page.end

@@ -1,4 +1,4 @@
-"""The notebook's cache of ranks' printed output; the nodes' journals have it all."""
+"""The notebook's cache of ranks' printed output; journals have it all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Printed:
 
     @property
     def first(self) -> int:
-        """Return the number of the oldest cached event; only valid after an eviction."""
+        """Return the number of the oldest cached event, after evictions."""
         return self._texts[0][0]
 
     def add(self, number: int, text: str) -> int:
@@ -41,7 +41,7 @@ class Printed:
         return size
 
     def drop(self, size: int) -> int:
-        """Evict the oldest texts, but the last, to free ``size`` bytes; return the sum."""
+        """Evict the oldest texts to free ``size`` bytes; return the sum."""
         freed = 0
         while freed < size and len(self._texts) > 1:
             _, text = self._texts.popleft()
@@ -63,14 +63,14 @@ class Printed:
 
 
 class Bound:
-    """Memory limit of a run's output; the rank with most loses its oldest text first."""
+    """Memory limit of a run's output; the largest rank's is evicted first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._size = 0
 
     def note(self, size: int, kept: Iterable[Printed]) -> None:
-        """Count new bytes, and evict from ``kept`` (all of the run's output) if needed."""
+        """Count new bytes; evict from ``kept``, all output, if needed."""
         self._size += size
         if self._size <= self._most:
             return

@@ -21,7 +21,7 @@ _MOST_DEPTH = 8
 
 
 def exact(told: Any) -> Exception | None:
-    """Return the exception itself if its class is loaded and its state is plain data."""
+    """Return the exception itself if its class is loaded, its state plain."""
     kinds = _kinds(told)
     kind = _loaded(*kinds[0]) if kinds else None
     args, state = (told.get("args"), told.get("state")) if kinds else (None, None)
@@ -35,7 +35,7 @@ def exact(told: Any) -> Exception | None:
 
 
 def likeness(told: Any, name: str, text: str, depth: int = 0) -> Exception:
-    """Return an exception of the rank's class, or of its nearest base loaded here.
+    """Return an exception of the rank's class, or of a base loaded here.
 
     ``name`` and ``text`` are the original's class name and message.
     """
@@ -81,7 +81,7 @@ def _kinds(told: Any) -> list[tuple[str, str]]:
 
 
 def _loaded(module: str, name: str) -> type[Exception] | None:
-    """Return a class that is already imported, without running any module's code."""
+    """Return a class that is already imported; run no module's code."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         try:
@@ -92,7 +92,7 @@ def _loaded(module: str, name: str) -> type[Exception] | None:
 
 
 def _build(kind: type[Exception], args: list[Any], state: dict[str, Any]) -> Exception:
-    """Rebuild an exception without its class's code, which ran where it was raised."""
+    """Rebuild an exception without running its class's code again."""
     error, base = make(kind, *args), native(kind)
     assert isinstance(error, Exception)
     for name, value in state.items():

@@ -1,4 +1,4 @@
-"""Results of a run in the notebook: `CellResult`, and `CellError` on failure."""
+"""Results of a run in the notebook: `CellResult` and `CellError`."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
 class RankInterrupted(SkyError):
-    """Rank that was interrupted, by the user or because another rank had failed."""
+    """Raised for a rank that the user, or another's failure, stopped."""
 
 
 class TimedOut(RankInterrupted, TimeoutError):
-    """Rank that was interrupted because it exceeded its time limit."""
+    """Raised for a rank that was interrupted after its time limit."""
 
 
 class ValueNotHere(SkyError):
-    """Large value that its rank has lost, or that cannot be reached."""
+    """Raised for a large value that its rank lost, or is unreachable."""
 
 
 class ValueSource(Protocol):
@@ -62,13 +62,13 @@ class ValueSource(Protocol):
         """Fetch ranks' values; return them, and why others are missing."""
 
     def text(self, rank: int) -> str | None:
-        """Return the repr of a rank's value; None if it is not available soon."""
+        """Return the repr of a rank's value; None if not available soon."""
 
     def printed(self, rank: int, stream: str, before: int) -> str:
-        """Return a rank's output before an event; raise SkyError if that cannot be read."""
+        """Return a rank's output before an event, or raise SkyError."""
 
     def hold(self) -> Callable[[], None]:
-        """Keep the values on their ranks until the returned function is called."""
+        """Keep the values on their ranks until the result is called."""
 
 
 @dataclass
@@ -159,7 +159,7 @@ class CellResult(Sequence[Any]):
         return _Errors(self._exception, [rank for rank, outcome in self._outcomes.items() if outcome.failed])
 
     def leaves(self) -> list[Exception]:
-        """Return an exception for each failed rank, without unpickling anything.
+        """Return an exception for each failed rank; unpickle nothing.
 
         Each is caught as the rank's own exception is.
 
@@ -330,7 +330,7 @@ class CellResult(Sequence[Any]):
         return (self.value(rank) for rank in self._outcomes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling: all values, large ones too, and the errors."""
+        """Return the state for pickling, with all large values."""
         missing = self._bring(self._outcomes)
         if missing:
             rank = next(iter(missing))
@@ -464,7 +464,7 @@ class CellError(ExceptionGroup[Exception], SkyError):
         return self.message
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:
-        """Return a plain group, as `split` and ``except*`` use for the rest."""
+        """Return a plain group, as `split` and ``except*`` use."""
         return ExceptionGroup(self.message, excs)
 
     @property
@@ -473,7 +473,7 @@ class CellError(ExceptionGroup[Exception], SkyError):
         return self.result.errors
 
     def _render_traceback_(self) -> list[str]:
-        """Return IPython's traceback: each different one once, with its ranks."""
+        """Return IPython's traceback, equal ones once."""
         return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self._above}", *self._blocks]
 
 
@@ -528,7 +528,7 @@ def _damaged(failed: Sequence[Outcome]) -> list[Outcome]:
 
 
 def aborted(end: Mapping[str, Any]) -> bool:
-    """Return whether a framework ended a process because another rank's was gone."""
+    """Return whether a framework ended a process for another's loss."""
     return any(_ABORTED.search(line) for line in end.get("tail") or ())
 
 
@@ -566,7 +566,7 @@ def _interrupted(end: Mapping[str, Any]) -> str:
 
 
 def _hint(end: Mapping[str, Any]) -> str:
-    """Return advice on a failure that depends on the machine: memory, or packages."""
+    """Return advice on failures of memory or packages."""
     if _NO_MEMORY.search(f"{end.get('ename')}: {end.get('evalue')}"):
         return (
             "\nits device has no memory left for that: what cells have put there stays until its names are deleted "
@@ -582,7 +582,7 @@ def _hint(end: Mapping[str, Any]) -> str:
 
 
 def _told(outcome: Outcome) -> str:
-    """Describe a failed rank, without its number, so that equal failures are merged."""
+    """Describe a failed rank; equal failures have equal descriptions."""
     end = outcome.end
     if outcome.status == "interrupted":
         return f"timed out{end.get('why', '')}" if "timeout" in end else _interrupted(end)

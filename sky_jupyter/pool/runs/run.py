@@ -142,7 +142,7 @@ class Run:
         return id == self.id
 
     def lose_node(self, node: int, why: str, name: str = "") -> None:
-        """Fail the ranks of a lost node; ``name`` is the suffix that names its machine."""
+        """Fail the ranks of a lost node; ``name`` names its machine."""
         ranks = [rank for rank in self.left if self.outcomes[rank].node == node]
         self.lose(ranks, f"node {node}{name} is lost: {why}")
 
@@ -170,7 +170,7 @@ class Run:
         self.outcomes.setdefault(rank, Outcome(rank, node))
 
     def take(self, node: int, first: int, count: int, data: bytes) -> int | None:
-        """Process a batch; return the number of the first missing event, or None.
+        """Process a batch; return the first missing event's number, or None.
 
         A known batch is ignored; one that arrives early is buffered.
         """
@@ -201,7 +201,7 @@ class Run:
             early[first] = (count, data)
 
     def _take_lines(self, node: int, first: int, count: int, data: bytes | bytearray | memoryview) -> None:
-        """Process the events ``first`` to ``first + count - 1``, as far as they are new.
+        """Process the events ``first`` to ``first + count - 1``.
 
         Malformed lines are skipped: asking again would return the same.
         """
@@ -295,7 +295,7 @@ class Run:
         self._note_end()
 
     def _on_gap(self, gap: Gap, node: int) -> None:
-        """Report missing output, in the streams of the ranks that had some if known."""
+        """Report missing output, in the affected streams if known."""
         why = _one_line(gap.why) or "it is not known why"
         of_ranks: dict[int, int] = {}
         for (rank, name), size in gap.tally.items():
@@ -337,7 +337,7 @@ class Run:
             self.over.set()
 
     async def until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait on the loop until the condition holds; return False on a timeout."""
+        """Wait on the loop for a condition; return False on a timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         while not condition():
             self.changed.clear()

@@ -50,7 +50,7 @@ class CellSource:
     text: str = ""
 
     def holds(self, frame: Frame) -> bool:
-        """Return whether a frame is in this cell; file names differ between machines."""
+        """Return whether a frame is in this cell, on any machine."""
         match = CELL.search(frame[0])
         return match is not None and match[0] == self._name
 
@@ -60,7 +60,7 @@ class CellSource:
         return match[0] if match is not None and self.text else ""
 
     def line(self, frame: Frame) -> str:
-        """Return the source of a frame in this cell, shortened; "" for other frames."""
+        """Return the source of a frame in this cell, shortened, or ""."""
         if not self.holds(frame):
             return ""
         # IPython strips leading empty lines, and does not count them.
@@ -126,7 +126,7 @@ class RankStack:
         return self.note.startswith(_STOPPED)
 
     def what(self, code: CellSource) -> str:
-        """Describe what it does, as ``"waits in all_reduce (Cell In[3], line 14)"``."""
+        """Describe what it does, as in "waits in all_reduce (line 14)"."""
         if not self.works:
             return f"{_STATES[self.doing]}{self.note}"
         own = self.own
@@ -379,7 +379,7 @@ def _place(
 def _collective(
     place: RankStack, known: Sequence[re.Pattern[str]], cpu: float, main: float, waits_in: str
 ) -> str | None:
-    """Return the name of the collective that a rank waits in; None if it is in none.
+    """Return the collective that a rank waits in; None if in none.
 
     The name is "" if it is not known.
     """

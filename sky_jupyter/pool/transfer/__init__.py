@@ -1,1 +1,1 @@
-"""Files, blobs, values, code and packages on their way to the nodes and back."""
+"""Transfers of files, values, code and packages to the nodes and back."""

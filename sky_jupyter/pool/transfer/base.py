@@ -1,4 +1,4 @@
-"""What a transfer in either direction has: whom to tell how far it is, how to stop, and the link that may break."""
+"""Common parts of transfers: progress, cancellation, retries, copies."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _LOOK = TIMEOUTS.polls.transfer
 
 @dataclass(frozen=True)
 class Transfer:
-    """What `put` or `get` has done; its text says it in a line.
+    """Result of `put` or `get`; its text is one line.
 
     Attributes
     ----------
     what : str
-        The file's or folder's name.
+        Name of the file or folder.
     size, files : int
         Bytes and number of its files.
     nodes : tuple of int
-        Where it is now, or came from.
+        Nodes that have it now, or from which it came.
     sent : int
-        Bytes of files that crossed the notebook's link; 0 where nothing had to.
+        Bytes of files that crossed the notebook's link; 0 if none had to.
     copied : int
-        Bytes that were copied on this machine, where the nodes are its own.
+        Bytes that were copied on this machine, for local nodes.
     alone : tuple of int
-        Nodes to which the notebook had to send it besides the first one, since no other node reached them.
+        Nodes to which the notebook had to send it besides the first one, because no other node reached them.
     """
 
     what: str
@@ -70,21 +70,21 @@ def _nodes(nodes: Sequence[int]) -> str:
 
 
 class Stopped(Exception):
-    """The user has interrupted the transfer."""
+    """Signal in a transfer's thread that the user has interrupted it."""
 
 
 class Moving:
-    """What both directions have: the pool, whom to tell, and how to stop."""
+    """Transfer in either direction, with its listener and its cancellation."""
 
     def __init__(self, pool: TransferContext, nodes: Sequence[int], listener: Listener) -> None:
         self.pool, self.nodes, self.listener = pool, nodes, listener
         self.stop = threading.Event()
         self.control = pool.control
-        # Whether the nodes are other machines than this one.
+        # Whether the nodes are on other machines.
         self.away = not pool.hosts[0].here
 
     def wait(self, work: Coroutine[Any, Any, T], tick: Tick) -> T:
-        """Do it on the loop while ``tick`` is called; an interrupt stops it, and what has come stays."""
+        """Run work on the loop; an interrupt cancels it."""
         over = threading.Event()
 
         async def whole() -> T:
@@ -101,12 +101,12 @@ class Moving:
         except BaseException:
             self.stop.set()
             future.cancel()
-            # The nodes' copies have ended then: the next transfer may be of the same files.
+            # Until the nodes' copies have ended: the next transfer may be of the same files.
             over.wait(_FAREWELL)
             raise
 
     def tell(self, what: str, there: int, total: int, more: str = "") -> None:
-        """Say how far a part of it is; in a thread that the user has interrupted, end."""
+        """Report a part's progress; raise `Stopped` after an interrupt."""
         if self.stop.is_set():
             raise Stopped
         percent = f", {100 * there // total} %" if total else ""
@@ -114,27 +114,22 @@ class Moving:
         self.listener(ProgressEvent(what, text, there, total))
 
     def host(self, node: int) -> Host:
-        """The host of a node of another machine."""
+        """Return the host of a remote node."""
         (host,) = (host for host in self.pool.hosts if node in host.nodes)
         assert not host.here
         return host
 
     def name(self, node: int) -> str:
-        """A node as messages call it."""
+        """Return a node's name for messages."""
         for host in self.pool.hosts:
             if node in host.nodes and not host.here:
                 return f"node {node} ({host.machine.name})"
         return f"node {node}"
 
     async def over_the_link(self, node: int, move: Callable[[Any], T]) -> T:
-        """Do something with a node's machine in a thread; where the link mends itself, go on when it is back.
+        """Call ``move`` with a node's machine; retry after breaks.
 
-        Raises
-        ------
-        TransferError
-            When the machine has no room or refuses.
-        LinkLost
-            When the connection broke.
+        Raises TransferError if the machine has no room or refuses.
         """
         machine: Any = self.host(node).machine
         while True:
@@ -155,12 +150,9 @@ class Moving:
 
 
 async def copy(moving: Moving, text: str, source: Path, target: Path, entries: Sequence[ManifestEntry]) -> int:
-    """Copy a thing on this machine, as agents do between nodes; how many bytes it took.
+    """Copy a file or folder on this machine; return the bytes copied.
 
-    Raises
-    ------
-    TransferError
-        When it cannot be.
+    Raises TransferError if that fails.
     """
     take = FileTransfer(target, entries, LocalSource(source))
     task = asyncio.ensure_future(take.run())
@@ -176,7 +168,7 @@ async def copy(moving: Moving, text: str, source: Path, target: Path, entries: S
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do several things at once, all to their ends; the first error is raised."""
+    """Run coroutines concurrently, each to its end; raise the first error."""
     done = await asyncio.gather(*work, return_exceptions=True)
     for one in done:
         if isinstance(one, BaseException):
@@ -185,7 +177,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def is_itself(source: Path, target: Path) -> bool:
-    """Whether two paths are one thing; SpecError where a folder is to go into itself."""
+    """Return whether two paths are the same; refuse nested ones."""
     if os.path.exists(target) and os.path.samefile(source, target):
         return True
     if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
@@ -194,6 +186,6 @@ def is_itself(source: Path, target: Path) -> bool:
 
 
 def advice(root: ManifestEntry, target: str | Path) -> str:
-    """What to do where something else stands in the place of a file or folder."""
+    """Return what to do about a target that is something else."""
     into = f"write {target}/ to have it in that folder, or " if root.kind == FILE else ""
     return f"{into}name another place"

@@ -1,7 +1,7 @@
-"""Copying what some nodes have to others: a tree, in which whoever has it serves the next.
+"""Copies between nodes, as a tree: a node that has the data serves the next.
 
-The agents copy; this decides who takes from whom, and looks how far they are. A source that fails is
-replaced by another one, and a connection of the notebook's that breaks holds nothing up but the news.
+Agents copy; this module assigns sources and polls the progress. A failed source is replaced, and a broken connection of
+the notebook delays only the progress reports.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 
 _FIRST_POLL, _LAST_POLL = TIMEOUTS.polls.first_copy, TIMEOUTS.polls.last_copy
-# One at a time is soonest for all, unless who takes is slow: others do not wait for that one.
+# Serving one node at a time is fastest, unless that one is slow: others do not wait for it.
 _SLOW_AGE, _SLOW_RATE, _MOST_SERVED = TIMEOUTS.transfers.slow_age, 8e6, 4
-# What is small is there before anybody could serve the next.
+# Small data arrives before its receiver could serve the next: a source serves more nodes then.
 _SMALL, _MOST_SERVED_SMALL = 16 << 20, 16
 _MOST_ATTEMPTS = 6
-# An agent that ends is revived; a node that is still lost after this long gets nothing.
+# An agent that ends is restarted; a node that is still lost after this long is left out.
 _ABSENCE = TIMEOUTS.transfers.absence
-# One that stands still may go on where it was.
+# A stopped agent may continue.
 _SILENCE = TIMEOUTS.transfers.silence
 _LOOK = TIMEOUTS.polls.copies
 
 
 @dataclass(frozen=True)
 class NodePath:
-    """Where a thing is on a node, or goes: its path, and where it may have come to over the link; as they travel."""
+    """Path of the data on a node, and of its spool, as wire bytes."""
 
     path: bytes
     spool: bytes = b""
@@ -42,7 +42,7 @@ class NodePath:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a node does not have it: ``kind`` is source, full, error or lost."""
+    """Why a node lacks the data; ``kind`` is source, full, error or lost."""
 
     kind: str
     why: str
@@ -63,22 +63,24 @@ class _Job:
 
 
 class Spread:
-    """One transfer on the agents' side; made by `upload` and `files`, used on the manager's loop, closed by it.
+    """Copies of one transfer between nodes; used on the manager's loop.
+
+    `upload` and `files` make and close it.
 
     Parameters
     ----------
     control : Control
-        The agents.
+        Client of the agents.
     plan : str
-        A name for it.
+        Unique name of the transfer.
     listing : bytes
-        What it consists of, with the hashes of what is to be copied.
+        Manifest, with the hashes of what is to be copied.
     size : int
         Bytes of all that is to be copied.
     places : mapping of int to NodePath
         By node.
     tell : callable
-        Told how many bytes each node has, when that changes.
+        Called with the bytes that each node has, when that changes.
     """
 
     def __init__(
@@ -101,18 +103,13 @@ class Spread:
         self._names: list[str] = []
 
     async def begin(self) -> None:
-        """Give all nodes the listing, in one message."""
+        """Send the manifest to all nodes, in one message."""
         await ask(self._control, rpc.PREPARE_TRANSFER, self._places, plan=self._plan, listing=self._listing)
 
     async def settle(self, node: int) -> list[int]:
-        """Have a node put in place what has come to it; the places in the listing of what has not.
+        """Move a node's spooled files into place; return missing ones.
 
-        Raises
-        ------
-        NodeLost
-            When the node is lost.
-        OSError
-            When it cannot.
+        Raises NodeLost if the node is lost, OSError if that fails.
         """
         await self._take(node, None)
         answer: dict[str, Any] = {}
@@ -129,7 +126,7 @@ class Spread:
         return list(answer.get("missing", []))
 
     async def run(self, holders: Iterable[int], others: Iterable[int]) -> dict[int, Failure]:
-        """Copy from the nodes that have it to others; the failures of those that do not have it in the end."""
+        """Copy from the nodes that have it to others; return the failures."""
         have, waiting = set(holders), set(others)
         pause = _FIRST_POLL
         while waiting or self._jobs:
@@ -148,7 +145,7 @@ class Spread:
         return dict(self._failures)
 
     async def close(self) -> None:
-        """Have the agents end and forget all of it."""
+        """Cancel the agents' jobs, and let them forget the transfer."""
         await self._control.ask(
             rpc.CANCEL_TRANSFER,
             [n for n in self._places if n not in self._control.lost],
@@ -157,7 +154,7 @@ class Spread:
         )
 
     async def _dispatch(self, have: set[int], waiting: set[int]) -> bool:
-        """Give each node that waits a source that is free; whether any got one."""
+        """Assign free sources to waiting nodes; return if any were."""
         begun = False
         for node in sorted(waiting):
             if node in self._control.lost | self._control.silent:
@@ -168,7 +165,7 @@ class Spread:
             self._lost_since.pop(node, None)
             left = have - self._tried[node] - self._control.lost
             if (not left and not self._jobs) or self._attempts[node] >= _MOST_ATTEMPTS:
-                # Nobody is left who could serve it; it has its failure.
+                # No source is left for it; it has its failure.
                 self._failures.setdefault(node, Failure("source", "no other node has it"))
                 waiting.discard(node)
                 continue
@@ -205,7 +202,7 @@ class Spread:
         arguments = {"plan": self._plan, "job": job.name, "path": place.path, "spool": place.spool, "source": where}
         try:
             if not (await ask(self._control, rpc.START_TRANSFER, [node], **arguments))[node]:
-                # Its agent is a new one.
+                # Its agent was restarted.
                 await ask(self._control, rpc.PREPARE_TRANSFER, [node], plan=self._plan, listing=self._listing)
                 await ask(self._control, rpc.START_TRANSFER, [node], **arguments)
         except NodeLost:
@@ -214,7 +211,7 @@ class Spread:
         self._jobs[node] = job
 
     async def _look(self) -> dict[int, dict[str, Any]]:
-        """How far the jobs are; those that have ended are taken out, with their failures noted."""
+        """Poll the jobs; remove ended ones, and record failures."""
         for node in [node for node, job in self._jobs.items() if node in self._control.lost or self._is_gone(job)]:
             self._end(node, _lost(node))
         answers = dict(await asyncio.gather(*map(self._ask_how_far, self._jobs)))
@@ -225,7 +222,7 @@ class Spread:
                 continue
             job.heard, facts = time.monotonic(), answer.get(job.name)
             if facts is None:
-                # Another agent than the one that was asked to take it.
+                # Its agent was restarted, and does not have the job.
                 self._end(node, Failure("source", "its agent ended meanwhile"))
                 self._tried[node].discard(job.source)
                 continue
@@ -239,7 +236,7 @@ class Spread:
         return found
 
     async def _ask_how_far(self, node: int) -> tuple[int, dict[str, Any] | None]:
-        """What an agent says of its job; None where it does not answer now."""
+        """Return an agent's job status; None without an answer."""
         asking = self._control.ask(rpc.TRANSFER_STATUS, [node], jobs=[self._jobs[node].name])
         try:
             return node, (await asking)[node]
@@ -247,7 +244,7 @@ class Spread:
             return node, None
 
     def _is_gone(self, job: _Job) -> bool:
-        """Whether a job's node has said nothing for too long, where it could."""
+        """Return whether a job's node has been silent too long."""
         if not self._control.up.is_set() or None in self._control.silent:
             job.heard = time.monotonic()
         return time.monotonic() - job.heard > _SILENCE
@@ -261,7 +258,10 @@ class Spread:
 
 
 async def ask(control: Control, call: AgentCall, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
-    """Ask agents; NodeLost where one of them is not heard of any more, which they would be waited for otherwise."""
+    """Call agents; raise NodeLost as soon as one becomes silent.
+
+    `Control.ask` would wait for it.
+    """
     chosen = list(nodes)
     asking = asyncio.ensure_future(control.ask(call, chosen, **arguments))
     try:

@@ -1,4 +1,4 @@
-"""A file or folder from nodes: each one's over its own way."""
+"""Download of files and folders, from each node separately."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .broadcast_tree import ask
 
 
 class Fetching(Moving):
-    """One file or folder on its way from nodes."""
+    """Download of one file or folder from nodes."""
 
     async def get(self, path: str, local: str | None) -> Transfer:
-        """Fetch it from all nodes; where there are several, each into a folder of its own."""
+        """Fetch it from all nodes; from several, into a folder each."""
         found = await ask(self.control, rpc.LIST_FILES, self.nodes, path=to_wire(path))
         paths = {node: from_wire(one["path"]) for node, one in found.items()}
         errors = {node: one["error"] for node, one in found.items() if one["error"]}

@@ -1,4 +1,4 @@
-"""Values of ranks to the notebook: written to files there, which are mapped here or come over the link first."""
+"""Fetch of ranks' values as files, mapped here or sent over the link."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ from ..context import TransferContext
 from ..runs import log_reader
 from .base import Moving
 
-# A repr is not worth a longer wait.
+# The timeout of a repr.
 _MOMENT = TIMEOUTS.transfers.repr
 _left = BackgroundTasks()
 
 
 class ValueView(Protocol):
-    """Where it is seen how far values are."""
+    """View of the progress of values."""
 
     def on_event(self, event: Event) -> None:
-        """Take in how far they are; any thread."""
+        """Update the progress; thread-safe."""
         ...
 
     def refresh(self) -> None:
-        """Draw what is new."""
+        """Draw the progress."""
         ...
 
 
 Shows = Callable[[str], AbstractContextManager[ValueView]]
-"""Makes the view of values that come, of a title."""
+"""Makes the view of a fetch, from its title."""
 
 
 def unshown(title: str) -> AbstractContextManager[ValueView]:
-    """Show nothing."""
+    """Return a context with the null view."""
     return contextlib.nullcontext(Silent())
 
 
 @dataclass(frozen=True)
 class Brought:
-    """What has become of one rank's value: a blob, or why there is none."""
+    """Result of a fetch from one rank: a blob, or why there is none."""
 
     rank: int
     path: Path | None = None
     type: str = ""
     repr: str = ""
     shape: tuple[int, ...] | None = None
-    # Why it cannot be pickled; why the rank has it no more; the end of a message that it has no such name.
+    # Why it cannot be pickled; why the rank has lost it; the suffix of a message that the rank lacks the name.
     unpicklable: str = ""
     gone: str = ""
     lacks: str | None = None
 
     @classmethod
     def read(cls, rank: int, end: Mapping[str, Any]) -> Brought:
-        """What a rank's end of a fetch says."""
+        """Build it from a rank's end event."""
         if end.get("status") != "ok":
             why = end.get("evalue") or end.get("text") or f"it was {end.get('status')}"
             return cls(rank, gone=str(why))
@@ -83,26 +83,26 @@ class Brought:
         )
 
     def stand_in(self, why: str) -> RemoteRepr:
-        """What stands for it here."""
+        """Return a `RemoteRepr` of the value."""
         return RemoteRepr(self.repr or f"<{self.type} object>", self.type, why, self.rank)
 
 
 class ValuesContext(TransferContext, log_reader.PagesContext, Protocol):
-    """The pool, and what it knows of the values that come."""
+    """The pool as seen by fetches of values."""
 
     @property
     def shows(self) -> Shows:
-        """How it is shown that values come."""
+        """Return the factory of views of fetches."""
         ...
 
     @property
     def wanted(self) -> set[str]:
-        """The names of those that are coming."""
+        """Return the keys of values that are under way."""
         ...
 
     @property
     def held(self) -> dict[str, int]:
-        """How many results hold a run's values."""
+        """Return the number of results that hold each run's values."""
         ...
 
     def fetch(
@@ -114,19 +114,23 @@ class ValuesContext(TransferContext, log_reader.PagesContext, Protocol):
         tick: Tick = no_tick,
         check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
     ) -> dict[int, Brought]:
-        """Bring values of ranks here; see `fetch`."""
+        """Fetch values of ranks into files; see `fetch`."""
         ...
 
 
 class Bringing(Moving):
-    """The values of some ranks on their way here.
+    """Fetch of one value from some ranks.
 
     Parameters
     ----------
+    pool : ValuesContext
+        The pool.
     ranks : sequence of int
-        Of nodes that the pool has.
+        The ranks.
+    listener : callable
+        Receives the progress.
     what : str
-        What it is called.
+        Name of the value for messages.
     """
 
     pool: ValuesContext
@@ -142,14 +146,10 @@ class Bringing(Moving):
     async def bring(
         self, content: Mapping[str, Any], check: Callable[[Mapping[int, Brought]], None] = lambda found: None
     ) -> dict[int, Brought]:
-        """Have the files of all ranks here, or why there are none.
+        """Fetch each rank's value into a file; return the results.
 
-        Parameters
-        ----------
-        content : mapping
-            What ranks are asked for; see `node.kernel.result_store.ResultStore.export`.
-        check : callable
-            Told what the ranks have before anything crosses the link; may raise.
+        ``content`` is the request to the ranks, as in `node.kernel.result_store.ResultStore.export`. ``check`` is
+        called with their answers before anything crosses the link; it may raise.
         """
         self.pool.wanted.update(self.keys.values())
         done = False
@@ -166,12 +166,12 @@ class Bringing(Moving):
             return dict(sorted(found.items()))
         finally:
             self.pool.wanted.difference_update(self.keys.values())
-            # A file of this machine is ours by now, and the agent forgets it when it is next asked.
+            # A local file has been renamed, and its agent forgets it at the next request.
             if self.away or not done:
                 _left.start(self._forget())
 
     def _taken(self, brought: Brought) -> Brought:
-        """The same, with a file that the agent does not know, and does not remove."""
+        """Rename a local file, so that the agent does not remove it."""
         if brought.path is None:
             return brought
         return replace(brought, path=brought.path.rename(brought.path.with_name(f"value-{self.keys[brought.rank]}")))
@@ -227,7 +227,7 @@ class Bringing(Moving):
         return replace(brought, path=path)
 
     def _move(self, machine: Any, source: str, key: str, rank: int) -> Path:
-        """Runs in a thread, which an interrupt reaches when it tells how far it is."""
+        """Download a file in a thread, which an interrupt stops."""
         host = self.pool.hosts[0]
         size = int(machine.run(f"wc -c <'{source}'").out)
         try:
@@ -251,7 +251,7 @@ class Bringing(Moving):
 
 
 def load(brought: Brought) -> Any:
-    """The value in a file that has come, which is removed: what has mapped it needs its name no more."""
+    """Load the value from a fetched file; remove the file, still mapped."""
     assert brought.path is not None
     try:
         return pickling.load_blob(brought.path)
@@ -260,22 +260,24 @@ def load(brought: Brought) -> Any:
 
 
 def discard(brought: Brought) -> None:
-    """Remove a file that has come."""
+    """Remove a fetched file."""
     if brought.path is not None:
         brought.path.unlink(missing_ok=True)
 
 
 class Untouched:
-    """The values of a run that are on its ranks; held by its `CellResult`.
+    """Values of a run that are still on its ranks; part of its `CellResult`.
 
     Parameters
     ----------
+    pool : ValuesContext
+        The pool.
     run : str
-        Its id.
+        The run's id.
     ranks : iterable of int
-        Those that it was on.
+        The run's ranks.
     shape : int
-        How often the pool's nodes had been changed then.
+        How often the pool had been resized.
     """
 
     def __init__(self, pool: ValuesContext, run: str, ranks: Iterable[int], shape: int) -> None:
@@ -283,7 +285,7 @@ class Untouched:
         self._loop = loop().loop
 
     def bring(self, ranks: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
-        """The values of ranks, shown as they come; of those that are not there any more, why."""
+        """Fetch ranks' values; return them, and why others are missing."""
         if self.shape != self.pool.shape:
             why = "the pool's nodes have been changed since, and all of its ranks are new processes"
             return {}, dict.fromkeys(ranks, why)
@@ -307,11 +309,11 @@ class Untouched:
         return values, missing
 
     def printed(self, rank: int, stream: str, before: int) -> str:
-        """What a rank wrote to an output before the event of this number."""
+        """Return a rank's output to a stream before an event."""
         return "".join(log_reader.before(self.pool, self.run, rank, stream, before))
 
     def text(self, rank: int) -> str | None:
-        """The repr of a rank's value; None where that cannot be had in a moment."""
+        """Return the repr of a rank's value; None after a moment."""
         if self.shape != self.pool.shape:
             return None
         end = time.monotonic() + _MOMENT
@@ -326,12 +328,12 @@ class Untouched:
         return None
 
     def hold(self) -> Callable[[], None]:
-        """Have the ranks hold the values until what this returns has been called, from anywhere."""
+        """Keep the values on the ranks until the result is called."""
         held = self.pool.held
         held[self.run] = held.get(self.run, 0) + 1
 
         def let_go() -> None:
-            # May be called in the midst of anything: it takes no lock.
+            # May run as a finaliser at any point: it takes no lock.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._let_go)
 
@@ -351,7 +353,7 @@ class Untouched:
 
 
 def value_in(brought: Brought) -> Any:
-    """The value that has come, or what stands for it."""
+    """Return the fetched value, or its `RemoteRepr`."""
     if brought.unpicklable or brought.path is None:
         return brought.stand_in(brought.unpicklable)
     try:
@@ -361,7 +363,7 @@ def value_in(brought: Brought) -> Any:
 
 
 def not_rebuilt(error: Exception) -> str:
-    """Why a value is not here that has come."""
+    """Return why a fetched value could not be unpickled."""
     return f"it could not be rebuilt in the notebook: {type(error).__name__}: {error}"
 
 
@@ -374,7 +376,7 @@ def fetch(
     tick: Callable[[], None] = no_tick,
     check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
 ) -> dict[int, Brought]:
-    """Bring what ranks are asked for here; see `Bringing.bring`. Whoever calls it loads or discards each."""
+    """Fetch values of ranks into files, which the caller loads or discards."""
     bringing = Bringing(pool, list(ranks), listener, what)
     return bringing.wait(bringing.bring(content, check), tick)
 

@@ -1,4 +1,4 @@
-"""Files and folders to a pool's nodes and back, and the values of a run to other machines."""
+"""Upload and download of files and folders, and of the values of a run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .upload import Sending
 if TYPE_CHECKING:
     from ..runs.run import Run
 
-# Values up to this size are sent to each host by itself: that is sooner than by way of another one.
+# Values up to this size are sent to each host directly, which is faster than through another one.
 SMALL = 1 << 20
-# What is somebody's home, or above another folder, and not called so.
+# Paths without a name of their own: a home or a parent folder.
 _NAMELESS = re.compile(r"(~[^/]*|(.*/)?\.\.)/*\Z", re.DOTALL)
 
 
@@ -37,13 +37,13 @@ def put(
     listener: Listener = ignore,
     tick: Tick = no_tick,
 ) -> Transfer:
-    """Bring a file or folder to nodes; see `Compute.put`."""
+    """Send a file or folder to nodes; see `Compute.put`."""
     nodes = check_nodes(pool, on)
     source = absolute(local)
     if not os.path.exists(source):
         raise SpecError(shown(f"{local} is not there; put takes a file or folder of this machine"))
     name = Path(os.path.abspath(source)).name
-    # A name of its own is nobody's home.
+    # A name that begins with "~" is no home.
     own = f"./{name}" if name.startswith("~") else name
     target = own if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
     if not target.strip():
@@ -71,19 +71,16 @@ def get(
 
 
 def is_small(folder: Path) -> bool:
-    """Whether a folder's files are so few that they are sent to each host by themselves."""
+    """Return whether files are small enough for direct sending."""
     return sum(path.stat().st_size for path in folder.iterdir()) <= SMALL
 
 
 def ship(
     pool: TransferContext, run: Run, folder: Path, hosts: Iterable[launch.Host], listener: Listener, tick: Tick
 ) -> None:
-    """Bring the blobs in a folder to hosts that a run is on.
+    """Send the blobs in a folder to the hosts of a run.
 
-    Raises
-    ------
-    CaptureError
-        When they cannot be brought there, such as for want of room.
+    Raises CaptureError if that fails, for example for lack of room.
     """
     hosts = list(hosts)
     if is_small(folder):
@@ -93,7 +90,7 @@ def ship(
     try:
         sending.wait(sending.put(), tick)
     except BaseException as error:
-        # Where the link broke, the next attempt goes on with the parts.
+        # After a broken link, the next attempt continues with the parts.
         remotely.discard(hosts, run.folder, parts=not isinstance(error, LinkLost))
         if isinstance(error, TransferError):
             raise CaptureError(f"the cell's values could not be brought to the nodes: {error}") from None
@@ -101,7 +98,7 @@ def ship(
 
 
 def check_nodes(pool: TransferContext, on: Sequence[int] | None) -> list[int]:
-    """The nodes, all where none are given; one that the pool does not have raises SpecError."""
+    """Return the nodes, by default all; raise SpecError for others."""
     chosen = list(range(pool.spec.nodes)) if on is None else sorted(set(on))
     wrong = [node for node in chosen if not 0 <= node < pool.spec.nodes]
     if wrong or not chosen:

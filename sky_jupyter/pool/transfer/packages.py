@@ -1,4 +1,4 @@
-"""Packages of a pool's nodes beside the notebook's: what differs is told, and put right where that is asked for."""
+"""Comparison of nodes' and notebook's packages, and installation."""
 
 from __future__ import annotations
 
@@ -26,54 +26,56 @@ if TYPE_CHECKING:
 
 
 class PackagesContext(TransferContext, Protocol):
-    """The pool, and that its image can be changed."""
+    """The pool with a spec that can be replaced."""
 
     def change_spec(self, spec: PoolSpec) -> None:
-        """Have the pool be one of this spec from now on."""
+        """Replace the spec, for later managers as well."""
         ...
 
 
 class PoolPackages:
-    """One a pool, made with it.
+    """Packages of one pool's nodes; made with it.
 
-    Attributes
-    ----------
-    sync : bool
-        Whether nodes are given what they lack with each run.
+    ``sync`` is whether packages that the nodes lack are installed with each run.
     """
 
     def __init__(self, pool: PackagesContext) -> None:
         self.pool = pool
         self.sync = False
-        # What the hosts' folders were when they were asked, and what each node answered.
+        # The hosts' folders at the last request, and each node's answer.
         self._asked: tuple[str, ...] = ()
         self._nodes: dict[int, dict[str, Any]] = {}
         self._added: dict[str, str] = {}
         self._told: set[str] = set()
-        # Requirements that were asked for while the pool lives, and those that its nodes are known to have.
+        # Requirements added to the live pool, and those that its nodes are known to have.
         self._more: list[str] = []
         self._sure: set[str] = set()
 
     def add(self, requirements: Sequence[str], on_send: Listener = ignore, tick: Tick = no_tick) -> list[str]:
-        """Have the nodes have requirements, beside what they have; what was installed for that.
+        """Install requirements on the nodes; return what was installed.
 
-        It goes into the pool's own folder: its environment may be another pool's too, or the notebook's own.
+        They go into the pool's own folder, as its environment may be shared with other pools or the notebook.
 
         Parameters
         ----------
         requirements : sequence of str
-            As `Image.pip` has them; the pool's image has them from now on.
+            Requirements as in `Image.pip`, to which they are added.
         on_send : callable
-            Told how far it is.
+            Receives the progress.
         tick : callable
-            Called several times a second meanwhile.
+            Called every poll.
+
+        Returns
+        -------
+        list of str
+            Installed requirements.
 
         Raises
         ------
         BootstrapError
-            When they cannot be installed; the pool is as it was.
+            If they cannot be installed; the pool is as before.
         PoolError
-            When the pool cannot be asked what it has.
+            If the nodes' packages cannot be listed.
         """
         self._forget_if_new()
         wanted = [text for text in requirements if text not in self._sure]
@@ -84,7 +86,7 @@ class PoolPackages:
             versions = [{name: version for name, (version, _) in its["packages"].items()} for its in nodes.values()]
             lacking = [text for text in wanted if any(package_sync.lacking([text], there) for there in versions)]
             if lacking:
-                # What only some of them have is installed on all.
+                # A package that only some nodes have is installed on all.
                 there = dict(set(versions[0].items()).intersection(*(one.items() for one in versions)))
                 installed = self._with_uv(functools.partial(self._put_more, lacking, there), on_send, tick)
             self._sure.update(wanted)
@@ -95,23 +97,34 @@ class PoolPackages:
     def check(
         self, modules: Iterable[str], listener: Listener, on_send: Listener = ignore, tick: Tick = no_tick, *, put: bool
     ) -> dict[str, Any]:
-        """Tell of what the modules' distributions are here and not there, or put it right; what ranks are told.
+        """Compare the packages of modules; report or install.
 
         Parameters
         ----------
         modules : iterable of str
-            Full names of what is imported, and is not local code.
+            Full names of imported modules that are not local code.
+        listener : callable
+            Receives notices.
+        on_send : callable
+            Receives the progress.
+        tick : callable
+            Called every poll.
         put : bool
-            Whether what is lacking is installed.
+            Whether to install what differs.
+
+        Returns
+        -------
+        dict
+            Content of the run's request: the packages added to the nodes.
 
         Raises
         ------
         BootstrapError
-            When it cannot be installed.
+            If they cannot be installed.
         """
         self._forget_if_new()
         if not self._sure.issuperset(self._more):
-            # Nodes have come since that may lack it.
+            # Nodes that have joined since may lack it.
             self.add(self._more, on_send, tick)
         if not self._may_differ:
             return self._news_for_ranks()
@@ -127,19 +140,16 @@ class PoolPackages:
         return {"packages": sorted(self._added.values())} if self._added else {}
 
     def _note_image(self, requirements: Sequence[str]) -> None:
-        """Have the pool's image ask for requirements, so that nodes that come later have them."""
+        """Add requirements to the pool's image, for nodes that join later."""
         pool = self.pool
         pip = pool.spec.image.pip
         if more := tuple(text for text in requirements if text not in pip):
             pool.change_spec(replace(pool.spec, image=replace(pool.spec.image, pip=(*pip, *more))))
 
     def frozen(self) -> str:
-        """The nodes' environment as requirements.
+        """Return the nodes' environment as requirements.
 
-        Raises
-        ------
-        PoolError
-            When the pool cannot be asked.
+        Raises PoolError if the pool does not answer.
         """
         self._nodes = {}
         nodes = self._there()
@@ -158,26 +168,26 @@ class PoolPackages:
 
     @functools.cached_property
     def _may_differ(self) -> bool:
-        """Whether the nodes run in another environment than this process."""
+        """Return whether the nodes' environment is another."""
         spec = self.pool.spec
         return spec.provider.survives_manager or not local_environment.is_own(spec.full_image)
 
     def _forget_if_new(self) -> None:
-        """Forget what was asked of hosts that are gone: the pool was made anew."""
+        """Forget the answers of hosts that have been replaced."""
         hosts = tuple(host.there for host in self.pool.hosts)
         if hosts != self._asked:
             self._asked, self._nodes, self._added, self._told = hosts, {}, {}, set()
             self._sure = set()
 
     def _there(self) -> dict[int, dict[str, Any]]:
-        """What each node has."""
+        """Return each node's packages."""
         if not self._nodes:
             self.pool.require_live()
             self._nodes = loop().call(self.pool.control.ask(rpc.LIST_PACKAGES))
         return self._nodes
 
     def _differences(self, wanted: Mapping[str, str]) -> dict[str, dict[str, list[int]]]:
-        """By distribution and version there, empty where it is missing, the nodes; only what is not as here."""
+        """Return differing distributions, by version and node."""
         found: dict[str, dict[str, list[int]]] = {}
         for name, version in wanted.items() if wanted else ():
             for node, its in sorted(self._there().items()):
@@ -187,7 +197,7 @@ class PoolPackages:
         return found
 
     def _news(self, differences: Mapping[str, Mapping[str, list[int]]]) -> str:
-        """What is to be told: what is missing each time, other versions once."""
+        """Describe differences: missing ones always, others once."""
         told = []
         for name, versions in differences.items():
             for there, nodes in versions.items():
@@ -208,7 +218,7 @@ class PoolPackages:
     def _with_uv(
         self, work: Callable[[OnLine, threading.Event], list[str]], on_send: Listener, tick: Tick
     ) -> list[str]:
-        """Have something installed, in a thread, and note it; what that is."""
+        """Install in a thread; record and return the result."""
         stop = threading.Event()
 
         def say(line: str) -> None:
@@ -226,7 +236,7 @@ class PoolPackages:
         return installed
 
     def _put(self, requirements: list[str], say: OnLine, stop: threading.Event) -> list[str]:
-        """Install on all machines; in a thread."""
+        """Install requirements on all machines; runs in a thread."""
         crew = self._crew(stop)
         if crew is None:
             package_sync.install_here(*self._here(), requirements, say, stop)
@@ -237,7 +247,7 @@ class PoolPackages:
     def _put_more(
         self, requirements: list[str], there: Mapping[str, str], say: OnLine, stop: threading.Event
     ) -> list[str]:
-        """Install what requirements come to on all machines; in a thread."""
+        """Resolve requirements, and install them on all machines."""
         say(f"installing {', '.join(map(without_secrets, requirements))}")
         crew = self._crew(stop)
         if crew is None:
@@ -256,11 +266,11 @@ class PoolPackages:
         return [_named(item) for item in planned]
 
     def _here(self) -> tuple[str, str, Image]:
-        """Of local nodes the interpreter, where what is added goes, and the image that says from where."""
+        """Return local nodes' interpreter, folder and image."""
         return self._nodes[0]["interpreter"], str(self.pool.hosts[0].folder / FOLDER), self.pool.spec.full_image
 
     def _crew(self, stop: threading.Event) -> package_sync.Addition | None:
-        """The pool's hosts, as they are told to install; None where all of it is here."""
+        """Return the installer for remote hosts; None if all are local."""
         hosts = [host for host in self.pool.hosts if not host.here]
         if not hosts:
             return None
@@ -271,7 +281,7 @@ class PoolPackages:
 
 
 def _named(planned: str) -> str:
-    """A planned requirement as ranks are told it: they look for its name."""
+    """Return a planned requirement in a form whose name ranks can find."""
     name, at, url = planned.partition(" @ ")
     return f"{name}=={without_secrets(url)}" if at else planned
 

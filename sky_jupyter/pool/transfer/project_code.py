@@ -1,4 +1,4 @@
-"""The user's own code to a pool's nodes: kept as it is here, sent where it is missing, told where it has changed."""
+"""Shipping of the user's own modules to nodes, when they have changed."""
 
 from __future__ import annotations
 
@@ -27,32 +27,26 @@ _PIECE = 1 << 20
 
 
 class PoolCode:
-    """One a pool, made with it. Its folder here is the nodes' own where they are this machine's.
+    """The user's modules on one pool; made with it.
 
-    Attributes
-    ----------
-    local : LocalCode
-        What the nodes are to have.
+    ``local`` is what the nodes should have. The local folder is the nodes' own if they are local.
     """
 
     def __init__(self, pool: TransferContext) -> None:
         self.pool = pool
         self.local = LocalCode()
-        # What the folder here has; which version each host has, by its folder there.
+        # The local folder and its version; the version of each remote folder.
         self._here: tuple[Path, str] = (Path(), "")
         self._there: dict[str, str] = {}
-        # What was brought to nodes and is no more: those that were not met since have it still.
+        # Deleted files that some nodes may still have.
         self._gone: set[str] = set()
-        # Calls that are made in several threads may all be the first with new code.
+        # Several threads may send the first call with new code.
         self._bringing = threading.Lock()
 
     def bring(self, code: CodeSnapshot, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
         """See that hosts have it; what their ranks are told of it.
 
-        Raises
-        ------
-        CaptureError
-            When it cannot be brought there.
+        Raises CaptureError if that fails.
         """
         if not code.version:
             return {}
@@ -82,7 +76,7 @@ class PoolCode:
         control = self.pool.control
         nodes = [node for host in lacking for node in host.nodes]
         if self._gone:
-            # First: where a file was, there may be a folder now.
+            # First, as a folder may have replaced a file.
             names = [to_wire(name) for name in sorted(self._gone)]
             loop().call(control.ask(rpc.DELETE_CODE, nodes, names=names))
         sending = Sending(self.pool, folder, nodes, on_send, code=True)
@@ -94,7 +88,7 @@ class PoolCode:
 
 
 def _write(code: CodeSnapshot, folder: Path) -> None:
-    """Have a folder hold what is to be there, each file whole at any time, and no more what is gone."""
+    """Update a folder to the code, each file atomically; remove old ones."""
     to, whole = Receiver(folder, folder=True, spool=folder.with_name(f"{folder.name}-writing")), False
     try:
         forget(to.place, code.gone)

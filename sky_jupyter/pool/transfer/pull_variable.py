@@ -1,4 +1,4 @@
-"""A variable of the ranks to the notebook: one rank's, or several ranks' as a list, stacked or joined."""
+"""Pull of ranks' variables: a value, a list, or stacked or joined arrays."""
 
 from __future__ import annotations
 
@@ -17,44 +17,50 @@ from ..base.events import Listener
 from .fetch_values import Brought, ValuesContext, discard, load, not_rebuilt
 
 HOWS = ("stack", "concat")
-# Types of which it can be told before anything crosses the link that they do not fit together.
+# Types whose shapes are compared before anything crosses the link.
 _ARRAYS = ("numpy.ndarray", "torch.Tensor", "jaxlib._jax.ArrayImpl")
 
 
 class PullContext(ValuesContext, Protocol):
-    """The pool, and which ranks it has."""
+    """The pool with its ranks."""
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
-        """Return the ranks, all where none are given; SpecError for one that the pool does not have."""
+        """Return the ranks, by default all; SpecError for others."""
         ...
 
 
 def pull(
     pool: PullContext, name: str, ranks: Sequence[int] | None, how: str | None, listener: Listener, tick: Tick
 ) -> Any:
-    """Bring a variable of ranks here, while ``tick`` is called and ``listener`` told.
+    """Fetch a variable of ranks.
 
     Parameters
     ----------
+    pool : PullContext
+        The pool.
     name : str
-        What it is called on the ranks.
+        Name of the variable.
     ranks : sequence of int, optional
-        Whose; all ranks' unless given.
+        Ranks, by default all.
     how : str, optional
-        ``"stack"`` for one array with an axis more, the ranks; ``"concat"`` for the ranks' values joined, which
-        of an array that spans ranks is the whole.
+        ``"stack"`` for one array with a new first axis, the ranks; ``"concat"`` for the joined values, which is the
+        whole of an array that spans ranks.
+    listener : callable
+        Receives the progress.
+    tick : callable
+        Called every poll.
 
     Returns
     -------
     Any
-        One rank's value; of several ranks a list in their order, unless ``how`` says otherwise.
+        The value of a single rank; else a list in rank order, unless ``how`` is given.
 
     Raises
     ------
     SpecError
-        When there is no such name or rank, or the values do not fit together.
+        If there is no such name or rank, or the values do not fit together.
     PoolError
-        When a value cannot be brought here.
+        If a value cannot be fetched.
     """
     chosen = pool.check_ranks(ranks)
     if not name.isidentifier() or keyword.iskeyword(name):
@@ -75,7 +81,7 @@ def pull(
 
 
 def _check(name: str, found: Mapping[int, Brought], how: str | None) -> None:
-    """Raise what can be known before anything has crossed the link."""
+    """Raise the errors that are known before anything crosses the link."""
     lacking = {rank: brought.lacks for rank, brought in found.items() if brought.lacks is not None}
     if len(lacking) == len(found):
         where = "no rank has" if len(found) > 1 else f"{rank_label(found)} has no"
@@ -127,10 +133,7 @@ def _put_together(name: str, found: Sequence[Brought], how: str | None) -> Any:
 def together(name: str, values: list[Any], how: str) -> Any:
     """Stack or join values of ranks.
 
-    Raises
-    ------
-    SpecError
-        When they are not of a kind that can be, or do not fit together.
+    Raises SpecError if their type does not allow it, or they do not fit together.
     """
     join: Callable[[list[Any]], Any] | None = {"stack": _stacking, "concat": _joining}[how](values)
     kinds = {f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.") for value in values}
@@ -144,7 +147,7 @@ def together(name: str, values: list[Any], how: str) -> Any:
 
 
 def _are(values: Sequence[Any], module: str, *kinds: str) -> Any:
-    """The module, where it is loaded and all values are of these types of its; unpickling them has loaded it."""
+    """Return a module if it is loaded and all values have one of its types."""
     loaded = sys.modules.get(module)
     types = tuple(kind for kind in (getattr(loaded, name, None) for name in kinds) if kind is not None)
     return loaded if types and all(isinstance(value, types) for value in values) else None
@@ -181,9 +184,9 @@ def _joining(values: Sequence[Any]) -> Callable[[list[Any]], Any] | None:
 
 
 def note(ledger: Ledger, name: str, namespace: dict[str, Any], world_size: int) -> None:
-    """Tell the ledger that the notebook has been given what the ranks have under a name.
+    """Record in the ledger that a notebook's name has the ranks' value.
 
-    They keep their own, which differ, until the notebook assigns the name or changes the value in place.
+    The ranks keep their own, different values until the notebook assigns the name or modifies the value.
     """
     before = next((one for one in ledger.facts({}) if one.name == name), None)
     value = namespace[name]

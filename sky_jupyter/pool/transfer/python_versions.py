@@ -1,8 +1,8 @@
-"""Pythons of a pool's nodes beside the notebook's: where the minor versions differ, code does not travel as a value.
+"""Python versions of nodes, which may not run the notebook's functions.
 
-Cells, and modules of the user's project, go as source and run on either. The functions, lambdas and classes
-of the notebook go as code objects, which are made for one minor version: they are refused before anything
-runs. What ranks return is seen to there; see `node.foreign`.
+Cells and project modules are sent as source, which any version runs. Functions and classes of the notebook are sent as
+code objects, which only run on the same minor version: they are refused beforehand. For returned values, see
+`node.foreign`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,21 @@ _SHOWN = 3
 
 
 class PoolPythons:
-    """One a pool, made with it.
-
-    Parameters
-    ----------
-    pool : PoolContext
-        Whose nodes they are.
-    """
+    """Python versions of one pool's nodes; made with it."""
 
     def __init__(self, pool: PoolContext) -> None:
         self.pool = pool
-        # By minor version, the nodes that have it; the notebook's own is not among them.
+        # Nodes by minor version, without the notebook's own.
         self.others: dict[str, list[int]] = {}
 
     async def learn(self) -> str:
-        """Ask all nodes, on the loop; what a person is to be told, empty where all have the notebook's.
+        """Ask all nodes for their version; return a notice, or "".
 
-        Raises
-        ------
-        PoolError
-            When a node speaks another protocol.
+        Raises PoolError if a node speaks another protocol.
         """
         found: dict[str, list[int]] = {}
         for node, answer in sorted((await self.pool.control.ask(rpc.PYTHON)).items()):
-            # Versions before the first number answered with the Python alone.
+            # Packages without a protocol number answered with the version alone.
             python, protocol = (answer["python"], answer["protocol"]) if isinstance(answer, dict) else (answer, 0)
             if protocol != PROTOCOL:
                 raise PoolError(unfit(self.pool.spec.name, protocol))
@@ -62,16 +53,13 @@ class PoolPythons:
 
     @property
     def reader(self) -> dict[str, Any]:
-        """What ranks of another Python are told of who reads their values."""
+        """Return what tells ranks which Python reads their values."""
         return {"python": PYTHON} if self.others else {}
 
     def fitting(self, capture: Capture) -> Capture:
-        """A capture as it can go to the nodes, without what is only guessed to be read and has code in it.
+        """Return a capture without code objects, where these fail.
 
-        Raises
-        ------
-        CaptureError
-            When what is needed has code in it.
+        Values that may not be read are dropped. Raises CaptureError if a required value has code in it.
         """
         if not self.others or not capture.carried:
             return capture
@@ -82,7 +70,7 @@ class PoolPythons:
         return replace(capture, bindings=left, carried={})
 
     def check_plugins(self) -> None:
-        """Refuse plugins whose parts are functions of the notebook; BootstrapError says which."""
+        """Raise BootstrapError for plugins with notebook functions."""
         for plugin in self.pool.spec.plugins if self.others else ():
             if name := find_code_object(plugin):
                 raise BootstrapError(
@@ -114,7 +102,7 @@ class PoolPythons:
 
 
 def _told(needed: Mapping[str, Carried]) -> str:
-    """Which values have code in them, and whose."""
+    """Describe the values that have code in them, and its functions."""
     texts = []
     for label, its in list(needed.items())[:_SHOWN]:
         within = [name for name in its.functions if name != label]

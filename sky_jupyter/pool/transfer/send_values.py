@@ -1,4 +1,4 @@
-"""A run's values to where its ranks find them: what is there already stays there, the rest is written or sent."""
+"""Shipping of a run's values to its ranks, unless nodes have them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,14 @@ if TYPE_CHECKING:
     from ..runs.run import Run
 
 _SPARE_ROOM = 64 * 10**6
-# A person is told how far it is so often.
+# The interval of progress reports.
 _TOLD = TIMEOUTS.polls.progress
 
 
 def ship(pool: TransferContext, run: Run, call: Blob | None, on_send: Listener, tick: Tick) -> dict[str, Any]:
-    """Bring a run's values to the machines that it runs on; what its ranks are told of them.
+    """Send a run's values to its machines; return the paths for its ranks.
 
-    Raises
-    ------
-    CaptureError
-        When there is no room for them, or they cannot be brought there.
+    Raises CaptureError if there is no room for them, or they cannot be sent.
     """
     kind = _Away if pool.machines else _Here
     shipping = kind(pool, run, on_send, tick)
@@ -51,7 +48,7 @@ def ship(pool: TransferContext, run: Run, call: Blob | None, on_send: Listener, 
 
 
 def reading(on_send: Listener, tick: Tick) -> Tell:
-    """What tells a person, by a listener, how much has been read of large values; ``tick`` is called meanwhile."""
+    """Return a callback that reports the bytes read of large values."""
     there = 0
 
     def tell(more: int) -> None:
@@ -64,7 +61,7 @@ def reading(on_send: Listener, tick: Tick) -> Tell:
 
 
 def kept(pool: TransferContext) -> dict[str, int] | None:
-    """How much the machine keeps that keeps most, as `BlobCache.stats` has it; None where nobody can say."""
+    """Return `BlobCache.stats` of the machine with the fullest cache."""
     nodes = [host.nodes[0] for host in pool.hosts if host.nodes[0] not in pool.control.lost]
     with contextlib.suppress(SkyError, FutureTimeout, OSError):
         found = loop().call(broadcast_tree.ask(pool.control, rpc.CACHE_STATS, nodes))
@@ -73,9 +70,9 @@ def kept(pool: TransferContext) -> dict[str, int] | None:
 
 
 def discard(pool: TransferContext, run: Run) -> None:
-    """Remove a run's folders: kernels that have mapped a blob need its name no more."""
+    """Remove a run's folders; kernels have mapped the blobs."""
     if not pool.hosts:
-        # They have ended, and their folders with them.
+        # The hosts have ended, and removed their folders.
         return
     if run.brought:
         remote_host.discard(hosts_of(pool, run), run.folder)
@@ -89,13 +86,13 @@ def _places(pool: TransferContext) -> tuple[Path, Path]:
 
 
 def hosts_of(pool: TransferContext, run: Run) -> list[launch.Host]:
-    """The hosts of a run's ranks; all where any of them may take it."""
+    """Return the hosts of a run's ranks, or all if none are chosen yet."""
     nodes = {rank // pool.spec.ranks_per_node for rank in run.outcomes}
     return [host for host in pool.hosts if not nodes or nodes & set(host.nodes)]
 
 
 class _Shipping:
-    """What both have: the machine that the notebook is on, where all is written first."""
+    """Shipping of one run's values: all are written to this machine first."""
 
     def __init__(self, pool: TransferContext, run: Run, on_send: Listener, tick: Tick) -> None:
         self.pool, self.run, self.on_send, self.tick = pool, run, on_send, tick
@@ -104,28 +101,28 @@ class _Shipping:
         run.folder.mkdir(mode=0o700)
 
     def path(self, blob: Blob) -> str:
-        """Where ranks find a blob, below the node's folders of blobs."""
+        """Return a blob's path below the node's folders of blobs."""
         return f"{self.run.id}/{blob.digest}"
 
     def bring(self, blobs: Iterable[Blob]) -> None:
-        """Bring blobs to all machines of the run."""
+        """Send blobs to all machines of the run."""
         raise NotImplementedError
 
     def cut(self) -> dict[str, dict[int, str]]:
-        """Bring each rank its parts of what is cut, one after the other; their paths, by name and rank."""
+        """Send each rank its shards; return name -> rank -> path."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """All is where ranks find it."""
+        """Release what is no longer needed here."""
 
     def parts_of(self, ranks: Iterable[int]) -> Iterable[tuple[str, int, Blob]]:
-        """Some ranks' parts of what is cut; each is made when its turn comes."""
+        """Yield (name, rank, blob) of sharded values, each made on demand."""
         for rank in ranks:
             for one in self.run.capture.cut:
                 yield one.name, rank, self.run.capture.part(one, rank)
 
     def write(self, parts: Sequence[BlobFile], folder: str = "") -> Path:
-        """Write files into the run's folder, or into one in it, where there is room for all; that folder."""
+        """Write files into the run's folder, or one in it; return it."""
         size = sum(part.size for part in parts)
         target = self.room(size) / self.run.id
         if target != self.run.folder:
@@ -149,12 +146,9 @@ class _Shipping:
         return target
 
     def room(self, size: int) -> Path:
-        """The place here for so many bytes: shared memory, or else the disk.
+        """Return a local folder with room, in memory or else on disk.
 
-        Raises
-        ------
-        CaptureError
-            When neither has room.
+        Raises CaptureError if neither has room.
         """
         memory, disk = self.kept.places[0], self.pool.hosts[0].folder
         if shutil.disk_usage(memory).free > size + _SPARE_ROOM:
@@ -171,10 +165,10 @@ class _Shipping:
         )
 
     def make_room(self, size: int) -> None:
-        """Have what no name holds dropped, where that is in the way."""
+        """Evict unused blobs from the cache if they are in the way."""
 
     def ask(self, call: AgentCall, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
-        """Ask agents while ``tick`` is called; NodeLost where one of them does not answer any more."""
+        """Call agents, with ticks; raise NodeLost for silent ones."""
         future = loop().submit(broadcast_tree.ask(self.pool.control, call, nodes, **arguments))
         try:
             with self.pool.watchdog.telling(self.on_send):
@@ -186,11 +180,11 @@ class _Shipping:
 
 
 def _untold(size: int) -> None:
-    """Of little, nothing is told."""
+    """Report nothing: small values are written at once."""
 
 
 class _Here(_Shipping):
-    """The nodes are this machine's: what is written is where they find it."""
+    """Shipping to local nodes, which find the files where they are written."""
 
     def bring(self, blobs: Iterable[Blob]) -> None:
         parts = {part.name: part for blob in blobs for part in blob.parts}
@@ -206,7 +200,7 @@ class _Here(_Shipping):
         for name, rank, blob in self.parts_of(self.run.outcomes):
             self.bring([blob])
             paths.setdefault(name, {})[rank] = self.path(blob)
-            # One part at a time is in memory.
+            # Only one part at a time is in memory.
             del blob
         return paths
 
@@ -217,7 +211,7 @@ class _Here(_Shipping):
 
 
 class _Away(_Shipping):
-    """The nodes are other machines: what one of them lacks is written here, and sent from here."""
+    """Shipping to remote nodes: what they lack is written here, then sent."""
 
     def bring(self, blobs: Iterable[Blob]) -> None:
         parts = [part for blob in blobs for part in blob.parts]
@@ -250,18 +244,21 @@ class _Away(_Shipping):
         return paths
 
     def close(self) -> None:
-        # Nobody needs what was written here any more, however long the run is.
+        # The local files are not needed during the run.
         for place in self.kept.places:
             shutil.rmtree(place / self.run.id, ignore_errors=True)
 
     def ranks_of(self, host: launch.Host) -> list[int]:
-        """The run's ranks on a host."""
+        """Return the run's ranks on a host."""
         return [rank for rank in self.run.outcomes if rank // self.pool.spec.ranks_per_node in host.nodes]
 
     def stage(
         self, parts: Sequence[BlobFile], hosts: Sequence[launch.Host], folder: str = ""
     ) -> tuple[Path | None, list[str]]:
-        """Write what hosts lack into the run's folder here, or one in it; that folder, and the large files in it."""
+        """Write what hosts lack into the run's folder here, or a folder in it.
+
+        Returns the folder, None if nothing is lacking, and the names of its large files.
+        """
         large = {part.name: part.size for part in parts if part.size >= LEAST}
         lacking: set[str] = set()
         if large:
@@ -271,7 +268,7 @@ class _Away(_Shipping):
         return (self.write([*missing.values()], folder) if missing else None), sorted(lacking)
 
     def keep(self, hosts: Sequence[launch.Host], names: Sequence[str]) -> None:
-        """Have hosts keep what they were sent."""
+        """Add sent blobs to the hosts' caches."""
         if names:
             self.ask(
                 rpc.STORE_BLOBS, [node for host in hosts for node in host.nodes], run=self.run.id, names=list(names)

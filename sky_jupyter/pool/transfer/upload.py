@@ -1,4 +1,4 @@
-"""A file, a folder or a run's values to nodes: over the notebook's link once, and from node to node then."""
+"""Upload of files or values: once over the link, then from node to node."""
 
 from __future__ import annotations
 
@@ -31,24 +31,30 @@ from ..context import TransferContext
 from .base import Moving, Stopped, Transfer, advice, copy, is_itself
 from .broadcast_tree import Failure, NodePath, Spread, ask
 
-# What one call of a machine's may name, in bytes.
+# Limit of names in one call of a machine, in bytes.
 _NAMES = 200_000
 _GOODBYE = TIMEOUTS.transfers.goodbye
-# Values up to this size are not worth being resumed.
+# Values up to this size are not resumed.
 _SOON, _FEW = 4 << 20, 200
 
 
 class Sending(Moving):
-    """One file, folder or set of blobs on its way to nodes.
+    """Upload of one file, folder or set of blobs to nodes.
 
     Parameters
     ----------
+    pool : TransferContext
+        The pool.
     source : Path
-        Where it is here.
+        Local path.
+    nodes : sequence of int
+        The nodes.
+    listener : callable
+        Receives the progress.
     run : str
-        Whose blobs they are; empty where the user asked for a place.
+        Run that owns the blobs; "" for a path that the user has chosen.
     code : bool
-        Whether it is the notebook's own code, whose place is the pool's.
+        Whether it is the user's own code, for the pool's folder of code.
     """
 
     def __init__(
@@ -71,7 +77,10 @@ class Sending(Moving):
     # -- other machines ----------------------------------------------------------------------------
 
     async def put(self, target: str = "") -> Transfer:
-        """Bring it to all nodes, over the link once; what can be known to go wrong is raised before."""
+        """Send it to all nodes, once over the link.
+
+        Errors that can be known are raised before anything is sent.
+        """
         await self._read()
         await self._look(target)
         lacking = [node for node in self.nodes if self.found[node]["absent"] or self.found[node]["doubtful"]]
@@ -91,9 +100,9 @@ class Sending(Moving):
         return SpecError(shown(f"{error.filename or self.source}: {error.strerror}" if error.strerror else str(error)))
 
     async def _look(self, target: str) -> None:
-        """See where it would go on each node, and that it can."""
+        """Find its place on each node, and check that it fits there."""
         listing = await self._listing()
-        # A folder of its own for each run is made by whoever is asked.
+        # The agent makes a folder for each run.
         place = {"path": to_wire(target), "run": self.run, "code": self.code}
         self.found = await ask(self.control, rpc.COMPARE_FILES, self.nodes, listing=listing, **place)
         wrong = [f"{self.name(node)}: {found['clash']}" for node, found in self.found.items() if found["clash"]]
@@ -121,7 +130,7 @@ class Sending(Moving):
             raise self._unreadable(error) from None
 
     async def _hash(self, nodes: Iterable[int]) -> None:
-        """Have the hashes of what any node may lack."""
+        """Compute the hashes of files that nodes may lack."""
         wanted = {index for node in nodes for key in ("absent", "doubtful") for index in self.found[node][key]}
         size, read = sum(self.entries[index].size for index in wanted), 0
 
@@ -136,7 +145,7 @@ class Sending(Moving):
             raise self._unreadable(error) from None
 
     async def _bring(self, lacking: Sequence[int]) -> list[int]:
-        """Send it to one node and spread it from there; the nodes that had to be sent to besides."""
+        """Send it to one node and spread it; return nodes not reached so."""
         listing = await self._listing()
         places = {node: NodePath(found["path"], found["spool"]) for node, found in self.found.items()}
         size = max(sum(self.entries[index].size for index in self.found[node]["absent"]) for node in lacking)
@@ -160,13 +169,13 @@ class Sending(Moving):
             self._check(failures)
             return apart
         finally:
-            # Also when this is cancelled; who cannot be told forgets by itself when others come.
+            # Also after a cancellation; an agent that is not reached forgets it when other transfers come.
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(spread.close(), _GOODBYE)
 
     def _check(self, failures: Mapping[int, Failure]) -> None:
         if failures and self.control.closing:
-            # None of these nodes is what failed: the pool can reach none of them any more.
+            # The pool has ended: these nodes are not the cause.
             raise (CaptureError if self.run else TransferError)(self.control.why_closed)
         lines = []
         for node, failure in failures.items():
@@ -186,7 +195,7 @@ class Sending(Moving):
                 self.tell(f"{self.what} from node to node", sum(there.values()), size * len(there), f" ({each})")
 
     async def _send(self, spread: Spread, node: int) -> None:
-        """Send one node what it lacks, over the link, and see that it came."""
+        """Upload what a node lacks, and check that it has arrived."""
         found = self.found[node]
         missing = found["absent"]
         try:
@@ -206,7 +215,7 @@ class Sending(Moving):
             raise TransferError(f"{self.name(node)}: {name} did not come whole; did it change meanwhile? put it again")
 
     async def _put(self, node: int, files: Sequence[ManifestEntry]) -> None:
-        """Few bytes, in one command."""
+        """Send few bytes in one command."""
         spool = PurePosixPath(from_wire(self.found[node]["spool"]))
 
         def move(machine: Any) -> None:
@@ -231,7 +240,7 @@ class Sending(Moving):
                 try:
                     return machine.upload(self.source, target, names=names, progress=tell)
                 except LinkLost:
-                    # The next attempt finds it there.
+                    # The next attempt finds these bytes there.
                     self.sent += told[-1] - told[0] if told else 0
                     raise
 
@@ -247,7 +256,7 @@ class Sending(Moving):
     # -- this machine ------------------------------------------------------------------------------
 
     async def put_here(self, target: str) -> Transfer:
-        """Copy it to where local nodes find it: they share this machine's files, so that one of them can tell."""
+        """Copy it for local nodes, which share this machine's files."""
         nodes, self.nodes = self.nodes, self.nodes[:1]
         await self._read()
         await self._look(target)
@@ -260,5 +269,5 @@ class Sending(Moving):
 
 
 def _name_size(entry: ManifestEntry) -> int:
-    """Bytes of a message that a file's name and what it is called there take at most."""
+    """Return the most bytes that a name and token take in a message."""
     return 6 * len(entry.name) + 64
