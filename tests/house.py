@@ -15,6 +15,7 @@ WHAT = {
     "magics": "%sky and %%sky",
     "api": "Compute, @function, operators",
     "session": "a run or a start with its view",
+    "widgets": "ipywidgets of ranks",
     "display": "views",
     "server": "Jupyter Server extension",
     "pool": "manager of a pool",

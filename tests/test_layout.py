@@ -39,6 +39,10 @@ class Import:
         return parts[0]
 
     @property
+    def on_nodes(self) -> bool:
+        return "node" in self.source.relative_to(PACKAGE).parts[:2]
+
+    @property
     def inner(self) -> str | None:
         """The target within the package, such as ``"pool.events"``; None when it is another package's."""
         head, _, rest = self.target.partition(".")
@@ -85,7 +89,7 @@ def fault(item: Import) -> str:
     room = item.room
     if item.inner is None:
         library = item.target.partition(".")[0]
-        if room == "node" and item.at_import and library not in {*NODE_LIBRARIES, *sys.stdlib_module_names}:
+        if item.on_nodes and item.at_import and library not in {*NODE_LIBRARIES, *sys.stdlib_module_names}:
             return f"{item}: nodes do not have {library}"
         return f"{item}: pool knows no IPython" if room == "pool" and library == "IPython" else ""
     target = item.inner.partition(".")[0]
@@ -110,6 +114,7 @@ def test_what_packages_import_is_what_they_may() -> None:
     ("where", "code", "told"),
     [
         ("node/x.py", "import numpy", "nodes do not have numpy"),
+        ("widgets/node/x.py", "import numpy", "nodes do not have numpy"),
         ("node/x.py", "def f():\n    import numpy", ""),
         ("pool/x.py", "from IPython.display import display", "pool knows no IPython"),
         ("display/x.py", "from ..pool import manager", "display sees of pool only pool.base.events"),

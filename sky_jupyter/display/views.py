@@ -10,16 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..pool.base.events import Event, ProgressEvent, Silent, TroubleEvent
 from .base.frontends import in_marimo, in_notebook
 from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
-
-if TYPE_CHECKING:
-    from ..node.protocol.comm_messages import CommMessage
-    from .notebook.remote_widgets import WidgetMirror
 
 _LATE = 0.5
 # The names of pools whose functions run without a view.
@@ -172,22 +168,6 @@ def mute(pool: str, *, off: bool = False) -> None:
     For a notebook's cell, which has a view of its own.
     """
     (_muted.discard if off else _muted.add)(pool)
-
-
-def mirror(pool: str, send: Callable[[CommMessage], None]) -> WidgetMirror | None:
-    """Return the receiver of the ranks' widgets; None if there are no pages.
-
-    ``send`` takes a page's message to the rank.
-    """
-    if not in_notebook():
-        return None
-    from IPython import get_ipython
-
-    from .notebook import remote_widgets
-
-    kernel = get_ipython().kernel
-    has_comms = isinstance(getattr(kernel, "control_handlers", None), dict) and hasattr(kernel, "comm_manager")
-    return remote_widgets.of(kernel).mirror(pool, send) if has_comms else None
 
 
 def aside(text: str) -> None:

@@ -18,6 +18,7 @@ from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.transfer.base import Transfer
 from ..spec.pool_spec import PoolSpec
+from ..widgets import manager as widgets
 
 _log = logging.getLogger(__name__)
 
@@ -141,10 +142,7 @@ def _take_in(pool: Pool) -> None:
     if pool.spec.options.console:
         pool.farewell = display.aside
     pool.shows = lambda title: display.LateView(title, "here", "not fetched", pool=pool.spec.name)
-    comms = pool.supervisor.comms
-    mirror = display.mirror(pool.id, comms.send)
-    if mirror is not None:
-        comms.listen(mirror)
+    widgets.attach(pool)
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: threading.Event | None = None) -> Pool:

@@ -28,7 +28,6 @@ import cloudpickle
 
 from ...errors import PoolError, plain
 from ...util.background_tasks import BackgroundTasks
-from ..comms.hub import CommHub
 from ..dask.user_cluster import UserDaskProcesses
 from ..files.blob_cache import places
 from ..files.service import FileService
@@ -46,7 +45,7 @@ from ..system import gpus as accelerators
 from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
-from . import rank_inspection
+from . import comm_hooks, rank_inspection
 from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
 from .shared_state_client import SharedStateProxy
@@ -150,7 +149,7 @@ class Agent:
         self.values = ValueExport(node, self.folder / "values", config.blobs, self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
         self.tasks = TaskRunner(self)
-        self.comms = CommHub(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
+        self.comms = comm_hooks.load(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
         self.streams = StreamRelay(self)
         self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape))
         for number, rank in self.ranks.items():

@@ -19,6 +19,7 @@ from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
 from ...util.text import rank_label
+from ..base.event_loop import loop
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
@@ -26,7 +27,7 @@ from ..runs.hang_detector import AFTER, HangDetector
 from ..runs.run import Run
 from ..runs.stacks import Where, ask
 from .abort_progress import UninterruptedRanks, held
-from .comms import Comms
+from .extensions import BatchExtension
 from .watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class Supervisor:
         on_broken: Callable[[str], None],
         on_taken: Callable[[], None],
     ) -> None:
-        self.comms = Comms(self._ask)
+        # By the name that their batches have.
+        self.extensions: dict[str, BatchExtension] = {}
         self.suit(spec)
         self.renew = renew
         self.again = again
@@ -130,7 +132,8 @@ class Supervisor:
     def suit(self, spec: PoolSpec) -> None:
         """Adopt the spec of a new or resized pool."""
         self.spec = spec
-        self.comms.suit(spec)
+        for extension in self.extensions.values():
+            extension.suit(spec)
         collective = [plugin for plugin in spec.plugins if plugin.collective] if spec.world_size > 1 else []
         # Whether the loss of one rank, or a broken collective, affects all.
         self.together = bool(collective)
@@ -166,14 +169,24 @@ class Supervisor:
             failed = f": {rank_label(run.failed)} failed" if run.failed else ""
             self.note(logging.DEBUG, f"run {run.id} is over{failed}")
 
-    async def _ask(self, call: AgentCall, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
+    def extend(self, name: str, extension: BatchExtension) -> None:
+        """Have an optional part told of the batches that are named like it. Callable from any thread."""
+
+        def add() -> None:
+            extension.suit(self.spec)
+            self.extensions[name] = extension
+
+        loop().loop.call_soon_threadsafe(add)
+
+    async def ask(self, call: AgentCall, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
         if self._control is None:
             raise NodeLost("the pool is not connected")
         return await self.control.ask(call, nodes, **arguments)
 
     def close(self) -> None:
         """Cancel the tasks of the pool, and forget its lost nodes."""
-        self.comms.close()
+        for extension in self.extensions.values():
+            extension.close()
         for task in list(self._tasks):
             task.cancel()
         self._repair = None
@@ -730,8 +743,10 @@ class Supervisor:
             if "ended" in batch:
                 self.on_kernel_end(int(batch["ended"]), str(batch["text"]))
                 return
-            if "comms" in batch:
-                self.comms.on_batch(batch)
+            if "run" not in batch:
+                for name, extension in self.extensions.items():
+                    if name in batch:
+                        extension.on_batch(batch)
                 self._note_taken(batch.get("node"), batch.get("mark"))
                 return
             # The name of a call's attempt begins with the call's id.
@@ -765,7 +780,8 @@ class Supervisor:
 
     def on_lost(self, node: int, why: str, *, revived: bool) -> None:
         """Fail the ranks of a lost node; repair it when it is back."""
-        self.comms.lose(node)
+        for extension in self.extensions.values():
+            extension.lose(node)
         for run in list(self.runs.values()):
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
@@ -777,7 +793,8 @@ class Supervisor:
         """Handle a returned node: catch up, or replace new kernels."""
         # What was forwarded to a broken connection is lost: continue from the journal.
         self.keep_task(self._tell_heard(node))
-        self.comms.look(node)
+        for extension in self.extensions.values():
+            extension.look(node)
         if kept:
             self.keep_task(self._catch_up(node))
         elif node in self._returned:
@@ -891,7 +908,8 @@ class Supervisor:
 
     def lose_all(self, text: str) -> None:
         """Fail all runs: the pool cannot be reached any more."""
-        self.comms.close()
+        for extension in self.extensions.values():
+            extension.close()
         for run in list(self.runs.values()):
             run.abandoned = True
             run.give_up(text)

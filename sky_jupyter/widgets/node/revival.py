@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..protocol.comm_messages import WIDGET, CommMessage
-from .states import OpenComms, references
+from ...node.protocol.comm_messages import WIDGET, CommMessage
+from ..states import OpenComms, references
 
 # Limit of pending requests; a closed widget never answers.
 _MOST = 5000

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..protocol.comm_messages import CommMessage, CommQueue, read
+from ...node.protocol.comm_messages import CommMessage, CommQueue, read
+from ..states import OpenComms, shown
 from .output_widgets import Outputs
 from .revival import CommRevival
-from .states import OpenComms, shown
 
 # Messages in one batch.
 _MOST = 200

@@ -17,10 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...node.comms.states import OpenComms
 from ...node.protocol.comm_messages import WIDGET, CommMessage, CommQueue, read
 from ...util import control_requests
 from ...util.control_requests import Reply
+from ..states import OpenComms
 
 REQUEST = "sky_widgets_request"
 CONTROL = "jupyter.widget.control"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..protocol.comm_messages import CommMessage
+from ...node.protocol.comm_messages import CommMessage
 
 # Limit of one widget's outputs; older ones are dropped, as each change sends all of them.
 MOST = 256 << 10

@@ -15,10 +15,10 @@ from ...errors import SkyError
 from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ...node.protocol.comm_messages import CommMessage, CommQueue
+from ...pool.base.event_loop import loop
+from ...pool.base.timeouts import TIMEOUTS
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
-from ..base.event_loop import loop
-from ..base.timeouts import TIMEOUTS
 
 # Messages to the ranks that arrive within this time are sent as one.
 _PACE = TIMEOUTS.polls.widgets
@@ -37,7 +37,7 @@ class CommReceiver(Protocol):
 
 
 class Comms:
-    """Comms of one pool, made with its supervisor; used on the loop.
+    """Comms of one pool, an extension of its supervisor; used on the loop.
 
     `listen` and `send` are thread-safe.
 

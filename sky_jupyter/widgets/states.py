@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..protocol.comm_messages import WIDGET, CommMessage, joined
+from ..node.protocol.comm_messages import WIDGET, CommMessage, joined
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 # Limits of one rank; the least recently used comms are evicted first.

@@ -6,9 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from sky_jupyter.node.comms.hub import CommHub
-from sky_jupyter.node.comms.states import VIEW, OpenComms
 from sky_jupyter.node.protocol.comm_messages import MOST_CUSTOM, CommMessage, CommQueue, read
+from sky_jupyter.widgets.node.hub import CommHub
+from sky_jupyter.widgets.states import VIEW, OpenComms
 
 
 def message(kind: str, comm: str, data: dict[str, Any], *buffers: bytes, run: str = "run") -> dict[str, Any]:

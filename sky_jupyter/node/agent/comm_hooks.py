@@ -1,0 +1,61 @@
+"""What an agent tells the part that keeps its ranks' comms: a package of its own, loaded by its name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+_PACKAGE = "sky_jupyter.widgets.node.hub"
+Tell = Callable[[dict[str, Any], list[bytes]], None]
+"""Brings a message to a rank's kernel."""
+
+
+class CommHooks(Protocol):
+    """The part that keeps comms; it also answers the calls whose part is ``comms``."""
+
+    def on_message(self, rank: int, message: Mapping[str, Any], run: str) -> None:
+        """Take in what a rank's kernel says by a comm, in a run or, with an empty name, in none."""
+
+    def on_output(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
+        """Take in what a rank prints or shows; return whether it is shown in a widget."""
+
+    def on_shown(self, rank: int, run: str, data: Any) -> None:
+        """Note that a run shows something: a MIME bundle."""
+
+    def on_end(self, rank: int) -> None:
+        """Note that a rank's kernel has ended."""
+
+    def forget(self, run: str) -> None:
+        """Note that a run is forgotten."""
+
+    def flush(self) -> None:
+        """Forward what has gathered."""
+
+
+def load(
+    tells: Mapping[int, Tell],
+    incarnation: str,
+    ready: Callable[[], bool],
+    forward: Callable[[dict[str, Any], int], None],
+) -> CommHooks:
+    """Make the part of an agent.
+
+    Parameters
+    ----------
+    tells : mapping
+        How each of the node's ranks is told something.
+    incarnation : str
+        The agent's; another one has other comms.
+    ready : callable
+        Return whether a batch can be forwarded now.
+    forward : callable
+        Forward a batch, of a size.
+
+    Returns
+    -------
+    CommHooks
+        The part, for its agent alone.
+    """
+    made: CommHooks = importlib.import_module(_PACKAGE).CommHub(tells, incarnation, ready, forward)
+    return made

@@ -1,1 +1,0 @@
-"""Comms of ranks, on the node: widgets above all."""

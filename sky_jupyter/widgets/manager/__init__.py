@@ -1,0 +1,26 @@
+"""Bring the comms of a pool's ranks to the notebook's pages, and what pages say to the ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...display.base.frontends import in_notebook
+
+if TYPE_CHECKING:
+    from ...pool.pool import Pool
+
+
+def attach(pool: Pool) -> None:
+    """Have a live pool show its ranks' widgets, if this process has pages that can."""
+    if not in_notebook():
+        return
+    from IPython import get_ipython
+
+    from . import pages
+    from .relay import Comms
+
+    kernel = get_ipython().kernel
+    if isinstance(getattr(kernel, "control_handlers", None), dict) and hasattr(kernel, "comm_manager"):
+        comms = Comms(pool.supervisor.ask)
+        pool.supervisor.extend("comms", comms)
+        comms.listen(pages.of(kernel).mirror(pool.id, comms.send))
