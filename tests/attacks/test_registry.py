@@ -36,7 +36,7 @@ from sky_jupyter.errors import PoolError
 from sky_jupyter.magics import clean as cleaning; from sky_jupyter.magics import runs_table as runs
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.pool.end_pool import end
-from sky_jupyter.server.pools import Listing
+from sky_jupyter.server.pool_list import Listing
 print("swept", sweep(Registry()))
 print(*runs.news(), sep="\\n")
 for pool in Listing(Registry(), None)._read({}):

@@ -199,7 +199,7 @@ def test_processes_keep_their_identity_when_the_machines_clock_is_set(
     moved = [f"btime {int(line.split()[1]) + DAY}\n" if line.startswith("btime ") else line for line in facts]
     (tmp_path / "stat").write_text("".join(moved))
     script = (
-        "import psutil, sys\nfrom sky_jupyter.machines.local import LocalProcess\n"
+        "import psutil, sys\nfrom sky_jupyter.machines.local_machine import LocalProcess\n"
         "from sky_jupyter.pool.registry.registry import Registry, sweep\n"
         "pid, started, born = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])\n"
         "assert psutil.Process(pid).create_time() - born > 80_000\n"

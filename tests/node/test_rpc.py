@@ -89,7 +89,7 @@ def test_calls_are_asked_with_arguments_that_they_take() -> None:
             for name in filter(None, map(table_name, node.args)):
                 call, given = getattr(rpc, name), {one.arg for one in node.keywords}
                 if call.part == "streams":
-                    given.add("run")  # `pool.execution.streams` adds it
+                    given.add("run")  # `pool.execution.stream_client` adds it
                 call.check(str(one) for one in given)
                 looked += 1
     assert looked > 40, "the calls are written in another way now"

@@ -97,7 +97,7 @@ def rebuilt(archive: io.BytesIO, given: dict[int, Any], customs: dict[str, Any],
     Parameters
     ----------
     archive : file
-        As `archived` of ``sky_jupyter.capture.keras_models`` returns it.
+        As `archived` of ``sky_jupyter.capture.keras_layers`` returns it.
     given : dict
         Existing parts, by their numbers in the configuration.
     customs : dict
