@@ -302,7 +302,8 @@ def test_who_takes_a_pool_up_has_its_widgets_and_who_had_it_has_not(
             assert later.run("%sky attach kept --take-over").status == "ok"
             second.wait(lambda: slider in second.opened, "the widget does not come to who takes the pool up")
             front.wait(lambda: slider not in front.opened, "the widget stays where the pool was taken from")
-            second.say(slider, {"method": "update", "state": {"value": 8}, "buffer_paths": []})
+            said = second.say(slider, {"method": "update", "state": {"value": 8}, "buffer_paths": []})
+            second.wait(lambda: said in second.echoes, "the page does not hear that what it set has come")
             later.run("%%sky\nslider.value")
             assert later.value("_sky.values") == [8]
             later.run("%sky down")
