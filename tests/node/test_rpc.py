@@ -64,7 +64,7 @@ def test_each_call_has_a_handler_that_takes_its_arguments(call: rpc.AgentCall, a
 
 
 def test_no_handler_answers_what_is_not_in_the_table(agent: Agent) -> None:
-    parts = [agent, *(one for one in vars(agent).values() if type(one).__module__.startswith("sky_jupyter.node"))]
+    parts = [agent, *(one for one in vars(agent).values() if type(one).__module__.startswith("sky_jupyter."))]
     found = {name for one in [*parts, SharedStateExtension] for name in dir(one) if name.startswith("sky_")}
     assert found == {call.op for call in EVERY_CALL}
 
