@@ -351,8 +351,10 @@ def test_a_rank_that_has_not_entered_a_collective_is_told(together: tuple[str, P
         text = told(notices)
         rest = "rank 0 waits" if pool.spec.world_size == 2 else "ranks 0, 2-3 wait"
         name = "process_allgather" if together[0] == "jax" else "all_gather"
-        assert text.startswith(f"{rest} in {name} (Cell In[5], line 3); rank 1 sleeps in load_batch (line 2)")
+        assert text.startswith(f"{rest} in {name} (Cell In[5], line 3); rank 1 ")
         assert "the button Where shows the stacks" in text
+        # On a busy machine there may have been no time to read the stack of a rank that waits in no collective.
+        assert "sleeps in load_batch (line 2)" in text or "its stack is not known" in text
         assert f"{rest} in {name}" in seen(pool, lambda text: name in text)
 
 
