@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +21,12 @@ pytest.importorskip("jupyterlab")
 ROOT = Path(__file__).resolve().parents[1]
 dev_venv = ROOT / ".venv"
 pytestmark = pytest.mark.skipif(Path(sys.prefix) != dev_venv, reason="needs the environment that dev.py makes")
+
+
+def is_open(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 10):
+        return True
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +45,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.05)
             found = [path for path in (folder / "runtime").glob("jpserver-*.json") if path.stat().st_size]
+        # Its file may be there before it listens.
+        port = json.loads(found[0].read_text())["port"]
+        while not is_open(port):
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
         yield {**json.loads(found[0].read_text()), "log": folder / "log"}
     finally:
         for path in (folder / "runtime").glob("jpserver-*.json"):

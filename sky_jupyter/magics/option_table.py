@@ -271,8 +271,7 @@ POOL = (
         "S",
         seconds,
         "a length of time such as 90s, 30m or 12h",
-        "the pool ends after this long, whatever it does and whoever is there "
-        f"({DEFAULT_PROVISIONED_TTL / 3600:g}h where its machines are made for it, else never)",
+        f"the pool ends after so long, whatever it does ({DEFAULT_PROVISIONED_TTL / 3600:g}h where machines are made)",
     ),
     Option(
         "--exit-timeout",

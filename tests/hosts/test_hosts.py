@@ -375,8 +375,10 @@ def left(folder: Path, network: str, pids: set[int]) -> list[str]:
 
 
 def family(pid: int) -> set[int]:
-    """A process and all below it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    """A process and all below it, as far as they are still there."""
+    children: list[str] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return {pid}.union(*(family(int(child)) for child in children))
 
 
