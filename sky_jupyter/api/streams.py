@@ -88,9 +88,16 @@ class Stream(Iterator[T]):
     The generator is a few items ahead at most. It is closed, and its rank free, when this is read to its
     end, closed or dropped. What it raises is raised in its place.
 
+    Parameters
+    ----------
+    batch : Batch
+        The call, as it was sent.
+    sources : list of iterator
+        The arguments that are read here, item by item.
+
     Attributes
     ----------
-    result
+    result : Any
         What the generator returned, when it is at its end; ``yield from`` gives it too.
     """
 

@@ -234,6 +234,16 @@ class SkyMagics(Magics):
     def may_lose(self, pool: Pool) -> bool:
         """Tell whether names that only the ranks have may be lost; ask if there are any.
 
+        Parameters
+        ----------
+        pool : Pool
+            The pool that is to be restarted, resized or ended.
+
+        Returns
+        -------
+        bool
+            Whether the verb may go on.
+
         Raises
         ------
         PoolError

@@ -28,6 +28,11 @@ T = TypeVar("T")
 def here() -> str:
     """Clean this machine; return what was done, in a line.
 
+    Returns
+    -------
+    str
+        What was removed and ended.
+
     Raises
     ------
     PoolError
@@ -50,7 +55,10 @@ def here() -> str:
 def machines() -> list[str]:
     """End machines of pools that nobody will end any more.
 
-    Return what was done, a line each.
+    Returns
+    -------
+    list of str
+        What was done, a line each.
 
     Raises
     ------
@@ -74,6 +82,16 @@ def hosts(provider: SSH) -> list[str]:
 
     Of our own pools, those that have ended and those that nobody manages are ended there. A pool that is kept
     or has a run on is not: somebody may come back for it.
+
+    Parameters
+    ----------
+    provider : SSH
+        The hosts.
+
+    Returns
+    -------
+    list of str
+        What was done, a line each.
 
     Raises
     ------

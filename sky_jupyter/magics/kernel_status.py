@@ -32,8 +32,8 @@ class Status:
 
     Parameters
     ----------
-    kernel
-        The ipykernel that this process is.
+    kernel : Any
+        The ipykernel of this process.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -58,8 +58,8 @@ class Pulse:
 
     Parameters
     ----------
-    shell
-        The notebook's.
+    shell : Any
+        The notebook's IPython shell.
     """
 
     def __init__(self, shell: Any) -> None:

@@ -21,6 +21,11 @@ def table(facts: Sequence[NameFacts], modules: Collection[str] = ()) -> str:
         As `Ledger.facts` gives them.
     modules : collection of str
         Those of the nodes' own that are modules.
+
+    Returns
+    -------
+    str
+        The table.
     """
     if not facts:
         return "the nodes have no name of yours yet; a cell's names are sent when it reads them"

@@ -105,6 +105,16 @@ class Given:
     def spec(self, live: PoolSpec | None = None) -> PoolSpec:
         """Return the spec asked for; the rest is as in ``live``, or the default.
 
+        Parameters
+        ----------
+        live : PoolSpec, optional
+            The pool that there is.
+
+        Returns
+        -------
+        PoolSpec
+            What the pool is to be.
+
         Raises
         ------
         SpecError
@@ -169,6 +179,11 @@ def parse(line: str, *, cell: bool) -> Given:
         What stands behind ``%sky`` or ``%%sky``.
     cell : bool
         Whether it is the cell magic, which has no verb.
+
+    Returns
+    -------
+    Given
+        What the line asks for.
 
     Raises
     ------

@@ -22,10 +22,17 @@ def other(spec: PoolSpec, given: Given, differences: Sequence[str], *, attached:
     ----------
     spec : PoolSpec
         The pool as it is.
+    given : Given
+        The line's options.
     differences : sequence of str
         What the options ask for and the pool has not, as `PoolSpec.differences` tells it.
     attached : bool
         Whether this notebook manages it; else it is a kept one that nobody manages.
+
+    Returns
+    -------
+    str
+        The message, with a line for each way out.
     """
     name, wanted = spec.name, given.spec(spec)
     options = changes(spec, wanted)

@@ -37,6 +37,16 @@ def _registry() -> Iterator[Registry]:
 def find(given: Given) -> tuple[Pool, str]:
     """Return the pool and run id that a verb means; the newest by default.
 
+    Parameters
+    ----------
+    given : Given
+        The verb's options.
+
+    Returns
+    -------
+    tuple of Pool and str
+        The pool and the run's id.
+
     Raises
     ------
     PoolError
@@ -159,6 +169,11 @@ def end_left(name: str | None, gone: Gone | None = None) -> str:
         A pool's name or id; unless given, all that nobody can take up.
     gone : Gone, optional
         The pool in whose place nothing ran here, and which is forgotten now.
+
+    Returns
+    -------
+    str
+        What was done, a line each.
 
     Raises
     ------

@@ -92,7 +92,19 @@ def short(error: BaseException) -> None:
 def to_python(shell: Any, code: str, count: int) -> str:
     """Transform a cell as IPython does; refuse one that is no Python, as the notebook would.
 
-    `count` is the cell's number.
+    Parameters
+    ----------
+    shell : Any
+        The notebook's IPython shell.
+    code : str
+        The cell's source.
+    count : int
+        The cell's number, for the traceback.
+
+    Returns
+    -------
+    str
+        The cell in plain Python.
 
     Raises
     ------

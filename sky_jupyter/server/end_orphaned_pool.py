@@ -32,6 +32,16 @@ class Ends:
     async def end(self, row: PoolRow) -> str:
         """End a pool; return the outcome in words.
 
+        Parameters
+        ----------
+        row : PoolRow
+            The pool's row in the registry.
+
+        Returns
+        -------
+        str
+            What was ended.
+
         Raises
         ------
         PoolError
@@ -47,6 +57,16 @@ class Ends:
 
 async def end(row: PoolRow) -> str:
     """End a pool by the program; return the outcome in words.
+
+    Parameters
+    ----------
+    row : PoolRow
+        The pool's row in the registry.
+
+    Returns
+    -------
+    str
+        What was ended.
 
     Raises
     ------

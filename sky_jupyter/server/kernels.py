@@ -32,8 +32,10 @@ class Kernels:
 
     Parameters
     ----------
-    kernel_manager, session_manager
-        The server's.
+    kernel_manager : Any
+        The server's manager of kernels.
+    session_manager : Any
+        The server's manager of sessions: which notebook has which kernel.
     """
 
     def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
@@ -55,6 +57,20 @@ class Kernels:
 
     async def ask(self, id: str, content: dict[str, Any], patience: float = PATIENCE) -> dict[str, Any]:
         """Ask a kernel about its pools on its control channel, while a cell may run.
+
+        Parameters
+        ----------
+        id : str
+            The kernel's id.
+        content : dict
+            The request.
+        patience : float
+            Seconds to wait for the answer.
+
+        Returns
+        -------
+        dict
+            The answer's content.
 
         Raises
         ------

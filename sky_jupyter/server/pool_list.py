@@ -32,6 +32,11 @@ class Listing:
     async def pools(self) -> list[dict[str, Any]]:
         """Return all pools that have not ended, the oldest first.
 
+        Returns
+        -------
+        list of dict
+            Each pool as JSON.
+
         Raises
         ------
         PoolError

@@ -36,8 +36,15 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
 
     Parameters
     ----------
+    spec : PoolSpec
+        What the pool is to be.
     given_up : threading.Event, optional
         When set, the start ends, and nothing of it is left.
+
+    Returns
+    -------
+    Pool
+        The pool, ready.
 
     Raises
     ------
@@ -157,6 +164,11 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     given_up : threading.Event, optional
         When set, this ends, and the pool stays as it was.
 
+    Returns
+    -------
+    Pool
+        The pool, which this process manages now.
+
     Raises
     ------
     PoolError
@@ -249,6 +261,16 @@ def describe(spec: PoolSpec) -> str:
 
 def live_pool(pool: Holder | Pool) -> Pool:
     """Return the live pool of a `Compute`, or the pool itself.
+
+    Parameters
+    ----------
+    pool : Compute or Pool
+        What an operator was given.
+
+    Returns
+    -------
+    Pool
+        The live pool.
 
     Raises
     ------
