@@ -77,8 +77,8 @@ class Compute(Runner, SharedNames):
     memory_gb : float, optional
         Memory that a node must have at least.
     ttl : float or str, optional
-        After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``; 0 is never.
-        A pool whose machines are made for it ends after a day, unless a time is given here.
+        After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``. With 0 or
+        None, a pool whose machines are made for it ends after a day, and any other does not end by time.
     name : str, optional
         What the pool is called; ``%%sky --name`` finds it by this name. Without one each block has a pool of its own.
     keep : bool
@@ -508,7 +508,7 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
             "provider": way.provider,
             "nodes": way.provider.default_nodes() if count is None else count,
             "accelerator": Accelerator.parse(kind) if isinstance(kind, str) else kind,
-            # Skyward's word for never.
+            # Skyward's word for no limit; machines that are made for a pool have one always.
             "ttl": _seconds(found["ttl"]) or None,
         },
     )

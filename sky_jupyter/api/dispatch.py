@@ -14,6 +14,7 @@ from ..pool.pool import Pool
 from ..pool.runs.broadcast_error import BroadcastError
 from ..pool.runs.result import CellResult, Outcome
 from ..pool.runs.run import Run
+from ..util.validate import brief
 from . import streaming_functions, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
 from .futures import Future, settle, settler
@@ -50,6 +51,7 @@ class Runner:
         object
             The function's result; an iterator of its items if it is a generator function.
         """
+        _check_call(call, "run")
         live = self.live_pool
         if streaming_functions.streams(call):
             return streams.begin(live, call)
@@ -69,6 +71,7 @@ class Runner:
         Future
             A future of the result.
         """
+        _check_call(call, "run_async")
         future: Future[Any] = _submit(self.live_pool, [call], repr(call.function), lambda values: values[0])
         return future
 
@@ -85,6 +88,7 @@ class Runner:
         list
             One result per rank.
         """
+        _check_call(call, "broadcast")
         live = self.live_pool
         if call.rank is not None:
             raise SpecError(
@@ -124,6 +128,7 @@ class Runner:
         tuple or Iterator
             One result per call.
         """
+        _check_group(group, "run_parallel")
         live, calls = self.live_pool, group.calls
         title = f"{len(calls)} calls >> {live.spec.name}"
         if group.streamed:
@@ -143,7 +148,21 @@ class Runner:
         Future
             A future of the tuple of results.
         """
+        _check_group(group, "run_parallel_async")
         return _submit(self.live_pool, group.calls, f"{len(group.calls)} calls", tuple)
+
+
+def _check_call(call: object, method: str) -> None:
+    """Raise SpecError unless a method was given a single call."""
+    if not hasattr(call, "function"):
+        hint = "; several go to run_parallel" if hasattr(call, "calls") else ""
+        raise SpecError(f"{method} takes one call, such as f(x), not {brief(call)}{hint}")
+
+
+def _check_group(group: object, method: str) -> None:
+    """Raise SpecError unless a method was given several calls."""
+    if not hasattr(group, "calls"):
+        raise SpecError(f"{method} takes several calls, such as f(x) & g(y), not {brief(group)}")
 
 
 def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellResult]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,6 +201,17 @@ def test_what_is_no_pool_and_no_call_is_refused(compute: sky.Compute) -> None:
         sky.gather(3)  # type: ignore[call-overload]
     with pytest.raises(sky.SpecError, match="one rank each"):
         (double(1) & double(2)) @ compute
+    group: Any = double(1) & double(2)
+    uncalled: Any = double
+    for method in (compute.run, compute.run_async, compute.broadcast):
+        with pytest.raises(sky.SpecError, match=r"takes one call, such as .*; several go to run_parallel$"):
+            method(group)
+        with pytest.raises(sky.SpecError, match=r"takes one call, such as .*, not <sky\.function double>$"):
+            method(uncalled)
+    alone: Any = double(1)
+    for several in (compute.run_parallel, compute.run_parallel_async):
+        with pytest.raises(sky.SpecError, match="takes several calls"):
+            several(alone)
 
 
 def test_arguments_and_results_of_megabytes_go_and_come(compute: sky.Compute) -> None:

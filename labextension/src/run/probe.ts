@@ -20,7 +20,7 @@ interface Mortal {
 const features = new WeakMap<Kernel, unknown[]>();
 const asked = new WeakMap<Kernel, Promise<unknown[]>>();
 
-/** Whether a kernel knows a request, as display/channel.py has it say; thrown where it says nothing. */
+/** Whether a kernel knows a request, as util/control_requests.py has it say; thrown where it says nothing. */
 export async function knows(kernel: Kernel, type: string, patience: number): Promise<boolean> {
   if (features.get(kernel)?.includes(type)) {
     return true;

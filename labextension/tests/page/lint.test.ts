@@ -4,7 +4,7 @@ import { describe, expect, it } from "vitest";
 
 const eslint = new ESLint();
 
-async function refused(code: string, filePath = "src/run/foot.ts"): Promise<boolean> {
+async function refused(code: string, filePath = "src/run/footer.ts"): Promise<boolean> {
   const [found] = await eslint.lintText(code, { filePath });
   expect(found.fatalErrorCount).toBe(0);
   return found.errorCount > 0;
