@@ -91,6 +91,12 @@ def specs(*providers: Market, **options: Any) -> list[PoolSpec]:
     return [PoolSpec(provider, name="chosen", options=sky.Options(**options)) for provider in providers]
 
 
+def test_no_time_ends_a_pool_but_of_machines_that_are_made_for_it() -> None:
+    for ttl in (None, 0):
+        lives = [sky.Compute(provider=one, ttl=ttl).spec.lifetime for one in (Local(), sky.SSH("gpu1"), Market())]
+        assert lives == [None, None, 24 * 3600]
+
+
 # -- several ways to have a pool -------------------------------------------------------------------
 
 
