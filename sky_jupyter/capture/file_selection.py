@@ -58,7 +58,8 @@ class Rule:
 
     def names(self, path: str) -> bool:
         """Return True if the line matches a path."""
-        found = self.pattern.search(path[len(self.base) :])
+        # pathspec's patterns stop at a line break in a name; git's do not.
+        found = self.pattern.search(path[len(self.base) :].replace("\n", "\0"))
         return found is not None and found.lastgroup is None
 
 

@@ -64,6 +64,14 @@ def test_gitignore_is_read_as_git_reads_it(repository: Path, lines: list[str], d
     )
 
 
+def test_names_with_line_breaks_are_read_as_git_reads_them(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    fill(tmp_path, "a", "a\n", "b\nc/a", "b\nc/d.log", "b\nc/e", "f\ng")
+    (tmp_path / ".gitignore").write_text("a\n*.log\nf*g\n")
+    assert names(tmp_path) == sorted(git(tmp_path, "ls-files", "-z", "--others", "--exclude-standard"))
+    assert names(tmp_path) == [".gitignore", "a\n", "b\nc/e"]
+
+
 def test_what_belongs_to_this_machine_stays_here(tmp_path: Path) -> None:
     fill(tmp_path, "keep.py", ".hidden/keep", "env/pyvenv.cfg", "env/lib/x.py", "x.pyc", "deep/__pycache__/x.py")
     for name in (".git", ".venv", "node_modules", ".ipynb_checkpoints", ".mypy_cache"):
