@@ -273,12 +273,15 @@ class ShellMachine(ABC):
         parts: list[bytes] = []
 
         def end() -> None:
-            # Before its pipes are closed: who writes into closed ones may end without what it has started.
-            give_up(_after_mark(parts, mark)[0])
+            # Before its pipes are closed: who writes into closed ones may end without what it has started. In a thread,
+            # as a machine that cannot be reached may open no other shell for long.
+            named = _after_mark(parts, mark)[0]
+            ender = threading.Thread(target=give_up, args=(named,), name="sky-shell-end", daemon=True)
+            ender.start()
+            ender.join(_END_PATIENCE)
             pipes.close()
 
-        named = scripts.naming_itself(script, mark)
-        with self.script(named, stdin) as pipes, _timed(end, timeout, over) as failed:
+        with self.script(scripts.naming_itself(script, mark), stdin) as pipes, _timed(end, timeout, over) as failed:
             try:
                 while data := pipes.recv(_READ):
                     parts.append(data)
