@@ -327,6 +327,29 @@ def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetO
         }
 
 
+def test_a_folder_of_a_broken_download_has_its_mode(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sky_jupyter.machines.ssh import file_transfer
+    from sky_jupyter.node.files.receiver import Receiver
+
+    inner = tmp_path / "source" / "inner"
+    inner.mkdir(parents=True)
+    inner.chmod(0o755)
+    (inner / "link").symlink_to("file")
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "not here", "link")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Receiver, "link", refuse)
+        with pytest.raises(PermissionError):
+            file_transfer.download(machine, tmp_path / "source", tmp_path / "target")
+    file_transfer.download(machine, tmp_path / "source", tmp_path / "target")
+    assert os.readlink(tmp_path / "target" / "inner" / "link") == "file"
+    assert stat.S_IMODE((tmp_path / "target" / "inner").stat().st_mode) == 0o755
+
+
 @pytest.mark.parametrize("name", ["../evil", "/tmp/sky-evil-file", "link/evil", "a/../../evil"])
 def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path, name: str) -> None:
     need_ssh()

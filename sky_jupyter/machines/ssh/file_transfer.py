@@ -394,8 +394,9 @@ def _download_folder(machine: TransferMachine, source: str, target: Path, progre
             )
     count = _Count(total(entries), progress)
     with _receiving(target, folder=True) as to:
-        wanted = [entry for entry in entries if entry.kind == LINK]
-        wanted += [entry for entry in entries if entry.kind == FOLDER and not _has_folder(to, entry.name)]
+        # Folders first: what is put into one that is not there would make it without its mode.
+        wanted = [entry for entry in entries if entry.kind == FOLDER and not _has_folder(to, entry.name)]
+        wanted += [entry for entry in entries if entry.kind == LINK]
         large = []
         for entry in entries:
             if entry.kind != FILE:
