@@ -33,7 +33,7 @@ class Watchdog:
     Parameters
     ----------
     beside : callable
-        Returns the processes that this one can watch: pid -> name as in `node.stopped`.
+        Returns the processes that this one can watch: pid -> name as in `node.system.stopped_processes`.
     tell : callable
         Called with every change.
     """
@@ -116,7 +116,7 @@ class Watchdog:
             self.over(key)
 
     def on_standstill(self, change: Any, place: str = "") -> None:
-        """Handle a report of `node.stopped` about a process."""
+        """Handle a report of `node.system.stopped_processes` about a process."""
         if not isinstance(change, Mapping):
             return
         who, pid, state = change.get("who"), change.get("pid"), change.get("state")

@@ -62,7 +62,7 @@ class Seen:
     Attributes
     ----------
     samples : deque of (float, tuple of float)
-        The time and the values of each sample; see `node.metrics`.
+        The time and the values of each sample; see `node.system.metrics`.
     """
 
     incarnation: str = ""

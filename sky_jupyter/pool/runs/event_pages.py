@@ -39,7 +39,8 @@ class Page:
     over : bool
         Whether the run has ended there.
     events : tuple of dict
-        Events as in `node.messages`, each with its number ``seq``; a gap replaces events that are not kept.
+        Events as in `node.protocol.journal_events`, each with its number ``seq``; a gap replaces events that are not
+        kept.
     """
 
     node: int

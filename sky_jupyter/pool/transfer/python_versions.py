@@ -2,7 +2,7 @@
 
 Cells and project modules are sent as source, which any version runs. Functions and classes of the notebook are sent as
 code objects, which only run on the same minor version: they are refused beforehand. For returned values, see
-`node.foreign`.
+`node.serialization.code_portability`.
 """
 
 from __future__ import annotations
