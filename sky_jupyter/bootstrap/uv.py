@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import uv
-
 from ..errors import BootstrapError
 from ..util.redaction import without_secrets
 from . import uv_messages
@@ -65,6 +63,9 @@ def run_uv(
     BootstrapError
         When uv fails, is stopped or is not there; with its last lines.
     """
+    # Nodes have no such package, and may import the API.
+    import uv
+
     command = without_secrets(shlex.join(["uv", *arguments]))
     try:
         program = uv.find_uv_bin()

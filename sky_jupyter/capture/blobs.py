@@ -22,8 +22,6 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import IO, Any
 
-import xxhash
-
 from ..node.files.blob_cache import LEAST, STAMP
 from ..node.serialization.arrays import frame_of, root_of, view_of
 from ..node.serialization.global_names import code_reads
@@ -369,6 +367,9 @@ def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:
 
 
 def _hash(buffer: memoryview, tell: Tell) -> bytes:
+    # Nodes have no such package, and may import the API.
+    import xxhash
+
     if len(buffer) <= _PIECE:
         return xxhash.xxh3_128_digest(buffer)
     hashed = xxhash.xxh3_128()

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
 from ..errors import CaptureError
 
 LIMIT = 100 * 1000 * 1000
@@ -73,6 +71,9 @@ def read_rules(folder: Path) -> list[Rule]:
 
 
 def _rules(base: str, lines: Iterable[str]) -> list[Rule]:
+    # Nodes have no such package, and may import the API.
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
     rules = []
     for line in lines:
         text = re.sub(r"(?<!\\)\s+\Z", "", line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from multiprocessing import get_context
@@ -18,6 +20,8 @@ from typing import Any
 import packaging
 import pytest
 import uv
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sky_jupyter.bootstrap import local_environment
 from sky_jupyter.bootstrap.local_environment import ensure
@@ -310,3 +314,39 @@ def test_what_chooses_builds_reaches_uv(tmp_path: Path) -> None:
         ensure(image, cache=tmp_path)
     with pytest.raises(BootstrapError, match="invalid value 'cu999'"):
         resolve(image.pip, Aim("3.12", "x86_64-manylinux_2_28"), image=image)
+
+
+def needed(names: Iterable[str]) -> set[str]:
+    """Distributions, and all that they require here."""
+    found: set[str] = set()
+    todo = [Requirement(name) for name in names]
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            todo += map(Requirement, metadata.requires(name) or ())
+            found.add(name)
+    return found
+
+
+def test_what_the_notebook_imports_of_sky_jupyter_can_be_imported_on_nodes() -> None:
+    # A module of the user's project, which goes along, may have `@sky.function` at its top.
+    own = needed(metadata.requires("sky_jupyter") or ())
+    there = needed([*local_environment.NODE_NEEDS, "cloudpickle", "dask", "distributed"])
+    absent = {name.replace("-", "_") for name in own - there}
+    assert {"uv", "xxhash"} <= absent
+    code = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import sky_jupyter as sky
+for name in sky.__all__:
+    getattr(sky, name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
