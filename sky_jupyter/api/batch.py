@@ -19,7 +19,7 @@ from ..display import views as display
 from ..pool.base.event_loop import counting_interrupts
 from ..pool.execution.tasks import CallRun, Parcel, TaskRequest
 from ..pool.pool import Pool
-from ..session import shared_view
+from ..session import cells, shared_view
 from .streaming_functions import refuse
 
 if TYPE_CHECKING:
@@ -400,11 +400,7 @@ def note_restarts(live: Pool) -> None:
     """Forget what was sent to kernels that have been replaced."""
     with live.calls.lock:
         live.calls.note_writes(main())
-        fresh = live.take_restarted()
-        if len(fresh) == live.spec.world_size:
-            live.ledger.forget_nodes(main())
-        elif fresh:
-            live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
+        cells.forget_sent(live, live.take_restarted(), main())
 
 
 def main() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ..pool.pool import Pool
 from ..pool.runs.broadcast_error import BroadcastError
 from ..pool.runs.result import CellResult, Outcome
 from ..pool.runs.run import Run
+from ..session import cells
 from ..util.validate import brief
 from . import streaming_functions, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
@@ -105,8 +106,7 @@ class Runner:
                 break
             left -= 1
             # The next is to find what this one broke mended, and is sent what new kernels lack.
-            with display.LateView("new kernels", failed="not there", pool=live.spec.name) as late:
-                live.settle(late.on_event, late.refresh)
+            cells.settle(live)
         if run.failed:
             raise BroadcastError(result, list(run.outcomes.values()))
         return list(result)

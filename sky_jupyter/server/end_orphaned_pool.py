@@ -30,23 +30,7 @@ class Ends:
         return pool in self._tasks
 
     async def end(self, row: PoolRow) -> str:
-        """End a pool; return the outcome in words.
-
-        Parameters
-        ----------
-        row : PoolRow
-            The pool's row in the registry.
-
-        Returns
-        -------
-        str
-            What was ended.
-
-        Raises
-        ------
-        PoolError
-            When somebody manages it by now, or it cannot be reached.
-        """
+        """End a pool, or wait for the end that is under way; see `end`."""
         task = self._tasks.get(row.id)
         if task is None:
             task = self._tasks[row.id] = asyncio.create_task(end(row))

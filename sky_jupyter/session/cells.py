@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -259,13 +259,20 @@ def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
     own = only_there(pool)
     back = listing("back to what the notebook has", own & namespace.keys())
     lost = own - namespace.keys()
+    forget_sent(pool, fresh, namespace)
     if len(fresh) == pool.spec.world_size:
-        pool.ledger.forget_nodes(namespace)
         return "all kernels are new", _both(listing("lost, as only the nodes had them", lost), back)
-    pool.ledger = pool.ledger.unsent(fresh, pool.spec.world_size)
     ranks = rank_label(sorted(fresh))
     missing = listing(f"missing on {ranks}, while the others have them", lost)
     return f"new kernels: {ranks}", _both(missing, back and f"{back}, on {ranks}")
+
+
+def forget_sent(pool: Pool, fresh: Collection[int], namespace: dict[str, Any]) -> None:
+    """Have the ledger forget what was sent to kernels that have been replaced."""
+    if len(fresh) == pool.spec.world_size:
+        pool.ledger.forget_nodes(namespace)
+    elif fresh:
+        pool.ledger = pool.ledger.unsent(fresh, pool.spec.world_size)
 
 
 def only_there(pool: Pool) -> set[str]:

@@ -108,7 +108,7 @@ class Supervisor:
         self.news: list[str] = []
         # The last repair, for which the next cell waits; and all repairs.
         self._repair: asyncio.Future[None] | None = None
-        self._repairs: set[asyncio.Task[None]] = set()
+        self._repairs = BackgroundTasks()
         # Whether the pool is broken, and gets no more repairs.
         self._is_broken = False
         # Whether frameworks that user code has ended are about to be reinitialized.
@@ -187,7 +187,7 @@ class Supervisor:
         """Cancel the tasks of the pool, and forget its lost nodes."""
         for extension in self.extensions.values():
             extension.close()
-        for task in list(self._tasks):
+        for task in [*self._tasks, *self._repairs]:
             task.cancel()
         self._repair = None
         self._rejoining = self._is_broken = False
@@ -519,9 +519,7 @@ class Supervisor:
                 if self._repair is task:
                     self._repair = None
 
-        task = self._repair = self.keep_task(mend())
-        self._repairs.add(task)
-        task.add_done_callback(self._repairs.discard)
+        task = self._repair = self._repairs.start(mend())
         # For a task that was cancelled before it began.
         task.add_done_callback(lambda _: work.close())
 
