@@ -23,9 +23,9 @@ from ..session.pools import end_pool, get_files, kept_pool, live_pool, pull_valu
 from ..spec.options import Options, Worker
 from ..spec.pool_spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
 from .calls import PendingCall
+from .compute_shared_objects import SharedNames
 from .dispatch import Runner, run_all
 from .functions import function_of
-from .names import SharedNames
 from .spec_choice import Spec, first_of
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from ...errors import PoolError, plain
 from ...util.background_tasks import BackgroundTasks
 from ..dask.user_cluster import UserDaskProcesses
 from ..files.blob_cache import places
-from ..files.service import FileService
+from ..files.file_calls import FileService
 from ..journal.journal import Journal
 from ..journal.run_record import RunRecord
 from ..journal.spare_files import FileRecycler
