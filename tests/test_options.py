@@ -69,6 +69,7 @@ def test_a_workers_slots_are_the_ranks_of_a_node() -> None:
         ({"allocation": "spott"}, "allocation must be one of spot, on-demand.*did you mean 'spot'"),
         ({"max_hourly_cost": 0}, "max_hourly_cost must be a number above 0"),
         ({"memory_gb": "16"}, "memory_gb must be a number above 0"),
+        ({"disk_gb": -1}, "disk_gb must be a number above 0"),
         ({"ttl": -1}, "ttl must be a number of seconds above 0"),
         ({"ttl": float("nan")}, "ttl must be"),
     ],
@@ -81,8 +82,10 @@ def test_what_machines_cannot_be_is_refused(fields: dict[str, Any], told: str) -
 
 
 def test_what_has_no_meaning_for_machines_that_are_there_is_known() -> None:
-    spec = sky.Compute(region="eu-west-1", allocation="spot", max_hourly_cost=2, vcpus=4, memory_gb=16, ttl="2h").spec
-    assert spec.ignored == ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
+    spec = sky.Compute(
+        region="eu-west-1", allocation="spot", max_hourly_cost=2, vcpus=4, memory_gb=16, disk_gb=200, ttl="2h"
+    ).spec
+    assert spec.ignored == ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
     assert (spec.region, spec.allocation, spec.ttl) == ("eu-west-1", "spot", 7200.0)
     assert sky.Compute(allocation="spot_if_available").spec.allocation == "spot-if-available"
     assert sky.Compute(ttl=0).spec.ttl is None

@@ -66,7 +66,7 @@ class Compute(Runner, SharedNames):
     options : Options, optional
         How it is made and watched over.
     region : str, optional
-        Where machines are made. This and the next four have no meaning for machines that are there already,
+        Where machines are made. This and the next five have no meaning for machines that are there already,
         as local nodes and SSH hosts are: a line says so, and the program runs.
     allocation : str, optional
         ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``.
@@ -76,6 +76,8 @@ class Compute(Runner, SharedNames):
         Processors that a node must have at least.
     memory_gb : float, optional
         Memory that a node must have at least.
+    disk_gb : float, optional
+        Disk that a node must have at least, in GB.
     ttl : float or str, optional
         After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``. With 0 or
         None, a pool whose machines are made for it ends after a day, and any other does not end by time.
@@ -127,6 +129,7 @@ class Compute(Runner, SharedNames):
         max_hourly_cost: float | None = None,
         vcpus: float | None = None,
         memory_gb: float | None = None,
+        disk_gb: float | None = None,
         ttl: float | str | None = None,
         name: str | None = None,
         keep: bool = False,
@@ -159,6 +162,7 @@ class Compute(Runner, SharedNames):
             "max_hourly_cost": max_hourly_cost,
             "vcpus": vcpus,
             "memory_gb": memory_gb,
+            "disk_gb": disk_gb,
         }
         if provider is not None and specs:
             raise SpecError("the specs name their providers: leave provider out, or give it alone")

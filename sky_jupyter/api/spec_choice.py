@@ -21,8 +21,6 @@ class Spec:
 
     `Compute` takes several and makes the first that can be had. What a spec leaves out is as `Compute` has it.
 
-    What it leaves out is as `Compute` has it.
-
     Parameters
     ----------
     provider : Provider
@@ -32,7 +30,7 @@ class Spec:
     nodes : int, optional
         How many.
     region : str, optional
-        Where machines are made; see `Compute` for this and the next four.
+        Where machines are made; see `Compute` for this and the next five.
     allocation : str, optional
         Which market they come from.
     max_hourly_cost : float, optional
@@ -41,6 +39,8 @@ class Spec:
         Processors that a node must have at least.
     memory_gb : float, optional
         Memory that a node must have at least.
+    disk_gb : float, optional
+        Disk that a node must have at least.
     ttl : float or str, optional
         After how long the pool ends, whatever it does.
     """
@@ -53,6 +53,7 @@ class Spec:
     max_hourly_cost: float | None = field(default=None, kw_only=True)
     vcpus: float | None = field(default=None, kw_only=True)
     memory_gb: float | None = field(default=None, kw_only=True)
+    disk_gb: float | None = field(default=None, kw_only=True)
     ttl: float | str | None = field(default=None, kw_only=True)
 
 

@@ -38,7 +38,7 @@ MAX_TTL = 10 * 366 * 86_400.0
 DEFAULT_PROVISIONED_TTL = 24 * 3600.0
 ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
 # What says which machine a provider is to make; of no meaning where machines are there already.
-WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
+WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
 MIN_JOURNAL, MAX_JOURNAL = 10**6, 10**12
 DEFAULT_JOURNAL = 256 * 10**6
 DEFAULT_OPTIONS = Options()
@@ -128,7 +128,7 @@ class PoolSpec:
         ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``; the provider's default if None.
     max_hourly_cost : float, optional
         Maximum price of a node, in dollars per hour.
-    vcpus, memory_gb : float, optional
+    vcpus, memory_gb, disk_gb : float, optional
         Minimum of each node.
     ttl : float, optional
         Seconds after which the pool ends, even while it runs a cell. By default, 24 hours if the provider creates the
@@ -154,6 +154,7 @@ class PoolSpec:
     max_hourly_cost: float | None = None
     vcpus: float | None = None
     memory_gb: float | None = None
+    disk_gb: float | None = None
     ttl: float | None = None
     blob_limit: int | None = None
 
@@ -214,7 +215,7 @@ class PoolSpec:
         if self.allocation is not None and self.allocation not in ALLOCATIONS:
             near = nearest(self.allocation, ALLOCATIONS) if isinstance(self.allocation, str) else ""
             raise SpecError(f"allocation must be one of {', '.join(ALLOCATIONS)}, not {self.allocation!r}{near}")
-        for name in ("max_hourly_cost", "vcpus", "memory_gb"):
+        for name in ("max_hourly_cost", "vcpus", "memory_gb", "disk_gb"):
             if getattr(self, name) is not None:
                 _amount(name, getattr(self, name), 1e9, "a number above 0")
 
