@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "AWS": "providers",
     "Accelerator": "spec.accelerators",
     "BootstrapError": "errors",
     "BroadcastError": "pool.runs.broadcast_error",
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     from .pool.runs.broadcast_error import BroadcastError as BroadcastError
     from .pool.runs.result import CellError as CellError
     from .pool.runs.result import CellResult as CellResult
+    from .providers import AWS as AWS
     from .providers import SSH as SSH
     from .providers import Local as Local
     from .spec import accelerators as accelerators

@@ -39,9 +39,24 @@ class ProvisionError(SkyError):
 
 
 class NoCapacity(ProvisionError):
-    """Raised when a zone has no machines and none was made; another may have some."""
+    """Raised when a place has no machines and none was made; another may have some.
+
+    Parameters
+    ----------
+    message : str
+        What happened, for people.
+    scope : str
+        What else cannot help: ``"zone"`` if nothing, ``"market"`` for the region's machines of this market that are
+        as large, ``"region"`` for the whole region.
+    better : tuple of str
+        Zones that are said to have such machines.
+    """
 
     passing = True
+
+    def __init__(self, message: str, *, scope: str = "zone", better: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.scope, self.better = scope, better
 
 
 class OrderSpent(ProvisionError):

@@ -94,7 +94,7 @@ def test_what_the_page_names_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("AWS", r"sky.SSH\(\["), ("SkywardError", "is sky.SkyError"), ("main", "python")]
+    ("name", "hint"), [("GCP", r"sky.SSH\(\["), ("SkywardError", "is sky.SkyError"), ("main", "python")]
 )
 def test_a_name_of_skyward_that_is_not_here_is_answered_with_a_hint(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=hint):

@@ -6,7 +6,7 @@ Loaded when such a name is asked for.
 from __future__ import annotations
 
 _CLOUDS = (
-    "AWS GCP Hyperstack JarvisLabs Lambda LambdaCloud MassedCompute Novita RunPod Salad Scaleway TensorDock VastAI "
+    "GCP Hyperstack JarvisLabs Lambda LambdaCloud MassedCompute Novita RunPod Salad Scaleway TensorDock VastAI "
     "Verda Vultr"
 )
 _RENAMED = {
@@ -38,7 +38,7 @@ _OTHERS = {
 def hint(name: str) -> str:
     """Return the end of an error message: what to write instead, or nothing."""
     if name in _CLOUDS.split():
-        return ": no cloud's machines are made here; sky.SSH([...]) takes any machine that has an address"
+        return ": of clouds, only sky.AWS() makes machines; sky.SSH([...]) takes any machine that has an address"
     if name in _RENAMED:
         return f": Skyward's {name} is sky.{_RENAMED[name]} here"
     return f": {_OTHERS[name]} (docs/from-skyward.md)" if name in _OTHERS else ""

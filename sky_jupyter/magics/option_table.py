@@ -11,7 +11,7 @@ from typing import Any
 
 from ..plugins.parse import FACTORIES
 from ..pool.pool import DEFAULT_GRACE
-from ..providers import SSH, Local
+from ..providers import AWS, SSH, Local
 from ..spec import accelerators
 from ..spec.options import DEFAULT_EXIT_TIMEOUT
 from ..spec.pool_spec import (
@@ -25,7 +25,7 @@ from ..spec.pool_spec import (
 )
 from ..util.redaction import HIDDEN, without_secrets
 
-PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
+PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH, "aws": AWS}
 MAX_RANK = 1 << 20
 # What may be given more than once: all of it counts.
 SEVERAL = ("pip", "push", "shard", "no_capture", "include", "hosts", "host", "key", "add")

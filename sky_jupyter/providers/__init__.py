@@ -1,6 +1,7 @@
 """Providers of machines. A provider's SDK is imported when it is used."""
 
+from .aws import AWS
 from .local import Local
 from .ssh import SSH
 
-__all__ = ["SSH", "Local"]
+__all__ = ["AWS", "SSH", "Local"]

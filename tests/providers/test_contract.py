@@ -13,8 +13,8 @@ import sky_jupyter
 
 PACKAGE = Path(sky_jupyter.__path__[0])
 # Classes of one kind of machine, provider or host: nobody but their own modules asks for them.
-CLASSES = {"RemoteHost", "LocalMachine", "SSHMachine", "LinkMachine", "Local", "SSH"}
-KINDS = {"local", "ssh"}
+CLASSES = {"RemoteHost", "LocalMachine", "SSHMachine", "LinkMachine", "Local", "SSH", "AWS"}
+KINDS = {"local", "ssh", "aws"}
 OWN = {"machines/link/machine.py"}
 
 

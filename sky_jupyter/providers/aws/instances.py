@@ -1,0 +1,185 @@
+"""EC2 instances: found by tag or id, described, terminated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ...util.background_tasks import map_all
+from ..values import ENDED, ENDING, PENDING, RUNNING, STOPPED, MachineRecord
+from .api_errors import code_of, translated
+
+if TYPE_CHECKING:
+    from .clients import Clients
+
+POOL, OWNER, UNTIL = "sky-jupyter", "sky-jupyter-owner", "sky-jupyter-until"
+_STATES = {
+    "pending": PENDING,
+    "running": RUNNING,
+    "shutting-down": ENDING,
+    "terminated": ENDED,
+    "stopping": STOPPED,
+    "stopped": STOPPED,
+}
+_SEEN = ("pending", "running", "shutting-down", "stopping", "stopped")
+_UNKNOWN = "InvalidInstanceID.NotFound"
+# Values of one filter, at most.
+_MOST_VALUES = 200
+# Id -> region of the instances that this process has seen: EC2's calls need both.
+_regions: dict[str, str] = {}
+
+
+def tagged(pool: str | None) -> list[dict[str, Any]]:
+    """Return filters for the instances of a pool, or of any, that have not ended."""
+    tag = {"Name": "tag-key", "Values": [POOL]} if pool is None else {"Name": f"tag:{POOL}", "Values": [pool]}
+    return [tag, {"Name": "instance-state-name", "Values": list(_SEEN)}]
+
+
+def records(clients: Clients, filters: Sequence[Mapping[str, Any]], regions: Sequence[str]) -> list[MachineRecord]:
+    """Return the instances that match the filters, by region."""
+    return [
+        record_of(instance, region)
+        for region, found in zip(regions, _all(clients, filters, regions), strict=True)
+        for instance in found
+    ]
+
+
+def record_of(instance: Mapping[str, Any], region: str) -> MachineRecord:
+    """Return the record of an instance as EC2 describes it."""
+    tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+    until: float | None = None
+    with contextlib.suppress(KeyError, ValueError):
+        until = float(tags[UNTIL])
+    launched: datetime | None = instance.get("LaunchTime")
+    addresses = (instance.get("PublicIpAddress"), instance.get("PrivateIpAddress"))
+    _regions[instance["InstanceId"]] = region
+    return MachineRecord(
+        instance["InstanceId"],
+        _STATES.get(instance["State"]["Name"], instance["State"]["Name"]),
+        pool=tags.get(POOL, ""),
+        addresses=tuple(address for address in addresses if address),
+        region=region,
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        kind=instance.get("InstanceType", ""),
+        market=instance.get("InstanceLifecycle", "on-demand"),
+        launched=launched.timestamp() if launched else None,
+        until=until,
+        reason=str(instance.get("StateReason", {}).get("Message") or instance.get("StateTransitionReason") or ""),
+    )
+
+
+def remember(ids: Iterable[str], region: str) -> None:
+    """Note the region of new instances, which are not listed yet."""
+    _regions.update(dict.fromkeys(ids, region))
+
+
+def enabled_regions(clients: Clients) -> list[str]:
+    """Return the regions that the account may use."""
+    region = clients.region()
+    with translated("list the regions", region, profile=clients.profile):
+        return sorted(found["RegionName"] for found in clients.ec2(region).describe_regions()["Regions"])
+
+
+def find(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return region and description of the instances with these ids.
+
+    The regions where they were seen, or the given ones, are asked first; then all that the account may use.
+    """
+    wanted, found = set(ids), {}
+    seen = {_regions[id] for id in ids if id in _regions}
+    asked: set[str] = set()
+    for places in (lambda: seen or regions, lambda: regions, lambda: enabled_regions(clients)):
+        names = [region for region in places() if region not in asked]
+        asked.update(names)
+        for region, several in zip(names, _by_id(clients, sorted(wanted), names), strict=True):
+            found.update({one["InstanceId"]: (region, one) for one in several})
+        _regions.update({id: region for id, (region, _) in found.items()})
+        wanted -= found.keys()
+        # What was seen once has no other region: it is not listed yet, or no more.
+        if not wanted - _regions.keys():
+            break
+    return found
+
+
+def terminate(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> None:
+    """Terminate instances, and cancel their spot requests; ignore those that have ended.
+
+    EC2 terminates none if it does not know one of them.
+    """
+    found = find(clients, ids, regions)
+    going = ("shutting-down", "terminated")
+    alive = {id: place for id, (place, one) in found.items() if one["State"]["Name"] not in going}
+    unlisted = {id: _regions[id] for id in ids if id not in found and id in _regions}
+    for region in dict.fromkeys([*alive.values(), *unlisted.values()]):
+        ec2 = clients.ec2(region)
+        with translated("terminate instances", region, profile=clients.profile):
+            _terminate(ec2, [id for id, place in alive.items() if place == region])
+            for id in (id for id, place in unlisted.items() if place == region):
+                _terminate(ec2, [id])
+    # An open request counts against the quota until EC2 notices.
+    for region in {place for place, _ in found.values()}:
+        ours = [one for place, one in found.values() if place == region]
+        requests = {str(one["SpotInstanceRequestId"]) for one in ours if one.get("SpotInstanceRequestId")}
+        if requests:
+            with translated("cancel spot requests", region, profile=clients.profile):
+                _cancel(clients.ec2(region), sorted(requests))
+
+
+def _terminate(ec2: Any, ids: Sequence[str]) -> None:
+    from botocore.exceptions import ClientError
+
+    if not ids:
+        return
+    try:
+        ec2.terminate_instances(InstanceIds=list(ids))
+    except ClientError as error:
+        if code_of(error) != _UNKNOWN:
+            raise
+        for id in ids if len(ids) > 1 else ():
+            _terminate(ec2, [id])
+
+
+def _cancel(ec2: Any, requests: Sequence[str]) -> None:
+    from botocore.exceptions import ClientError
+
+    try:
+        ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=list(requests))
+    except ClientError as error:
+        if code_of(error) != "InvalidSpotInstanceRequestID.NotFound":
+            raise
+        for request in requests if len(requests) > 1 else ():
+            _cancel(ec2, [request])
+
+
+def _all(clients: Clients, filters: Sequence[Mapping[str, Any]], regions: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Return the matching instances of each region."""
+
+    def ask(region: str) -> list[dict[str, Any]]:
+        with translated("list instances", region, profile=clients.profile):
+            pages = clients.ec2(region).get_paginator("describe_instances").paginate(Filters=list(filters))
+            return [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+
+    return map_all(ask, regions, "sky-aws") if len(regions) > 1 else [ask(region) for region in regions]
+
+
+def _by_id(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Return the instances of each region that have one of the ids; a filter bears unknown ids."""
+    parts = [ids[start : start + _MOST_VALUES] for start in range(0, len(ids), _MOST_VALUES)]
+    answers = [_all(clients, [{"Name": "instance-id", "Values": list(part)}], regions) for part in parts]
+    return [[one for answer in answers for one in answer[number]] for number in range(len(regions))]
+
+
+__all__ = [
+    "OWNER",
+    "POOL",
+    "UNTIL",
+    "enabled_regions",
+    "find",
+    "record_of",
+    "records",
+    "remember",
+    "tagged",
+    "terminate",
+]
