@@ -51,8 +51,10 @@ _HOMES = {
     "gather": "api",
     "included": "node.kernel.project_modules",
     "instance_info": "node.runtime.instance_info",
+    "interruption": "node.runtime.interruption",
     "is_head": "node.runtime.instance_info",
     "lock": "node.shared.named_objects",
+    "on_interruption": "node.runtime.interruption",
     "queue": "node.shared.named_objects",
     "set": "node.shared.named_objects",
     "shard": "node.runtime.shard",
@@ -102,6 +104,8 @@ if TYPE_CHECKING:
     from .node.runtime.instance_info import silent as silent
     from .node.runtime.instance_info import stderr as stderr
     from .node.runtime.instance_info import stdout as stdout
+    from .node.runtime.interruption import interruption as interruption
+    from .node.runtime.interruption import on_interruption as on_interruption
     from .node.runtime.shard import shard as shard
     from .node.serialization.remote_repr import RemoteRepr as RemoteRepr
     from .node.shared.named_objects import barrier as barrier

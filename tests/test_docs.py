@@ -26,6 +26,7 @@ INHERITED = {"Future.add_done_callback", "Future.done", "Future.cancelled", "Cel
 
 def test_the_api_reference_has_every_public_name_once() -> None:
     public = [*sky._HOMES, "sky_jupyter.spec.accelerators", "sky_jupyter.plugins.Step", "sky_jupyter.plugins.Secret"]
+    public.append("sky_jupyter.node.runtime.interruption.PoolInterruption")
     assert sorted(NAMES) == sorted([*public, *(f"sky_jupyter.plugins.{name}" for name in FACTORIES)])
 
 

@@ -75,6 +75,13 @@ class Provider(Protocol):
     def supported_options(self) -> tuple[str, ...]:
         """Names in `spec.WISHES` that it supports; a pool warns of the others."""
 
+    @property
+    def notice(self) -> str:
+        """Function, as ``"module:function"``, that says on a machine that it is about to be taken away; or "".
+
+        A node calls it every few seconds. It returns None or an `Interruption` of ``node.runtime.interruption``.
+        """
+
     def default_nodes(self) -> int:
         """Return the number of nodes if the user names none."""
 

@@ -26,6 +26,7 @@ class Local:
     survives_manager = False
     offline = False
     supported_options = ()
+    notice = ""
 
     def default_nodes(self) -> int:
         """Return 1."""

@@ -57,6 +57,7 @@ class SSH:
     provisions = False
     survives_manager = True
     supported_options = ()
+    notice = ""
 
     hosts: tuple[str, ...]
     user: str | None = None

@@ -147,6 +147,7 @@ class Pods:
     survives_manager = True
     offline = True
     supported_options = ()
+    notice = ""
 
     def default_nodes(self) -> int:
         return len(self._all())

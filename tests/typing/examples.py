@@ -130,6 +130,7 @@ def parts(rows: list[str], pair: tuple[int, ...]) -> None:
     assert_type(sky.instance_info(), sky.InstanceInfo)
     assert_type(sky.instance_info().rank, int)
     assert_type(sky.is_head(), bool)
+    assert_type(sky.interruption().wait(1.0), bool)
 
 
 def mistakes(pool: sky.Compute) -> None:

@@ -46,6 +46,7 @@ from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
 from . import comm_hooks, rank_inspection
+from .interruption_watch import InterruptionWatch
 from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
 from .shared_state_client import SharedStateProxy
@@ -152,6 +153,7 @@ class Agent:
         self.comms = comm_hooks.load(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
         self.streams = StreamRelay(self)
         self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape))
+        self.interruptions = InterruptionWatch(config.notice, node, self.ranks.values, self.on_notice)
         for number, rank in self.ranks.items():
             rank.on_ask = functools.partial(self.on_ask, rank)
             rank.on_comm = functools.partial(self.on_comm, number)
@@ -317,6 +319,7 @@ class Agent:
             request = f"enter-{job}-{rank.number}-{rank.generation}"
             end = await rank.request(request, {**content, "info": info.to_json()})
             rank.entered = end["status"] == "ok"
+            self.interruptions.tell_new(rank)
             return {**end, "preload_failed": rank.preload_failed, "tail": rank.tail()}
 
         chosen = self.mine(ranks)
@@ -361,6 +364,7 @@ class Agent:
             "incarnation": self.incarnation,
             # A cleaner of temporary files may have removed it, with keys and journals.
             "folder": self.folder.is_dir(),
+            "interruption": self.interruptions.facts,
             "ranks": {
                 rank.number: {
                     "pid": rank.pid,
@@ -452,6 +456,12 @@ class Agent:
             record.journal.remove()
             self.comms.forget(run)
             self.flush_soon()
+
+    def on_notice(self) -> None:
+        """Tell the manager of a notice that the machine is taken away, and all that ranks have printed."""
+        if self.send is not None:
+            self.flush()
+            self.send({"interruption": self.interruptions.facts, "node": self.node})
 
     # -- messages of the ranks ---------------------------------------------------------------------
 

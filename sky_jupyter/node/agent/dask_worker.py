@@ -141,6 +141,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
     agent.starting = dict.fromkeys(agent.ranks, starting)
     agent.background(agent.sample())
     agent.background(agent.watch_processes())
+    agent.background(agent.interruptions.attend())
     if agent.node == min(agent.config.nodes):
         # Only one agent per machine: they share the blobs.
         agent.background(agent.files.look_after_blobs())
@@ -170,6 +171,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
                 been_there, pause = True, _PAUSE
                 agent.connect(member.forward)
                 agent.sharing.connect(member)
+                agent.interruptions.connect(member)
                 await member.finished()
         except Exception:
             if not been_there:
@@ -180,6 +182,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
         finally:
             agent.connect(None)
             agent.sharing.connect(None)
+            agent.interruptions.connect(None)
             _forget_handlers()
         await asyncio.sleep(pause)
 

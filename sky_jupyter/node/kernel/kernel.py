@@ -48,6 +48,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
+from ..runtime import interruption
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
 from ..serialization import code_portability, exceptions, pickling, result_values, surrogates
 from ..serialization.global_names import global_reads
@@ -243,6 +244,8 @@ class SkyKernel(IPythonKernel):
     async def sky_enter(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
         keep([POOL_VARIABLE, pickling.BLOBS, project_modules.VARIABLE])
+        if (channel := agent_channel.of_rank()) is not None:
+            channel.hears[interruption.TOPIC] = interruption.hear
         pickling.Pickler.reader = content.get("python", "")
         info = instance_info()
         before = dict(os.environ)

@@ -65,6 +65,8 @@ class HostConfig:
     start_timeout : float or None
         Seconds without a heartbeat of the starting process after which this machine's part of the pool ends
         itself, until the pool is ready; None if only ``idle_timeout`` counts.
+    notice : str
+        The provider's function that says that this machine is about to be taken away; empty if it has none.
     """
 
     pool: str
@@ -88,6 +90,7 @@ class HostConfig:
     cluster: bool = True
     exit_timeout: float = DEFAULT_OPTIONS.exit_timeout
     start_timeout: float | None = None
+    notice: str = ""
 
     @property
     def lease_interval(self) -> float:

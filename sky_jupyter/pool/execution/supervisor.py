@@ -28,6 +28,7 @@ from ..runs.run import Run
 from ..runs.stacks import Where, ask
 from .abort_progress import UninterruptedRanks, held
 from .extensions import BatchExtension
+from .interruption_notices import InterruptionNotices
 from .watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ class Supervisor:
         self._control: Control | None = None
         # What does not answer, and the listeners besides those of runs; set by the pool.
         self.watchdog = Watchdog(dict, self.announce)
+        # Machines that are about to be taken away.
+        self.interruptions = InterruptionNotices(self.watchdog, self._who)
         # The suffixes that name nodes' machines in messages; the check of a node that may be off, if there is one.
         self.names: dict[int, str] = {}
         self.examine: Callable[[int], Coroutine[Any, Any, None]] | None = None
@@ -194,6 +197,7 @@ class Supervisor:
         self._examined.clear()
         self._returned.clear()
         self._lost.clear()
+        self.interruptions.forget()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         """Run to the end: start, supervise, and begin repairs."""
@@ -599,7 +603,8 @@ class Supervisor:
 
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
         """Replace kernels that ended while no manager was connected."""
-        for state in (await self.control.ask(rpc.STATUS, nodes)).values():
+        for node, state in (await self.control.ask(rpc.STATUS, nodes)).items():
+            self._take_notice(node, state.get("interruption"))
             for rank, its in state["ranks"].items():
                 if its.get("surprise"):
                     self.on_kernel_end(int(rank), str(its["surprise"]))
@@ -738,6 +743,9 @@ class Supervisor:
                 for change in batch["standstill"]:
                     self.watchdog.on_standstill(change, self._place(batch["node"]))
                 return
+            if "interruption" in batch:
+                self._take_notice(batch["node"], batch["interruption"])
+                return
             if "ended" in batch:
                 self.on_kernel_end(int(batch["ended"]), str(batch["text"]))
                 return
@@ -756,6 +764,21 @@ class Supervisor:
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
         if isinstance(batch, dict):
             self._note_taken(batch.get("node"), batch.get("mark"))
+
+    def _take_notice(self, node: Any, facts: Any) -> None:
+        """Handle a node's notice that its machine is taken away, or None."""
+        if is_number(node) and node < self.spec.nodes and self.interruptions.take(node, facts):
+            # Its journals go with it.
+            self.keep_task(self._read_active(node))
+
+    async def _read_active(self, node: int) -> None:
+        """Read what a node's active runs have written so far."""
+        for run in list(self.runs.values()):
+            if run.left and run.concerns(node):
+                await self.read(run, node, run.next(node))
+
+    def _who(self, node: int) -> str:
+        return f"node {node}{self.names.get(node, '')}"
 
     def _place(self, node: Any) -> str:
         """Return a node's machine as messages have it; "" for this one."""
@@ -778,6 +801,8 @@ class Supervisor:
 
     def on_lost(self, node: int, why: str, *, revived: bool) -> None:
         """Fail the ranks of a lost node; repair it when it is back."""
+        if not revived and (taken := self.interruptions.why_lost(node)):
+            why = self.control.whys[node] = taken
         for extension in self.extensions.values():
             extension.lose(node)
         for run in list(self.runs.values()):
@@ -809,7 +834,7 @@ class Supervisor:
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
         """Report a node, or the pool (None), that goes silent or returns."""
-        who = "the pool" if node is None else f"node {node}{self.names.get(node, '')}"
+        who = "the pool" if node is None else self._who(node)
         if silent:
             self.watchdog.trouble(f"silent {node}", f"{who} does not answer; trying again, and what runs there goes on")
         else:

@@ -401,6 +401,8 @@ def config_of(
         blob_limit=spec.blob_limit,
         exit_timeout=spec.options.exit_timeout,
         start_timeout=start_lease(),
+        # A provider of another distribution may lack it.
+        notice=getattr(spec.provider, "notice", ""),
     )
 
 

@@ -106,9 +106,9 @@ class HostEvents:
             def give_up(why: str) -> None:
                 if node == 0:
                     control.off.add(node)
-                    pool.lose_head(why)
+                    pool.lose_head(pool.supervisor.interruptions.why_lost(node) or why)
                 else:
-                    pool.supervisor.tell(why)
+                    pool.supervisor.tell(pool.supervisor.interruptions.why_lost(node) or why)
                     control.give_up(node, why)
 
             if node not in control.off:

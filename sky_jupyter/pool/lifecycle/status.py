@@ -253,7 +253,7 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
         "keep": spec.keep,
         "uptime": round(time.perf_counter() - pool.began, 1) if pool.began else 0.0,
         "runs": [_run(pool, run, now) for run in list(pool.supervisor.runs.values()) if not run.over.is_set()],
-        "away": pool.away,
+        "away": {**pool.away, **pool.supervisor.interruptions.told},
         "apart": pool.apart,
         "phases": _phases(pool, since, lines),
         "nodes": [_node(pool, node, since, now) for node in range(spec.nodes)],

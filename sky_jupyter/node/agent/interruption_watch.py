@@ -1,0 +1,147 @@
+"""Watch for notices that machines are taken away; see `node.runtime.interruption`.
+
+Each agent asks the provider's function about its own machine, and tells all agents of the pool through the scheduler.
+So the ranks hear of it also while no manager is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ...util.background_tasks import BackgroundTasks
+from ..protocol import rpc
+from ..runtime.interruption import TOPIC, Interruption
+
+if TYPE_CHECKING:
+    from .kernel_client import RankKernel
+
+# Seconds between two questions: what AWS recommends.
+EVERY = 5.0
+
+
+class InterruptionWatch:
+    """One agent's notices, of its own machine and of others; made by the agent.
+
+    Parameters
+    ----------
+    source : str
+        The provider's function, as ``"module:function"``; empty if there is none.
+    node : int
+        The agent's node.
+    ranks : callable
+        Returns its ranks.
+    on_news : callable
+        Called when the notice of its own machine has changed.
+    """
+
+    def __init__(
+        self, source: str, node: int, ranks: Callable[[], Iterable[RankKernel]], on_news: Callable[[], None]
+    ) -> None:
+        self._source, self._node, self._ranks, self._on_news = source, node, ranks, on_news
+        self.notice: Interruption | None = None
+        # By node, those of which ranks are told.
+        self.known: dict[int, Interruption] = {}
+        self._scheduler: Any = None
+        # Set once the function has been asked.
+        self._asked = asyncio.Event()
+        self._tasks = BackgroundTasks()
+
+    @property
+    def facts(self) -> list[Any] | None:
+        """The notice of its own machine for the manager: the action, and the seconds left or None."""
+        return None if self.notice is None else _told(self.notice)
+
+    def connect(self, member: Any) -> None:
+        """Reach the other agents through this Dask worker from now on; None if there is none."""
+        self._scheduler = None if member is None else member.scheduler
+        if self._scheduler is not None and self._source:
+            self._tasks.start(self._spread_first())
+
+    async def attend(self) -> None:
+        """Ask the provider's function for as long as the agent lives."""
+        if not self._source:
+            return
+        ask = _Question(self._source)
+        while True:
+            notice = await asyncio.to_thread(ask)
+            if notice != self.notice:
+                self.notice = notice
+                self._on_news()
+                await self._spread()
+            self._asked.set()
+            await asyncio.sleep(EVERY)
+
+    async def _spread_first(self) -> None:
+        """Tell all agents once it is known what there is.
+
+        Also if that is nothing: this node's last machine may have had a notice.
+        """
+        await self._asked.wait()
+        await self._spread()
+
+    async def _spread(self) -> None:
+        """Tell all agents, this one too, of its machine."""
+        scheduler, notice = self._scheduler, self.notice
+        told = None if notice is None or notice.is_risk else _told(notice)
+        if told is not None:
+            # Its own ranks, even if the scheduler does not answer.
+            await self.sky_note_interruption(self._node, told)
+        if scheduler is not None:
+            message = {"op": rpc.NOTE_INTERRUPTION.op, "node": self._node, "notice": told}
+            # An agent without an answer is on its way out; a new connection tells all again.
+            with contextlib.suppress(Exception):
+                await scheduler.broadcast(msg=message, on_error="ignore")
+
+    async def sky_note_interruption(self, node: int, notice: list[Any] | None) -> None:
+        """Note that a node's machine is about to be taken away, or (None) is not; tell the ranks."""
+        if notice is None and node not in self.known:
+            return
+        if notice is None:
+            del self.known[node]
+        elif node not in self.known or self.known[node].action != notice[0]:
+            # As seconds, since clocks differ.
+            action, left = notice
+            self.known[node] = Interruption(str(action), None if left is None else time.time() + float(left))
+        else:
+            return
+        for rank in self._ranks():
+            self.tell(rank)
+
+    def tell(self, rank: RankKernel) -> None:
+        """Tell a rank of all notices."""
+        rank.answer({"for": TOPIC, "nodes": [[node, one.action, one.at] for node, one in self.known.items()]})
+
+    def tell_new(self, rank: RankKernel) -> None:
+        """Tell a rank whose kernel is new, if there is something to tell."""
+        if self.known:
+            self.tell(rank)
+
+
+class _Question:
+    """Call of the provider's function, whose errors are logged once and count as no notice."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._failed = False
+
+    def __call__(self) -> Interruption | None:
+        try:
+            module, _, name = self._source.partition(":")
+            notice = getattr(importlib.import_module(module), name)()
+            return notice if isinstance(notice, Interruption) else None
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                print(f"{self._source} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            return None
+
+
+def _told(notice: Interruption) -> list[Any]:
+    return [notice.action, None if notice.at is None else max(0.0, notice.at - time.time())]
