@@ -7,6 +7,7 @@ import logging
 import operator
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from ..capture.project_files import check_path
 from ..errors import PoolError, SpecError
 from ..plugins import Plugin, parse_plugins
+from ..pool.base.pool_cost import PoolCost
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.transfer.base import Transfer
@@ -492,6 +494,25 @@ class Compute(Runner, SharedNames):
             pool = pools.get(self.spec.name) or (kept_pool(self.spec.name) if self.named else None)
         if pool is not None:
             end_pool(pool)
+
+    def cost(self) -> PoolCost:
+        """Return what the pool's machines cost, as last known.
+
+        Its ``hourly`` and ``total`` are dollars; ``machines`` has each machine that the pool ever had. Machines that
+        are there already, as local nodes and SSH hosts, cost nothing.
+
+        Returns
+        -------
+        PoolCost
+            The cost as of now; None in it is what is unknown.
+
+        Raises
+        ------
+        PoolError
+            When the pool is not started.
+        """
+        live = live_pool(self)
+        return live.cost or PoolCost(live.spec.name, at=time.time())
 
     def __repr__(self) -> str:
         return f"<Compute {self.spec.name!r}: {self.spec.nodes} nodes, {'live' if self.pool else 'not started'}>"

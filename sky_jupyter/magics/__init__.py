@@ -39,7 +39,7 @@ from ..session.pools import (
     start_pool,
 )
 from ..spec.pool_spec import PoolSpec
-from . import clean, control_channel, logs, pull, refusals, runs_table, tracebacks
+from . import clean, control_channel, cost_table, logs, pull, refusals, runs_table, tracebacks
 from . import kernel_status as busy
 from . import names_table as names
 from .completion import sky_matcher
@@ -327,6 +327,9 @@ class SkyMagics(Magics):
 
     def do_runs(self, given: Given) -> None:
         print(runs_table.table(given.name))
+
+    def do_cost(self, given: Given) -> None:
+        print(cost_table.table(given.name))
 
     def do_names(self, given: Given) -> None:
         pool = pools.need(given.name)

@@ -359,6 +359,7 @@ VERBS = {
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
+    "cost": "what bought machines cost: by the hour and so far, of ended pools too",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",
     "freeze": "the nodes' packages as requirements that make the same environment again",
@@ -372,7 +373,7 @@ _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
-NAMED = ("up", "status", "restart", "where", "interrupt", "down", "attach", "names", "runs", "freeze")
+NAMED = ("up", "status", "restart", "where", "interrupt", "down", "attach", "names", "cost", "runs", "freeze")
 _THERE = (
     "a relative one begins in the ranks' working folder: the home on other machines,\n"
     f"{'':24}on this one the folder in which the pool was made"
@@ -421,6 +422,7 @@ TARGETS = {
     "resize": (_COUNT,),
     **dict.fromkeys(NAMED, (_POOL,)),
     "attach": (replace(_POOL, help="which pool (the one there is)"),),
+    "cost": (replace(_POOL, help="of which pool (all)"),),
     "runs": (replace(_POOL, help="of which pool (all)"),),
     "wait": (_RUN,),
     "logs": (_RUN,),

@@ -23,6 +23,7 @@ from ..util.text import rank_label
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
+from .base.pool_cost import PoolCost
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
 from .execution.executor import Call, Submitter
@@ -777,6 +778,11 @@ class Pool:
     def expiry(self) -> Expiry:
         """Return the timer of its ``ttl``."""
         return self.lifecycle.expiry
+
+    @property
+    def cost(self) -> PoolCost | None:
+        """Return what its machines cost, as last known; None if nothing is bought."""
+        return self.lifecycle.meter.now
 
     @property
     def owner(self) -> int:

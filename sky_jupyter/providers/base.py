@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from .values import MachineRecord, Offer, Order
+from .machine_costs import by_the_hour
+from .values import Charge, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from ..machines.ssh.types import Prompts
     from ..spec.pool_spec import PoolSpec
 
-__all__ = ["ConnectionSession", "MachineRecord", "Offer", "Order", "Provider", "Provisioner", "is_provisioner"]
+__all__ = [
+    "Charge",
+    "ConnectionSession",
+    "MachineRecord",
+    "Offer",
+    "Order",
+    "Provider",
+    "Provisioner",
+    "is_provisioner",
+]
 
 
 @dataclass(frozen=True)
@@ -194,6 +204,21 @@ class Provisioner(Provider, Protocol):
 
         Machines that have ended may be left out.
         """
+
+    def costs(self, records: Sequence[MachineRecord], at: float) -> Sequence[Charge]:
+        """Return what machines cost, in the order of ``records``.
+
+        By default (`machine_costs.by_the_hour`), a running machine costs ``MachineRecord.hourly``, and nothing else is
+        known.
+
+        Parameters
+        ----------
+        records : sequence of MachineRecord
+            Machines, each in its state since ``launched``. A stopped one costs its disk only.
+        at : float
+            End of the time that is charged, in seconds since 1970.
+        """
+        return by_the_hour(records, at)
 
 
 def is_provisioner(provider: Provider) -> TypeGuard[Provisioner]:

@@ -60,6 +60,8 @@ class MachineRecord:
         Time from which any sweeper may end it, in seconds since 1970.
     reason : str
         Reason of its end, in the provider's words.
+    hourly : float or None
+        Dollars per hour while it runs; None if unknown here, as `Provisioner.costs` may know it.
     """
 
     id: str
@@ -73,6 +75,7 @@ class MachineRecord:
     launched: float | None = None
     until: float | None = None
     reason: str = ""
+    hourly: float | None = None
 
     @property
     def is_there(self) -> bool:
@@ -83,6 +86,22 @@ class MachineRecord:
     def is_usable(self) -> bool:
         """True if it can be a node, now or soon."""
         return self.is_there and self.state != STOPPED
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Cost of a machine, by its provider's price list.
+
+    Attributes
+    ----------
+    hourly : float or None
+        Dollars per hour in its present state; None if unknown.
+    dollars : float or None
+        Dollars since it is in this state; None if unknown.
+    """
+
+    hourly: float | None = None
+    dollars: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,4 +132,4 @@ class Order:
     owner: str = ""
 
 
-__all__ = ["ENDED", "ENDING", "PENDING", "RUNNING", "STOPPED", "MachineRecord", "Offer", "Order"]
+__all__ = ["ENDED", "ENDING", "PENDING", "RUNNING", "STOPPED", "Charge", "MachineRecord", "Offer", "Order"]

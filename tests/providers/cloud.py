@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.errors import LoginRefused, MachineError, NoCapacity, OrderSpent, ProvisionError, SpecError
 from sky_jupyter.providers import SSH, kinds
-from sky_jupyter.providers.base import ConnectionSession, MachineRecord, Offer, Order
+from sky_jupyter.providers.base import Charge, ConnectionSession, MachineRecord, Offer, Order
+from sky_jupyter.providers.machine_costs import by_the_hour
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.remote import links
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 # What the provider is made of where it is made without arguments, as `--provider cloud` does.
 STORE, HOSTS = "SKY_TEST_CLOUD", "SKY_TEST_CLOUD_HOSTS"
+# Dollars an hour of the disk of a stopped machine.
+DISK = 0.01
 ZONES = ("here-a", "here-b", "there-a")
 # What can happen to a call; each is planned by `Cloud.plan`.
 FAULTS = {
@@ -96,6 +99,8 @@ class Cloud:
     zones: tuple[str, ...] = ZONES
     shown_after: float = 0.03
     hosts: tuple[str, ...] = field(default_factory=lambda: tuple(os.environ.get(HOSTS, "").split()))
+    # Dollars an hour of each machine; None where the cloud has no price list.
+    hourly: float | None = 0.1
     visible_within: float = field(default=0.1, compare=False)
 
     # -- the contract ------------------------------------------------------------------------------
@@ -104,17 +109,18 @@ class Cloud:
         return "somebody"
 
     def recipe(self) -> Mapping[str, Any]:
-        return {"store": self.store, "zones": list(self.zones), "hosts": list(self.hosts)}
+        return {"store": self.store, "zones": list(self.zones), "hosts": list(self.hosts), "hourly": self.hourly}
 
     @classmethod
     def restore(cls, recipe: Mapping[str, Any]) -> Cloud:
-        return cls(str(recipe["store"]), tuple(recipe["zones"]), hosts=tuple(recipe["hosts"]))
+        about = {"hosts": tuple(recipe["hosts"]), "hourly": recipe["hourly"]}
+        return cls(str(recipe["store"]), tuple(recipe["zones"]), **about)
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         regions: dict[str, list[str]] = {}
         for zone in self.zones:
             regions.setdefault(zone.partition("-")[0], []).append(zone)
-        return [Offer("small", 0.1, region=name, zones=tuple(zones)) for name, zones in regions.items()]
+        return [Offer("small", self.hourly, region=name, zones=tuple(zones)) for name, zones in regions.items()]
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         with self._call("create", order.pool) as fault:
@@ -154,6 +160,12 @@ class Cloud:
             if fault == "unknown" or any(id not in known for id in ids):
                 raise ProvisionError(f"one of {', '.join(ids)} is not known; nothing was ended")
             self.vanish(ids[: len(ids) // 2] if fault.startswith("half") else ids)
+
+    def costs(self, records: Sequence[MachineRecord], at: float) -> Sequence[Charge]:
+        return [
+            Charge(DISK, DISK * (at - one.launched) / 3600) if one.state == "stopped" else by_the_hour([one], at)[0]
+            for one in records
+        ]
 
     def default_nodes(self) -> int:
         return 1
@@ -234,6 +246,7 @@ class Cloud:
                 "launched": made,
                 "until": until,
                 "addresses": (address,) if address else (),
+                "hourly": self.hourly,
             }
             found.append(MachineRecord(id, state, its, **facts))
         return [one for one in found if pool in (None, one.pool)]

@@ -228,6 +228,8 @@ class Polls:
     widgets: float = 0.05
     calls: float = 1.0
     calls_again: float = 0.1
+    # What the machines of a pool cost.
+    costs: float = 60.0
 
 
 @dataclass(frozen=True)

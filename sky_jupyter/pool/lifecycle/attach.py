@@ -42,6 +42,7 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
     launch.settle(pool.hosts)
     ends = getattr(record, "ends", None)
     pool.expiry.begin(None if ends is None else ends - time.time())
+    pool.meter.begin(at_once=True)
     pool.logger.write(logging.INFO, "attached")
     try:
         pool.enter_client()

@@ -34,6 +34,7 @@ from ..runs import journal_recovery
 from ..runs.run import new_id
 from ..transfer.python_versions import PoolPythons
 from . import resize_plan
+from .cost_meter import CostMeter
 from .dask_cluster import PoolDask
 from .host_events import HostEvents
 from .kernel_shutdown import Leaving, Tell, silently
@@ -105,6 +106,7 @@ class PoolLifecycle:
         self.machines: list[Any] = []
         self.ids: Sequence[str] = ()
         self.provisioning = Provisioning(self.registry, self.id)
+        self.meter = CostMeter(self)
         # Machines that were created for it and not seen to end; None while that is not known.
         self.unended: list[str] | None = None
         self._control: Control | None = None
@@ -262,6 +264,7 @@ class PoolLifecycle:
         # A pid of another machine means nothing here.
         process = self.hosts[0].command.identity if self.hosts[0].here else None
         self.registry.update(self.id, "ready", places, process, self.spec.nodes)
+        self.meter.begin()
         launch.settle(self.hosts)
         if self.link is not None:
             # Other managers can find the pool from now on, and its link.
@@ -318,6 +321,7 @@ class PoolLifecycle:
             # It is being ended here, which closes its control plane.
             return
         self.expiry.stop()
+        self.meter.stop()
         asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
 
     async def _disconnect(self) -> None:
@@ -467,6 +471,7 @@ class PoolLifecycle:
     def _over(self, word: str) -> None:
         """Stop the timers and close the log at the end of management."""
         self.expiry.stop()
+        self.meter.stop()
         self.watchdog.close()
         self.logger.write(logging.INFO, word)
         self.logger.close()

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
 from ...providers.base import Provisioner, is_provisioner
 from ...providers.values import MachineRecord, Offer, Order
+from ..base.pool_cost import purchase
 from ..base.timeouts import TIMEOUTS
 from ..registry import orders
 from ..registry.machine_sweep import end_machines
 from ..registry.orders import OrderRow
+from ..registry.pool_bill import PoolBill
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 # Rounds of listing the machines and buying the missing ones, in one attempt.
 _ROUNDS = 5
 _MARGIN = TIMEOUTS.machines.margin
+
+
+def _say_nothing(text: str) -> None:
+    """Discard a message."""
 
 
 class Provisioning:
@@ -52,6 +58,9 @@ class Provisioning:
         self._open: tuple[Order, int] | None = None
         self._refused: dict[tuple[str, str, str], float] = {}
         self._account: str | None = None
+        # What the machines cost, and who is told of each order before it is sent.
+        self.bill = PoolBill(registry, pool)
+        self._tell: Callable[[str], None] = _say_nothing
         self._deadline: float | None = None
 
     def plan(self, spec: PoolSpec) -> str:
@@ -103,7 +112,13 @@ class Provisioning:
         """Stop sending orders; do not wait for the one that is under way."""
         self._halt.set()
 
-    def acquire(self, spec: PoolSpec, count: int, before: Sequence[str] = ()) -> list[str]:
+    def acquire(
+        self,
+        spec: PoolSpec,
+        count: int,
+        before: Sequence[str] = (),
+        tell: Callable[[str], None] = _say_nothing,
+    ) -> list[str]:
         """Return ``count`` machines: existing ones, and new ones.
 
         Parameters
@@ -114,6 +129,8 @@ class Provisioning:
             Number of machines, one per node.
         before : sequence of str
             The nodes' previous machines; one that still exists keeps its place.
+        tell : callable
+            Receives a line on each order before it is sent, with its price.
 
         Returns
         -------
@@ -129,6 +146,7 @@ class Provisioning:
             return list(spec.provider.create(spec, count, Order(self._pool)))
         halt = self._halt
         with self._lock:
+            self._tell = tell
             try:
                 return self._acquire(spec, count, before, halt)
             finally:
@@ -141,6 +159,15 @@ class Provisioning:
         if ids and self.buys(spec):
             with self._lock, contextlib.suppress(Exception):
                 spec.provider.destroy(ids)
+                self.bill.close(ids)
+
+    def charge(self, spec: PoolSpec) -> None:
+        """Ask the provider for the machines and what they cost so far."""
+        if not self.buys(spec) or not (rows := self._known()):
+            return
+        provider = _provisioner(spec)
+        self.bill.seen(spec.name, provider, provider.list(self._pool, _regions(rows)))
+        self.bill.price(provider)
 
     def end(self, spec: PoolSpec, limit: float) -> list[str]:
         """Stop buying, and destroy all machines of the pool.
@@ -175,7 +202,7 @@ class Provisioning:
 
     def _end(self, spec: PoolSpec, limit: float) -> list[str]:
         rows = self._known()
-        left = end_machines(_provisioner(spec), self._pool, rows, limit) if rows else []
+        left = end_machines(_provisioner(spec), self._pool, rows, limit, bill=self.bill) if rows else []
         if not left:
             with contextlib.suppress(PoolError):
                 known = orders.of(self._registry, self._pool)
@@ -220,13 +247,13 @@ class Provisioning:
         halt.wait(max([0.0, *waits]))
         self._must_go_on(halt)
         records = self._list(spec, rows, halt)
+        self.bill.seen(spec.name, _provisioner(spec), records)
         gone = {record.id for record in records if not record.is_usable}
         usable = sorted((record for record in records if record.is_usable), key=lambda one: one.launched or 0.0)
         return list(dict.fromkeys([*(one.id for one in usable), *(id for id in fresh if id not in gone)]))
 
     def _list(self, spec: PoolSpec, rows: Sequence[OrderRow], halt: threading.Event) -> list[MachineRecord]:
-        regions = list(dict.fromkeys(row.region for row in rows if row.region))
-        return list(self._ask(spec, halt, lambda: spec.provider.list(self._pool, regions)))
+        return list(self._ask(spec, halt, lambda: spec.provider.list(self._pool, _regions(rows))))
 
     def _placed(self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str]) -> list[str]:
         """Give nodes machines, in old places; destroy the surplus."""
@@ -237,6 +264,7 @@ class Provisioning:
             # On failure, the pool's end destroys them.
             with contextlib.suppress(Exception):
                 spec.provider.destroy(others)
+                self.bill.close(others)
         return placed
 
     def _buy(self, spec: PoolSpec, count: int, halt: threading.Event) -> list[str]:
@@ -246,6 +274,7 @@ class Provisioning:
         for offer, zone in self._places(spec):
             token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
             order = Order(self._pool, token, offer, zone, self.deadline(spec), _owner())
+            self._tell(purchase(count, offer.name, offer.market, zone or offer.region, offer.hourly))
             try:
                 if made := self._send(spec, order, count, halt):
                     return made
@@ -288,6 +317,7 @@ class Provisioning:
             raise
         self._open = None
         self._write(replace(row, state=orders.MADE, ids=tuple(ids)))
+        self.bill.bought(spec.name, row.provider, ids, order)
         return ids
 
     def _ask(self, spec: PoolSpec, halt: threading.Event, call: Callable[[], Any]) -> Any:
@@ -329,6 +359,10 @@ class Provisioning:
 def _provisioner(spec: PoolSpec) -> Provisioner:
     assert is_provisioner(spec.provider)
     return spec.provider
+
+
+def _regions(rows: Sequence[OrderRow]) -> list[str]:
+    return list(dict.fromkeys(row.region for row in rows if row.region))
 
 
 def _after(spec: PoolSpec) -> float:

@@ -246,8 +246,8 @@ class Resizing:
         several = "s" if len(plan.added) > 1 else ""
         pool.provisioning.begin()
         try:
-            with pool.phase("machines", f"{len(plan.added)} machine{several} of {plan.spec.provider}"):
-                ids = await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes, kept)
+            with pool.phase("machines", f"{len(plan.added)} machine{several} of {plan.spec.provider}") as say:
+                ids = await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes, kept, say)
         finally:
             pool.provisioning.stop()
         self._bought = [id for id in ids if id not in pool.ids]

@@ -162,8 +162,8 @@ class Making:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
             return
         several = "s" if pool.spec.nodes > 1 else ""
-        with pool.phase("machines", f"{pool.spec.nodes} machine{several} of {pool.spec.provider}"):
-            pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids)
+        with pool.phase("machines", f"{pool.spec.nodes} machine{several} of {pool.spec.provider}") as say:
+            pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids, say)
 
     def _not_connected(self, why: str) -> BootstrapError:
         # Closing the link ends the thread that still connects.

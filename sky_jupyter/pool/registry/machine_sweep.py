@@ -16,6 +16,7 @@ from ...errors import PoolError, SkyError, first_line
 from ..base.timeouts import TIMEOUTS
 from . import folders, leases, orders, remote_parts
 from .orders import OrderRow
+from .pool_bill import PoolBill
 
 if TYPE_CHECKING:
     from ...providers.base import Provisioner
@@ -53,6 +54,7 @@ def end_machines(
     rows: Sequence[OrderRow],
     limit: float,
     told: Callable[[Sequence[str]], None] = lambda ids: None,
+    bill: PoolBill | None = None,
 ) -> list[str]:
     """Destroy all machines of a pool, and wait until each is seen going.
 
@@ -68,6 +70,8 @@ def end_machines(
         Timeout in seconds.
     told : callable
         Called with the ids of machines that are told to end.
+    bill : PoolBill, optional
+        Notes the machines, and their end.
 
     Returns
     -------
@@ -86,8 +90,13 @@ def end_machines(
         looked, why = time.monotonic(), ""
         left: list[str] = []
         try:
-            left = [record.id for record in provider.list(pool, regions) if record.is_there]
+            records = provider.list(pool, regions)
+            left = [record.id for record in records if record.is_there]
+            if bill is not None:
+                bill.seen("", provider, records)
             if not left and looked >= complete:
+                if bill is not None:
+                    _settle_bill(bill, provider)
                 return []
             if fresh := [id for id in left if id not in asked]:
                 asked.update(fresh)
@@ -99,6 +108,14 @@ def end_machines(
             return left or [why or "what was ordered may still come"]
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _settle_bill(bill: PoolBill, provider: Provisioner) -> None:
+    """Note the end of all machines, and what they cost."""
+    bill.close()
+    # Without an answer, the last known prices hold.
+    with contextlib.suppress(Exception):
+        bill.price(provider)
 
 
 def _destroy(provider: Provisioner, ids: Sequence[str]) -> None:
@@ -131,7 +148,7 @@ def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT)
     Returns what was not seen to end; the pool is still ending then. Raises SpecError if its provider is unknown.
     """
     rows, row = orders.of(registry, pool), _row(registry, pool)
-    left = _end_all(pool, rows, limit, Swept())
+    left = _end_all(registry, pool, rows, limit, Swept())
     if not left:
         _settle(registry, pool, row, rows)
     return left
@@ -179,7 +196,7 @@ def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: 
         if row is not None and not (row.owner_lives and not row.is_mine):
             registry.own(pool)
         try:
-            left = _end_all(pool, rows, limit, swept)
+            left = _end_all(registry, pool, rows, limit, swept)
         except SkyError as error:
             left = [first_line(error)]
         if left:
@@ -210,11 +227,12 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
     return leases.has_ended(row, running=running)
 
 
-def _end_all(pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
+def _end_all(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
     """Destroy a pool's machines, at each of its providers."""
     from ...providers import kinds
 
     left: list[str] = []
+    bill = PoolBill(registry, pool)
 
     def told(ids: Sequence[str]) -> None:
         swept.machines += len(ids)
@@ -222,7 +240,7 @@ def _end_all(pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) ->
     for kind, recipe in dict.fromkeys((row.provider, row.recipe) for row in rows):
         there = [row for row in rows if (row.provider, row.recipe) == (kind, recipe) and row.state != orders.PLANNED]
         if there:
-            left += end_machines(kinds.restore(kind, recipe), pool, there, limit, told)
+            left += end_machines(kinds.restore(kind, recipe), pool, there, limit, told, bill)
     return left
 
 
