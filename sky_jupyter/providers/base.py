@@ -154,9 +154,13 @@ class Provisioner(Provider, Protocol):
     ----------
     visible_within : float
         Seconds after which `list` shows a new machine, at the latest.
+    power_file : str
+        File on the machines that `machines.power_watchdog` reads, which the provider has started there at each boot: it
+        powers a machine off that nobody uses any more. "" if there is no watchdog.
     """
 
     visible_within: float
+    power_file: str
 
     def account(self) -> str:
         """Return the name of the account that pays, for a person."""

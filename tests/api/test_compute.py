@@ -59,6 +59,7 @@ class Market(Local):
     asked: list[float] = field(default_factory=list, compare=False)
 
     visible_within = 0.0
+    power_file = ""
 
     def account(self) -> str:
         return "somebody"

@@ -29,11 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.errors import LoginRefused, MachineError, NoCapacity, OrderSpent, ProvisionError, SpecError
+from sky_jupyter.machines.power_watchdog import POWER_FILE
+from sky_jupyter.node.host.power_file import GRACE
 from sky_jupyter.providers import SSH, kinds
 from sky_jupyter.providers.base import Charge, ConnectionSession, MachineRecord, Offer, Order
 from sky_jupyter.providers.machine_costs import by_the_hour
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.remote import links
+from tests.providers.cloud_power import Hypervisor
 
 if TYPE_CHECKING:
     from tests.hosts.world import World
@@ -102,6 +105,11 @@ class Cloud:
     # Dollars an hour of each machine; None where the cloud has no price list.
     hourly: float | None = 0.1
     visible_within: float = field(default=0.1, compare=False)
+
+    @property
+    def power_file(self) -> str:
+        """Which file says until when a host stays on; a light machine has none."""
+        return POWER_FILE if self.hosts else ""
 
     # -- the contract ------------------------------------------------------------------------------
 
@@ -220,11 +228,15 @@ class Cloud:
             self._rows("UPDATE machines SET ending = coalesce(ending, ?) WHERE id = ?", time.time(), id)
 
     @contextlib.contextmanager
-    def powered(self, world: World) -> Iterator[Cloud]:
-        """Have the machines be this world's hosts; all have power again afterwards."""
+    def powered(self, world: World, grace: float = GRACE) -> Iterator[Cloud]:
+        """Have the machines be this world's hosts; all have power again afterwards.
+
+        A machine that nobody has used within ``grace`` seconds goes off.
+        """
         _worlds[self.store] = world
         try:
-            yield self
+            with Hypervisor(self, world, grace):
+                yield self
         finally:
             del _worlds[self.store]
             for host in world:

@@ -452,6 +452,7 @@ class ProvisionerConformance:
         assert provider.account()
         assert provider.provisions
         assert provider.visible_within >= 0
+        assert isinstance(provider.power_file, str)
 
     def test_machines_are_marked_as_the_order_says(self, provider: Provisioner, spec: PoolSpec, placed: Order) -> None:
         ids = set(provider.create(spec, self.count, placed))

@@ -9,7 +9,8 @@ place; a forkserver too, with all agents.
 When FOLDER/host.json.next appears, it takes the new list of nodes from there: all agents are restarted, the forkserver
 and the scheduler are not. The pool ends with its owner process if it has one, when its lease or its time to live
 expires, and when its maker sends no heartbeat during the start. In any case everything ends with the host: its
-children die with it, it adopts orphans, and it removes the folder.
+children die with it, it adopts orphans, and it removes the folder. A machine that was made for the pool is powered off
+then: see `power_file`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
 from ..system import locks, processes
 from ..system.gpus import Devices
 from ..system.stopped_processes import PAUSE, StoppedProcesses
+from .power_file import GRACE, MARGIN, PowerFile
 
 _WATCH = 0.25
 _LOOK = 0.02
@@ -59,6 +61,8 @@ class HostProcess:
         # Locks held until this process ends, and by it alone: visible to processes in other PID namespaces.
         self.locks = [locks.hold(folder / locks.HOST), locks.shield(folder)]
         self.ending = False
+        # Whether it ends by its lease or its time to live.
+        self.expired = False
         # Number of signals that asked it to end: at the second one it does not wait for the ranks.
         self.asked = 0
         self.revivals: dict[str, list[float]] = {}
@@ -68,6 +72,7 @@ class HostProcess:
         self.scheduler_address = self.config.scheduler
         self.devices = Devices()
         self.standstill, self.looked = StoppedProcesses(), self.began
+        self.power = PowerFile(self.config.power_file)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -95,6 +100,11 @@ class HostProcess:
             traceback.print_exc()
         finally:
             self.end()
+            if self.expired:
+                self.power.give_up()
+            else:
+                # Its manager, who ended it, may make it anew on this machine.
+                self.power.keep(GRACE, at_once=True)
 
     def on_signal(self, *_: Any) -> None:
         self.ending = True
@@ -225,7 +235,10 @@ class HostProcess:
             if self.config.owner is not None and os.getppid() != self.config.owner:
                 return
             if self.lease_is_over() or self.time_is_over():
+                # Who was making the pool may try again.
+                self.expired = self.ready
                 return
+            self.keep_power()
             self.change_if_asked()
             self.tell_who_stands_still()
             select.select([self.wake, self.lease], [], [], _WATCH)
@@ -294,6 +307,14 @@ class HostProcess:
             word = (self.folder / STARTING).stat().st_mtime_ns
             if self.ready or word != self.word:
                 self.word, self.renewed = word, now
+
+    def keep_power(self) -> None:
+        """Let the machine stay on until the lease expires, and a little longer."""
+        limit = self.config.idle_timeout if self.ready else self.config.start_timeout
+        if limit is None:
+            limit = GRACE
+        left = limit - (time.monotonic() - self.renewed)
+        self.power.keep(left + self.config.exit_timeout + MARGIN)
 
     def time_is_over(self) -> bool:
         """Return True if the pool's time to live is over."""

@@ -67,6 +67,8 @@ class HostConfig:
         itself, until the pool is ready; None if only ``idle_timeout`` counts.
     notice : str
         The provider's function that says that this machine is about to be taken away; empty if it has none.
+    power_file : str
+        File on the machine that says until when it stays on; "" on a machine that was not made for the pool.
     """
 
     pool: str
@@ -91,6 +93,7 @@ class HostConfig:
     exit_timeout: float = DEFAULT_OPTIONS.exit_timeout
     start_timeout: float | None = None
     notice: str = ""
+    power_file: str = ""
 
     @property
     def lease_interval(self) -> float:

@@ -403,6 +403,7 @@ def config_of(
         start_timeout=start_lease(),
         # A provider of another distribution may lack it.
         notice=getattr(spec.provider, "notice", ""),
+        power_file=getattr(spec.provider, "power_file", ""),
     )
 
 
