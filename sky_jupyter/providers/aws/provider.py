@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ProvisionError, SpecError
+from ...machines.power_watchdog import POWER_FILE
 from ...machines.ssh.target import HostAddress
 from ...spec.pool_spec import PoolSpec
 from ...util.validate import brief, check_whole, is_number
@@ -78,6 +79,7 @@ class AWS:
     provisions = True
     survives_manager = True
     offline = False
+    power_file = POWER_FILE
     supported_options = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
 
     profile: str | None = None
