@@ -125,22 +125,23 @@ class InterruptionWatch:
 
 
 class _Question:
-    """Call of the provider's function, whose errors are logged once and count as no notice."""
+    """Call of the provider's function; its errors are logged once, and what was known stays."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._failed = False
+        self._last: Interruption | None = None
 
     def __call__(self) -> Interruption | None:
         try:
             module, _, name = self._source.partition(":")
             notice = getattr(importlib.import_module(module), name)()
-            return notice if isinstance(notice, Interruption) else None
+            self._last = notice if isinstance(notice, Interruption) else None
         except Exception:
             if not self._failed:
                 self._failed = True
                 print(f"{self._source} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-            return None
+        return self._last
 
 
 def _told(notice: Interruption) -> list[Any]:

@@ -81,6 +81,7 @@ class AWS:
     offline = False
     power_file = POWER_FILE
     supported_options = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
+    notice = "sky_jupyter.providers.aws.spot_notice:read"
 
     profile: str | None = None
     region: str | None = None
