@@ -20,7 +20,7 @@ from ..errors import MachineError, PoolError
 from ..util import process_identity
 from .base import Done, Machine, Moved, ProcessId, Progress
 from .forwards import LocalForward, dial
-from .process_handle import EarlierProcess
+from .process_handle import ProcessHandle
 
 _LOOK = 0.5
 
@@ -86,7 +86,7 @@ class LocalCommand:
         return status
 
 
-class LocalProcess(EarlierProcess):
+class LocalProcess(ProcessHandle):
     """Command that an earlier process of this machine started, without its output.
 
     Parameters

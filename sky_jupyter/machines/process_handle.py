@@ -8,7 +8,7 @@ from collections.abc import Iterator
 _SLOWER = 1.5
 
 
-class EarlierProcess:
+class ProcessHandle:
     """Base class for the processes of all machines; subclasses poll and signal.
 
     Parameters

@@ -28,7 +28,7 @@ _MOST_ENDED = 1024
 _EVENTS = 256
 
 
-class Keeping:
+class ConnectionTable:
     """The link's open connections; one instance, thread-safe."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import time
 from ...util import process_identity
 
 
-class Lifetime:
+class IdleTimeout:
     """Client counter that decides when the link ends.
 
     Parameters
@@ -57,7 +57,7 @@ class Lifetime:
             return None if self._clients else time.monotonic() - self._since
 
     def over(self) -> str:
-        """Return why the lifetime is over; empty while it is not."""
+        """Return why the link ends; empty while it is not."""
         with self._lock:
             if self.lease is None:
                 gone = self.owner is not None and not process_identity.lives(*self.owner)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError, PoolError
 from ..base import Done, Machine, Moved, ProcessId, Progress
-from ..process_handle import EarlierProcess
+from ..process_handle import ProcessHandle
 from ..ssh.target import Target
 from .encoding import checked, from_target
 from .framing import Broken, Wire
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .client import Link, TunnelHandle
 
 
-class LinkProcess(EarlierProcess):
+class LinkProcess(ProcessHandle):
     """Command that was started there earlier, without its output.
 
     Parameters

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...errors import SkyError
 from ...util.background_tasks import map_all
-from .idle_timeout import Lifetime
+from .idle_timeout import IdleTimeout
 from .reconnecting_host import ReconnectingHost
 
 _TICK = 0.5
@@ -32,7 +32,7 @@ class Watched(NamedTuple):
     folder: str = ""
 
 
-class Guard:
+class PoolWatchdog:
     """Watchdog of the pool's processes, one for each link.
 
     When all of the pool's processes have ended, its folders on this machine, keys included, are removed. While one is
@@ -42,14 +42,14 @@ class Guard:
 
     Parameters
     ----------
-    lifetime : Lifetime
+    idle_timeout : IdleTimeout
         The link's; its attribute ``pool`` is set after each poll.
     folders : sequence of Path
         The pool's folders here, until `watch` names them.
     """
 
-    def __init__(self, lifetime: Lifetime, folders: Sequence[Path] = ()) -> None:
-        self._lifetime = lifetime
+    def __init__(self, idle_timeout: IdleTimeout, folders: Sequence[Path] = ()) -> None:
+        self._idle_timeout = idle_timeout
         self._lock = threading.Lock()
         self._watched: Sequence[Watched] = ()
         self._folders = folders
@@ -63,7 +63,7 @@ class Guard:
         with self._lock:
             self._watched, self._folders = watched, folders
             if self._thread is None:
-                self._thread = threading.Thread(target=self._look_often, name="link-guard", daemon=True)
+                self._thread = threading.Thread(target=self._look_often, name="link-watchdog", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
@@ -75,8 +75,8 @@ class Guard:
         self._runs, self._forgotten = False, True
 
     def remove_folders(self, *, over: bool) -> None:
-        """Remove the pool's folders if it has ended, or if the lifetime is ``over``."""
-        if not (over or self._forgotten or self._lifetime.pool is False):
+        """Remove the pool's folders if it has ended, or if the idle timeout is ``over``."""
+        if not (over or self._forgotten or self._idle_timeout.pool is False):
             return
         for number, folder in enumerate(self._folders):
             if self._runs and number == 0:
@@ -88,13 +88,13 @@ class Guard:
     def _look_often(self) -> None:
         looked = time.monotonic()
         while not self._over.wait(_TICK):
-            idle, lease = self._lifetime.idle, self._lifetime.lease
+            idle, lease = self._idle_timeout.idle, self._idle_timeout.lease
             if idle is None or lease is None:
-                self._lifetime.pool = None
+                self._idle_timeout.pool = None
                 continue
             pause = min(_SELDOM, max(_OFTEN, lease / 8))
             if idle >= pause and time.monotonic() - looked >= pause:
-                self._lifetime.pool = self._lives()
+                self._idle_timeout.pool = self._lives()
                 looked = time.monotonic()
 
     def _lives(self) -> bool | None:

@@ -20,11 +20,11 @@ from ..ssh import file_transfer
 from ..ssh.known_hosts import Accepted, Unknown, valid_fingerprint
 from ..ssh.types import Prompts
 from . import encoding
-from .connection_table import Keeping
+from .connection_table import ConnectionTable
 from .framing import Broken, Wire
-from .idle_timeout import Lifetime
+from .idle_timeout import IdleTimeout
 from .local_forwards import Tunnel
-from .pool_watchdog import Guard, Watched
+from .pool_watchdog import PoolWatchdog, Watched
 from .reconnecting_host import ReconnectingHost
 from .unfinished_cleanup import Finishing
 
@@ -64,11 +64,11 @@ class RequestHandler:
 
     Parameters
     ----------
-    keeping : Keeping
+    connections : ConnectionTable
         The link's connections.
-    lifetime : Lifetime
-        The link's lifetime.
-    guard : Guard
+    idle_timeout : IdleTimeout
+        The link's idle timeout.
+    watchdog : PoolWatchdog
         Watchdog of the pool.
     stop : callable
         Ends the link.
@@ -77,9 +77,20 @@ class RequestHandler:
     """
 
     def __init__(
-        self, keeping: Keeping, lifetime: Lifetime, guard: Guard, stop: Callable[[], None], wire: Wire
+        self,
+        connections: ConnectionTable,
+        idle_timeout: IdleTimeout,
+        watchdog: PoolWatchdog,
+        stop: Callable[[], None],
+        wire: Wire,
     ) -> None:
-        self._keeping, self._lifetime, self._guard, self._stop, self._wire = keeping, lifetime, guard, stop, wire
+        self._connections, self._idle_timeout, self._watchdog, self._stop, self._wire = (
+            connections,
+            idle_timeout,
+            watchdog,
+            stop,
+            wire,
+        )
         # Data that the client sends after the current call.
         self._sent: Iterator[bytes] = iter(())
         self._table: dict[str, Callable[[Facts], None]] = {
@@ -135,8 +146,8 @@ class RequestHandler:
     # The link and its hosts
 
     def _state(self, facts: Facts) -> None:
-        hosts = [self._described(held) for held in self._keeping.hosts()]
-        self._answer(machines=hosts, tunnels=[_shown(one) for one in self._keeping.tunnels()])
+        hosts = [self._described(held) for held in self._connections.hosts()]
+        self._answer(machines=hosts, tunnels=[_shown(one) for one in self._connections.tunnels()])
 
     def _described(self, held: ReconnectingHost) -> Facts:
         target = encoding.from_target(held.target)
@@ -151,7 +162,7 @@ class RequestHandler:
         prompts = Prompts(
             self._ask_passphrase if facts.get("passphrase") else None, self._ask_host if facts.get("ask") else None
         )
-        held = self._keeping.connect(target, address, _accepted(facts.get("accept")), prompts)
+        held = self._connections.connect(target, address, _accepted(facts.get("accept")), prompts)
         self._answer(**self._described(held))
 
     def _ask_passphrase(self, path: str, attempts: int) -> str | None:
@@ -169,29 +180,29 @@ class RequestHandler:
             return None  # the client is gone
 
     def _host(self, facts: Facts) -> ReconnectingHost:
-        return self._keeping.host(facts.get("machine"))
+        return self._connections.host(facts.get("machine"))
 
     def _keep(self, facts: Facts) -> None:
         lease = _field(facts, "lease")
         watched, folders = self._watched_pool(facts)
-        self._lifetime.keep(lease)
-        self._guard.watch(watched, folders)
+        self._idle_timeout.keep(lease)
+        self._watchdog.watch(watched, folders)
         self._answer()
 
     def _finish(self, facts: Facts) -> None:
         works, patience = _field(facts, "works"), _field(facts, "patience")
         scripts = [(self._host(one), _field(one, "script")) for one in works]
-        for held in self._keeping.hosts():
+        for held in self._connections.hosts():
             if held not in [one for one, _ in scripts]:
-                self._keeping.let_go(held.number)
-        self._lifetime.keep(patience)
+                self._connections.let_go(held.number)
+        self._idle_timeout.keep(patience)
         # Nobody will attach to the pool again.
-        self._guard.watch((), self._watched_pool(facts)[1])
-        Finishing(scripts, patience, self._keeping.tell, self._finished).start()
+        self._watchdog.watch((), self._watched_pool(facts)[1])
+        Finishing(scripts, patience, self._connections.tell, self._finished).start()
         self._answer()
 
     def _finished(self) -> None:
-        self._guard.forget()
+        self._watchdog.forget()
         self._stop()
 
     def _watched_pool(self, facts: Facts) -> tuple[list[Watched], list[Path]]:
@@ -202,8 +213,8 @@ class RequestHandler:
 
     def _end(self, facts: Facts) -> None:
         if facts.get("folders"):
-            self._guard.watch((), self._watched_pool(facts)[1])
-            self._guard.forget()
+            self._watchdog.watch((), self._watched_pool(facts)[1])
+            self._watchdog.forget()
         self._answer(process=list(process_identity.this()))
         self._stop()
 
@@ -212,11 +223,11 @@ class RequestHandler:
         self._answer()
 
     def _let_go(self, facts: Facts) -> None:
-        self._keeping.let_go(facts.get("machine"))
+        self._connections.let_go(facts.get("machine"))
         self._answer()
 
     def _events(self, facts: Facts) -> None:
-        with self._keeping.listening() as events:
+        with self._connections.listening() as events:
             self._answer()
             while True:
                 with contextlib.suppress(queue.Empty):
@@ -237,7 +248,7 @@ class RequestHandler:
             survive=facts.get("survive") is not False,
             make=facts.get("make") is True,
         )
-        self._answer(command=self._keeping.add(command), identity=list(command.identity))
+        self._answer(command=self._connections.add(command), identity=list(command.identity))
         # The client reads its output. When that connection ends, the command's channel is closed.
         try:
             with self._watched(command.close):
@@ -247,7 +258,7 @@ class RequestHandler:
             raise
 
     def _wait(self, facts: Facts) -> None:
-        command, timeout = self._keeping.command(facts.get("command")), _field(facts, "timeout")
+        command, timeout = self._connections.command(facts.get("command")), _field(facts, "timeout")
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))
@@ -330,15 +341,15 @@ class RequestHandler:
         if facts.get("probe") is True:
             # A client of the tunnel would not see the host's error: report it now.
             held.machine.open_stream(*place).close()
-        self._answer(**_shown(self._keeping.tunnel(held, *place, _field(facts, "wish"))))
+        self._answer(**_shown(self._connections.tunnel(held, *place, _field(facts, "wish"))))
 
     def _close_tunnel(self, facts: Facts) -> None:
-        self._keeping.close_tunnel(facts.get("tunnel"))
+        self._connections.close_tunnel(facts.get("tunnel"))
         self._answer()
 
     def _relay(self, facts: Facts) -> None:
-        near, far = self._host(facts), self._keeping.host(facts.get("through"))
-        self._answer(port=self._keeping.relay(near, far, *_place(facts), _field(facts, "wish")).port)
+        near, far = self._host(facts), self._connections.host(facts.get("through"))
+        self._answer(port=self._connections.relay(near, far, *_place(facts), _field(facts, "wish")).port)
 
     # While a call is answered
 

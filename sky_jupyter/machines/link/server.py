@@ -20,7 +20,7 @@ from ...node.system import locks
 from ...util import process_identity
 from . import socket_folder
 from .framing import Broken, Wire, prove
-from .idle_timeout import Lifetime
+from .idle_timeout import IdleTimeout
 
 _TICK = 0.5
 _SIGN = 5.0
@@ -31,7 +31,7 @@ _TURN = 0.001
 
 
 def main(folder: Path) -> int:
-    """Run the link of a folder until its lifetime is over; return the exit status."""
+    """Run the link of a folder until its idle timeout is over; return the exit status."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
@@ -44,15 +44,15 @@ def main(folder: Path) -> int:
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     logging.getLogger("paramiko").propagate = False
     key, config = socket_folder.read_key(folder), socket_folder.read_config(folder)
-    lifetime = Lifetime(_owner(config.get("owner")), config.get("lease"))
+    idle_timeout = IdleTimeout(_owner(config.get("owner")), config.get("lease"))
     listener = socket_folder.listen(folder)
     locks.shield(folder)
-    server = Server(listener, key, lifetime, stop, [Path(one) for one in config.get("folders", ())])
+    server = Server(listener, key, idle_timeout, stop, [Path(one) for one in config.get("folders", ())])
     server.start()
     ours = _which(folder)
     signed = 0.0
-    while not (why := lifetime.over()) and not stop.wait(_TICK) and _which(folder) == ours:
-        if lifetime.idle is None and time.monotonic() - signed >= _SIGN:
+    while not (why := idle_timeout.over()) and not stop.wait(_TICK) and _which(folder) == ours:
+        if idle_timeout.idle is None and time.monotonic() - signed >= _SIGN:
             signed = time.monotonic()
             socket_folder.sign(folder)
     still = _which(folder) == ours
@@ -71,15 +71,20 @@ class Server:
     """Admits clients, and answers each in a thread of its own."""
 
     def __init__(
-        self, listener: socket.socket, key: bytes, lifetime: Lifetime, stop: threading.Event, folders: Sequence[Path]
+        self,
+        listener: socket.socket,
+        key: bytes,
+        idle_timeout: IdleTimeout,
+        stop: threading.Event,
+        folders: Sequence[Path],
     ) -> None:
-        # Folders of a pool that is being started; see `Guard.watch`.
+        # Folders of a pool that is being started; see `PoolWatchdog.watch`.
         self._folders = folders
-        self._listener, self._key, self._lifetime, self._stop = listener, key, lifetime, stop
-        self._guard: Any = None
+        self._listener, self._key, self._idle_timeout, self._stop = listener, key, idle_timeout, stop
+        self._watchdog: Any = None
         self._room = threading.Semaphore(_MOST_CLIENTS)
         self._ready = threading.Event()
-        self._keeping: Any = None
+        self._connections: Any = None
         self._failed = ""
 
     def start(self) -> None:
@@ -91,22 +96,22 @@ class Server:
         """Stop listening, and close all connections."""
         with contextlib.suppress(OSError):
             self._listener.close()
-        if self._keeping is not None:
-            self._guard.close()
-            self._keeping.close()
+        if self._connections is not None:
+            self._watchdog.close()
+            self._connections.close()
 
     def remove_folders(self, *, over: bool) -> None:
-        """Remove the pool's folders if it has ended, or if the lifetime is ``over``."""
+        """Remove the pool's folders if it has ended, or if the idle timeout is ``over``."""
         self._ready.wait()
-        if self._guard is not None:
-            self._guard.remove_folders(over=over)
+        if self._watchdog is not None:
+            self._watchdog.remove_folders(over=over)
 
     def _import(self) -> None:
         try:
-            from .connection_table import Keeping
-            from .pool_watchdog import Guard
+            from .connection_table import ConnectionTable
+            from .pool_watchdog import PoolWatchdog
 
-            self._guard, self._keeping = Guard(self._lifetime, self._folders), Keeping()
+            self._watchdog, self._connections = PoolWatchdog(self._idle_timeout, self._folders), ConnectionTable()
         except ImportError as error:
             self._failed = f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})"
         self._ready.set()
@@ -132,12 +137,12 @@ class Server:
             _note(f"somebody was not let in: {error}")
             self._room.release()
             return
-        self._lifetime.enter()
+        self._idle_timeout.enter()
         try:
             self._answer(wire)
         finally:
             wire.close()
-            self._lifetime.leave()
+            self._idle_timeout.leave()
             self._room.release()
 
     def _answer(self, wire: Wire) -> None:
@@ -148,7 +153,7 @@ class Server:
             return
         from .request_handlers import RequestHandler
 
-        RequestHandler(self._keeping, self._lifetime, self._guard, self._stop.set, wire).serve()
+        RequestHandler(self._connections, self._idle_timeout, self._watchdog, self._stop.set, wire).serve()
 
     def _excuse(self, wire: Wire) -> None:
         """Answer every call with the import error, except the one that ends the link."""

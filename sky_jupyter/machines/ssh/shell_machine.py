@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from ...errors import LinkLost, MachineError
 from ..base import Done, Machine, Moved, ProcessId, Progress
 from ..forwards import ByteStream, LocalForward
-from ..process_handle import EarlierProcess
+from ..process_handle import ProcessHandle
 from . import scripts
 from .command_errors import failure
 
@@ -169,7 +169,7 @@ class ShellCommand:
         self._ended.set()
 
 
-class ShellProcess(EarlierProcess):
+class ShellProcess(ProcessHandle):
     """Command that an earlier connection started, without its output.
 
     Parameters
