@@ -17,7 +17,7 @@ from ..capture.collect import collect_value
 from ..capture.ledger import Ledger
 from ..display import views as display
 from ..pool.base.event_loop import counting_interrupts
-from ..pool.execution.tasks import CallRun, Parcel, TaskRequest
+from ..pool.execution.tasks import FunctionBundle, TaskRequest, TaskRun
 from ..pool.pool import Pool
 from ..session import cells, shared_view
 from .streaming_functions import refuse
@@ -39,12 +39,12 @@ _MOST_TOGETHER = 64
 
 
 @dataclass
-class Sent:
+class InFlightTask:
     """Task in flight: the calls that it makes, by their places, and their outcome."""
 
     places: tuple[int, ...]
     calls: tuple[PendingCall[Any], ...]
-    run: CallRun
+    run: TaskRun
     size: int
 
     def values(self) -> list[Any]:
@@ -64,7 +64,7 @@ class Sent:
         return value if self.run.together else [value]
 
 
-class Pace:
+class ChunkSizer:
     """Chunk sizer: how many calls go into one task.
 
     One, until it is known that they are short.
@@ -134,9 +134,9 @@ class Batch:
         note_restarts(live)
         self.live = live
         self.many, self.waited = many, waited
-        self.left: dict[int, Sent] = {}
-        self._ended: queue.SimpleQueue[Sent] = queue.SimpleQueue()
-        self.on_end: Callable[[Sent], None] = self._ended.put
+        self.left: dict[int, InFlightTask] = {}
+        self._ended: queue.SimpleQueue[InFlightTask] = queue.SimpleQueue()
+        self.on_end: Callable[[InFlightTask], None] = self._ended.put
         self._calls: Iterator[PendingCall[Any]] | None = iter(calls)
         self._total = total if total >= 0 else operator.length_hint(calls, -1)
         self._count = 0
@@ -144,15 +144,15 @@ class Batch:
         self._open = 0
         # Calls that were taken and not sent, with their places.
         self._next: deque[tuple[int, PendingCall[Any]]] = deque()
-        self._pace = Pace(live.spec.world_size) if joins else None
-        self._parcels: dict[int, tuple[Function[..., Any], Parcel]] = {}
+        self._pace = ChunkSizer(live.spec.world_size) if joins else None
+        self._bundles: dict[int, tuple[Function[..., Any], FunctionBundle]] = {}
         self._late = display.LateView("values", pool=self.live.spec.name)
         self._closed = self._stopped = self._failed = False
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self.id = ""
         self.title = title
-        self.showing = shared_view.joined(live, title, waited=waited)
+        self.run_view = shared_view.joined(live, title, waited=waited)
 
     # -- sending
 
@@ -204,12 +204,12 @@ class Batch:
         call = calls[0]
         if call.rank is not None:
             self.live.check_ranks([call.rank])
-        parcel = self._parcel(call.function)
+        bundle = self._bundle(call.function)
         arguments = [(one.args, one.kwargs) for one in calls]
         blob, capture = collect_value(arguments, main(), self._ledger(), label=f"an argument of {call.function!r}")
         size = blob.size + sum(one.size for one in capture.blobs)
         order = TaskRequest(
-            parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=name_of(call)
+            bundle, blob, capture, call.rank, call.timeout, self.run_view.listener(), title=name_of(call)
         )
         order.together, order.stream, order.retries = len(calls) > 1, self._stream_of(call), call.retries
         return order, size
@@ -227,14 +227,14 @@ class Batch:
         with self.live.calls.lock:
             return self.live.ledger.unsent()
 
-    def _parcel(self, function: Function[..., Any]) -> Parcel:
+    def _bundle(self, function: Function[..., Any]) -> FunctionBundle:
         """Upload the function once for all of its calls."""
-        known = self._parcels.get(id(function))
+        known = self._bundles.get(id(function))
         if known is None:
             blob, capture = collect_value(function.__wrapped__, main(), self._ledger(), label=repr(function))
-            parcel = self.live.calls.parcel(blob, capture, self._late.on_event, self._tick)
+            bundle = self.live.calls.bundle(blob, capture, self._late.on_event, self._tick)
             # With the function, so that no other has its id.
-            known = self._parcels[id(function)] = function, parcel
+            known = self._bundles[id(function)] = function, bundle
         return known[1]
 
     def _begin(self, taken: Sequence[tuple[list[tuple[int, PendingCall[Any]]], TaskRequest, int]]) -> None:
@@ -253,7 +253,7 @@ class Batch:
             for (calls, order, size), run in zip(taken, runs, strict=True):
                 run.passing = self.many
                 kept = tuple(call for _, call in calls) if order.together else ()
-                sent = Sent(tuple(place for place, _ in calls), kept, run, size)
+                sent = InFlightTask(tuple(place for place, _ in calls), kept, run, size)
                 self.left[sent.places[0]] = sent
                 self._open += 1
                 begun.append(sent)
@@ -266,18 +266,18 @@ class Batch:
             # Whoever counts them outside of this does; where nobody does, it is raised here.
             signal.raise_signal(signal.SIGINT)
 
-    def _on_end(self, sent: Sent) -> None:
+    def _on_end(self, sent: InFlightTask) -> None:
         """Note on the manager's loop that a task is over."""
         self.left.pop(sent.places[0], None)
         self._failed = self._failed or sent.run.outcome.failed
         self.on_end(sent)
 
-    def take(self, sent: Sent) -> dict[int, Any]:
+    def take(self, sent: InFlightTask) -> dict[int, Any]:
         """Return the results of a task that is over; requeue what it left.
 
         Parameters
         ----------
-        sent : Sent
+        sent : InFlightTask
             The task.
 
         Returns
@@ -299,21 +299,21 @@ class Batch:
 
     def _tick(self) -> None:
         self._late.refresh()
-        self.showing.refresh()
+        self.run_view.refresh()
 
     # -- waiting
 
-    def __iter__(self) -> Iterator[Sent]:
+    def __iter__(self) -> Iterator[InFlightTask]:
         """Iterate over the tasks as they end."""
         while (sent := self.next()) is not None:
             yield sent
 
-    def next(self) -> Sent | None:
+    def next(self) -> InFlightTask | None:
         """Wait for the next task that ends; an interrupt stops the remaining ones.
 
         Returns
         -------
-        Sent or None
+        InFlightTask or None
             The task; None when all have ended.
 
         Raises
@@ -371,10 +371,10 @@ class Batch:
                 time.sleep(_TICK)
         while not self._ended.empty():
             self._ended.get().run.drop()
-        self.showing.leave()
-        for _, parcel in self._parcels.values():
-            self.live.calls.discard(parcel)
-        self._parcels.clear()
+        self.run_view.leave()
+        for _, bundle in self._bundles.values():
+            self.live.calls.discard(bundle)
+        self._bundles.clear()
         if self.waited:
             # What the notebook assigns from here on is newer.
             self.live.calls.note_writes(main())

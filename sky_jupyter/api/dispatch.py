@@ -17,7 +17,7 @@ from ..pool.runs.run import Run
 from ..session import cells
 from ..util.validate import brief
 from . import streaming_functions, streams
-from .batch import Batch, Sent, main, name_of, note_restarts
+from .batch import Batch, InFlightTask, main, name_of, note_restarts
 from .futures import Future, settle, settler
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _submit(
     batch = Batch(live, calls, f"{title} > {live.spec.name}", waited=False, many=len(calls) > 1)
     values: dict[int, Any] = {}
 
-    def take(sent: Sent) -> None:
+    def take(sent: InFlightTask) -> None:
         """Handle a call that is over, in the thread that sets futures' results."""
         error: BaseException | None = None
         try:
@@ -268,7 +268,7 @@ class Results(Iterator[T]):
     def __init__(self, batch: Batch, *, ordered: bool) -> None:
         self._batch = batch
         self._ordered = ordered
-        self._early: dict[int, Sent] = {}
+        self._early: dict[int, InFlightTask] = {}
         self._at = 0
         try:
             batch.send()

@@ -22,7 +22,7 @@ from .batch import Batch, name_of
 from .streaming_functions import is_generator, iterator_names
 
 if TYPE_CHECKING:
-    from ..pool.execution.tasks import CallRun
+    from ..pool.execution.tasks import TaskRun
     from ..pool.pool import Pool
     from .calls import PendingCall
 
@@ -108,7 +108,7 @@ class Stream(Iterator[T]):
         self.result: Any = None
         try:
             batch.send()
-            self._run: CallRun = batch.last
+            self._run: TaskRun = batch.last
             self._flow = StreamClient(batch.live, self._run)
         except BaseException:
             self._over = True
@@ -158,7 +158,7 @@ class Stream(Iterator[T]):
             try:
                 return self._flow.next(_TICK)
             except queue.Empty:
-                self._batch.showing.refresh()
+                self._batch.run_view.refresh()
 
     def _stop(self) -> None:
         """Interrupt the rank; end its kernel at the second interrupt."""
@@ -169,7 +169,7 @@ class Stream(Iterator[T]):
                 if len(more) > heeded:
                     heeded = len(more)
                     self._batch.stop(hard=heeded + presses > 1)
-                self._batch.showing.refresh()
+                self._batch.run_view.refresh()
                 time.sleep(_TICK)
 
     def _outcome(self) -> Any:

@@ -26,10 +26,10 @@ from .base.phases import PhaseLog
 from .base.pool_cost import PoolCost
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
-from .execution.executor import Call, Submitter
+from .execution.executor import Call, PoolExecutor
 from .execution.orphaned_runs import take_stock
 from .execution.supervisor import Supervisor
-from .execution.tasks import CallRun, Parcel, PoolTasks, TaskRequest
+from .execution.tasks import FunctionBundle, PoolTasks, TaskRequest, TaskRun
 from .execution.watchdog import Watchdog
 from .hosts import remote_host as remote
 from .hosts.launch import Host
@@ -106,7 +106,7 @@ class Pool:
         self.packages = PoolPackages(self)
         self.shared = PoolShares(self)
         self.calls = PoolTasks(self)
-        self.submitter: Submitter | None = None
+        self.submitter: PoolExecutor | None = None
         self.current: Run | None = None
         # Runs that nothing waits for, by id, oldest first.
         self.detached: dict[str, Detached] = {}
@@ -241,13 +241,13 @@ class Pool:
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
-    ) -> CallRun:
+    ) -> TaskRun:
         """Start a function as a Dask task, by default on the idlest rank."""
         if rank is not None:
             self.check_ranks([rank])
         carrier = self.new_run([], listener, capture)
-        parcel = Parcel(self.ship(carrier, on_send, tick, call), capture, carrier)
-        order = TaskRequest(parcel, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
+        bundle = FunctionBundle(self.ship(carrier, on_send, tick, call), capture, carrier)
+        order = TaskRequest(bundle, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
         order.retries = retries
         (run,) = self.calls.begin([order], on_send, tick)
         self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
@@ -262,7 +262,7 @@ class Pool:
         """Call a function on one rank; return its future. Thread-safe."""
         self.require_live()
         if self.submitter is None:
-            self.submitter = Submitter(self)
+            self.submitter = PoolExecutor(self)
         return self.submitter.submit(function, shared, listener)
 
     def _close_submitter(self) -> None:
@@ -677,7 +677,7 @@ class Pool:
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Interrupt all ranks of a run; ``hard`` replaces their kernels."""
         run = run or self.current
-        if isinstance(run, CallRun):
+        if isinstance(run, TaskRun):
             self.calls.cancel([run], hard=hard)
             return
         if run is None or not run.left:

@@ -21,7 +21,7 @@ _INTERVAL = 0.1
 _ORDER = {"ok": 0, "interrupted": 1, "error": 2, "lost": 3, "died": 4}
 
 
-class Showing:
+class SharedRunView:
     """View of calls; made by `joined`, ends with the last of its calls.
 
     Parameters
@@ -122,8 +122,8 @@ class Showing:
         with _lock:
             self.count -= count
             last = self.count <= 0
-            if last and _showing.get(self.pool.id) is self:
-                del _showing[self.pool.id]
+            if last and _open_views.get(self.pool.id) is self:
+                del _open_views[self.pool.id]
         if last:
             with self._lock:
                 if not self.over:
@@ -139,19 +139,19 @@ class Showing:
 
 _lock = threading.Lock()
 # The view that is open for each pool, by the pool's id.
-_showing: dict[str, Showing] = {}
+_open_views: dict[str, SharedRunView] = {}
 
 
-def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> Showing:
+def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> SharedRunView:
     """Return the view for so many calls: the open one, or a new one."""
     with _lock:
-        showing = _showing.get(pool.id)
-        if showing is None or showing.over or showing.cell != cell_id():
-            showing = _showing[pool.id] = Showing(pool, title, waited=waited)
-        showing.count += count
+        run_view = _open_views.get(pool.id)
+        if run_view is None or run_view.over or run_view.cell != cell_id():
+            run_view = _open_views[pool.id] = SharedRunView(pool, title, waited=waited)
+        run_view.count += count
     if not waited:
-        showing.go_on_alone()
-    return showing
+        run_view.go_on_alone()
+    return run_view
 
 
 class Outlet:
@@ -167,7 +167,7 @@ class Outlet:
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._context = pool, contextvars.copy_context()
-        self._showing: Showing | None = None
+        self._run_view: SharedRunView | None = None
         self._listener: Listener | None = None
         self._left = False
         self._lock = threading.Lock()
@@ -179,8 +179,8 @@ class Outlet:
         with self._lock:
             if self._listener is None and not self._left and event.event["kind"] in ("stream", "display"):
                 title = f"loop · {self._pool.spec.name}"
-                self._showing = self._context.copy().run(joined, self._pool, title, waited=False)
-                self._listener = self._showing.listener()
+                self._run_view = self._context.copy().run(joined, self._pool, title, waited=False)
+                self._listener = self._run_view.listener()
             listener = self._listener
         if listener is not None:
             listener(event)
@@ -188,9 +188,9 @@ class Outlet:
     def leave(self) -> None:
         """End the view with the loop."""
         with self._lock:
-            self._left, showing, self._listener = True, self._showing, None
-        if showing is not None:
-            showing.leave()
+            self._left, run_view, self._listener = True, self._run_view, None
+        if run_view is not None:
+            run_view.leave()
 
 
 outlets.append(Outlet)
@@ -205,9 +205,9 @@ def cell_id() -> str:
     return str(get_ipython().kernel.get_parent("shell").get("header", {}).get("msg_id", ""))
 
 
-def say(showing: Showing, text: str) -> None:
+def say(run_view: SharedRunView, text: str) -> None:
     """Show a line that is no rank's."""
-    showing.view.on_event(NoticeEvent(text))
+    run_view.view.on_event(NoticeEvent(text))
 
 
-__all__ = ["Outlet", "Showing", "cell_id", "joined", "say"]
+__all__ = ["Outlet", "SharedRunView", "cell_id", "joined", "say"]

@@ -619,9 +619,9 @@ def test_how_often_a_call_is_begun_again_is_asked_of_the_call_then_its_function_
 
 def test_a_call_is_given_up_that_has_lost_too_many_nodes(compute: sky.Compute, pool: Pool, tmp_path: Path) -> None:
     from sky_jupyter.pool.base.events import ignore
-    from sky_jupyter.pool.execution.tasks import CallRun
+    from sky_jupyter.pool.execution.tasks import TaskRun
 
-    run = CallRun("call", ignore, retries=1)
+    run = TaskRun("call", ignore, retries=1)
     assert run.accepts("call.0-a", 0)
     run.lose_node(0, "gone")
     assert not run.over.is_set()

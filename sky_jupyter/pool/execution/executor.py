@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...capture.ledger import Ledger
     from ..runs.result import CellResult
     from ..runs.run import Run
-    from .tasks import CallRun
+    from .tasks import TaskRun
 
 _LABEL = "a parallel loop"
 
@@ -36,11 +36,11 @@ _LABEL = "a parallel loop"
 class Call(Future[Any]):
     """Future of one function call; `cancel` also interrupts its rank."""
 
-    def __init__(self, submitter: Submitter, blob: Blob, capture: Capture, shared: Mapping[str, Any]) -> None:
+    def __init__(self, submitter: PoolExecutor, blob: Blob, capture: Capture, shared: Mapping[str, Any]) -> None:
         super().__init__()
         self.submitter = submitter
         self.blob, self.capture, self.shared = blob, capture, shared
-        self.run_there: CallRun | None = None
+        self.run_there: TaskRun | None = None
         self.unwanted = False
         self.losses = 0
         self.listener: Listener = ignore
@@ -67,14 +67,14 @@ class ExecutorContext(PoolContext, Protocol):
 
     def begin_one(
         self, call: Blob, capture: Capture, *, rank: int | None, retries: int | None, listener: Listener
-    ) -> CallRun: ...
+    ) -> TaskRun: ...
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None: ...
 
     def finish(self, run: Run) -> CellResult: ...
 
 
-class Submitter:
+class PoolExecutor:
     """Executor of one pool; its thread starts and finishes calls.
 
     Parameters
@@ -125,7 +125,7 @@ class Submitter:
         self._todo.put(functools.partial(self._take, call))
         return call
 
-    def stop(self, run: CallRun) -> None:
+    def stop(self, run: TaskRun) -> None:
         """Interrupt a call that a rank runs."""
         self._todo.put(functools.partial(self._interrupt, run))
 
@@ -253,6 +253,6 @@ class Submitter:
         else:
             call.set_result(value)
 
-    def _interrupt(self, run: CallRun) -> None:
+    def _interrupt(self, run: TaskRun) -> None:
         with contextlib.suppress(Exception):
             self.pool.interrupt(run)

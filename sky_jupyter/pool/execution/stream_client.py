@@ -21,7 +21,7 @@ from ..context import PoolContext
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
-    from .tasks import CallRun
+    from .tasks import TaskRun
 
 _PAUSE = TIMEOUTS.polls.streams
 
@@ -56,11 +56,11 @@ class StreamClient:
     ----------
     pool : SupervisedContext
         The call's pool.
-    run : CallRun
+    run : TaskRun
         The call.
     """
 
-    def __init__(self, pool: SupervisedContext, run: CallRun) -> None:
+    def __init__(self, pool: SupervisedContext, run: TaskRun) -> None:
         self._pool, self._run = pool, run
         self._news: queue.SimpleQueue[Yielded | Wanted | None] = queue.SimpleQueue()
         # The number of items read, and the number that was acknowledged.

@@ -52,7 +52,7 @@ _TOLD = 64
 _KEPT = 20
 
 
-class CallRun(Run):
+class TaskRun(Run):
     """One call as the manager sees it, on one rank at a time.
 
     Parameters
@@ -74,9 +74,9 @@ class CallRun(Run):
         self.retries = retries
         self.losses = 0
         # Called on the loop once it is over.
-        self.on_over: Callable[[CallRun], None] = lambda run: None
+        self.on_over: Callable[[TaskRun], None] = lambda run: None
         # Called when a rank has begun it.
-        self.on_begun: Callable[[CallRun], None] = lambda run: None
+        self.on_begun: Callable[[TaskRun], None] = lambda run: None
         # Called with each node that it was on and has left.
         self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
@@ -209,7 +209,7 @@ class CallRun(Run):
 
 
 @dataclass
-class Parcel:
+class FunctionBundle:
     """What calls share on the nodes: a function and the values it reads."""
 
     content: dict[str, Any]
@@ -227,7 +227,7 @@ class Parcel:
 class TaskRequest:
     """Request of one call."""
 
-    parcel: Parcel
+    bundle: FunctionBundle
     # A list of each call's arguments; None if the function's blob has them.
     arguments: Blob | None = None
     capture: Capture = field(default_factory=Capture)
@@ -274,7 +274,7 @@ class PoolTasks:
 
     def __init__(self, pool: TaskContext) -> None:
         self.pool = pool
-        self.ended: deque[CallRun] = deque()
+        self.ended: deque[TaskRun] = deque()
         # Several threads may send calls, and they share the ledger.
         self.lock = threading.RLock()
         # By call, the hang detector, or the timer that starts it.
@@ -288,27 +288,29 @@ class PoolTasks:
 
     # -- main thread -------------------------------------------------------------------------------
 
-    def parcel(self, function: Blob, capture: Capture, on_send: Listener = ignore, tick: Tick = no_tick) -> Parcel:
+    def bundle(
+        self, function: Blob, capture: Capture, on_send: Listener = ignore, tick: Tick = no_tick
+    ) -> FunctionBundle:
         """Send a function with its values to the nodes; see `discard`.
 
         Raises CaptureError if there is no room for it, or its code cannot be sent.
         """
         carrier = self.pool.new_run([], ignore, capture)
-        return Parcel(self.pool.ship(carrier, on_send, tick, function), capture, carrier)
+        return FunctionBundle(self.pool.ship(carrier, on_send, tick, function), capture, carrier)
 
-    def discard(self, parcel: Parcel) -> None:
-        """Delete a parcel on the nodes."""
-        self.discard_of(parcel.run)
+    def discard(self, bundle: FunctionBundle) -> None:
+        """Delete a bundle on the nodes."""
+        self.discard_of(bundle.run)
 
-    def begin(self, orders: Sequence[TaskRequest], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
+    def begin(self, orders: Sequence[TaskRequest], on_send: Listener = ignore, tick: Tick = no_tick) -> list[TaskRun]:
         """Start calls, queued by Dask in this order."""
         self.pool.require_live()
         usual = self.pool.spec.options.retry_on_interruption
         runs, owns = [], []
         for order in orders:
             retries = usual if order.retries is None else order.retries
-            run = CallRun(new_id(), order.listener, order.rank, 0 if order.stream else retries)
-            run.capture = order.parcel.capture if order.arguments is None else order.capture
+            run = TaskRun(new_id(), order.listener, order.rank, 0 if order.stream else retries)
+            run.capture = order.bundle.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
             # Frameworks are not reinitialized while it runs.
             run.on_begun = self._on_begun
@@ -316,13 +318,13 @@ class PoolTasks:
             run.code, run.together = order.title, order.together
             owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
-        contents = [order.parcel.content for order in orders]
+        contents = [order.bundle.content for order in orders]
         for run in runs:
             self.pool.supervisor.add(run)
         loop().submit(self._attend(list(zip(runs, contents, owns, strict=True))))
         return runs
 
-    def _own(self, run: CallRun, order: TaskRequest, on_send: Listener, tick: Tick) -> dict[str, Any]:
+    def _own(self, run: TaskRun, order: TaskRequest, on_send: Listener, tick: Tick) -> dict[str, Any]:
         """Return a call's own arguments, inline if they are small."""
         own: dict[str, Any] = {"kind": "call", "title": order.title}
         if order.together:
@@ -332,16 +334,16 @@ class PoolTasks:
         if order.stream is not None:
             own["stream"] = order.stream
         self.pool.pythons.fitting(order.capture)
-        blob, blobs, parcel = order.arguments, order.capture.blobs, order.parcel
+        blob, blobs, bundle = order.arguments, order.capture.blobs, order.bundle
         if blob is None:
             return own
-        if not order.capture.modules <= parcel.modules:
+        if not order.capture.modules <= bundle.modules:
             # Arguments of the user's own types need their modules on the nodes.
             carrier = run.carrier = self.pool.new_run([], ignore, order.capture)
             told = self.pool.ship(carrier, on_send, tick, blob)
             own.update(arguments=told.pop("blob"), more=told.pop("manifest"))
-            parcel.modules |= order.capture.modules
-            parcel.content.update(told)
+            bundle.modules |= order.capture.modules
+            bundle.content.update(told)
             return own
         if not blob.buffers and len(blob.pickled) <= _INLINE and not blobs:
             own["inline"] = base64.b64encode(blob.pickled).decode()
@@ -356,7 +358,7 @@ class PoolTasks:
             raise
         return {**own, "arguments": told["blob"], "more": told["manifest"]}
 
-    def cancel(self, runs: Sequence[CallRun], *, hard: bool = False) -> None:
+    def cancel(self, runs: Sequence[TaskRun], *, hard: bool = False) -> None:
         """Cancel calls: interrupt running ones, or kill them if ``hard``."""
         runs = [run for run in runs if not run.over.is_set()]
         if runs:
@@ -372,7 +374,7 @@ class PoolTasks:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _attend(self, sent: list[tuple[CallRun, dict[str, Any], dict[str, Any]]]) -> None:
+    async def _attend(self, sent: list[tuple[TaskRun, dict[str, Any], dict[str, Any]]]) -> None:
         """Submit calls until they are over, again to a new scheduler."""
         supervisor = self.pool.supervisor
         try:
@@ -403,7 +405,7 @@ class PoolTasks:
                 run.give_up(f"it could not be sent: {type(error).__name__}: {error}")
 
     def _submit(
-        self, client: Client, sent: Sequence[tuple[CallRun, dict[str, Any], dict[str, Any]]], known: dict[str, int]
+        self, client: Client, sent: Sequence[tuple[TaskRun, dict[str, Any], dict[str, Any]]], known: dict[str, int]
     ) -> None:
         """Submit calls as Dask tasks; a node that knows one gets it."""
         import dask
@@ -412,7 +414,7 @@ class PoolTasks:
         from ...node.dask.scheduler import CALL, RETRIES
 
         control = self.pool.control
-        groups: dict[Any, list[tuple[CallRun, dict[str, Any], dict[str, Any]]]] = {}
+        groups: dict[Any, list[tuple[TaskRun, dict[str, Any], dict[str, Any]]]] = {}
         for item in sent:
             left = max(0, item[0].retries - item[0].losses)
             groups.setdefault((item[0].rank, known.get(item[0].call), left), []).append(item)
@@ -432,7 +434,7 @@ class PoolTasks:
                 futures = client.map(call, calls, contents, owns, [rank] * len(items), key=keys, pure=False, **where)
             self._futures.update(zip(calls, futures, strict=True))
 
-    async def _watch(self, client: Client, runs: Sequence[CallRun]) -> None:
+    async def _watch(self, client: Client, runs: Sequence[TaskRun]) -> None:
         """Wait until all calls are over, or the client is replaced."""
         control = self.pool.control
         over = asyncio.ensure_future(self._until_over(runs))
@@ -446,11 +448,11 @@ class PoolTasks:
         finally:
             over.cancel()
 
-    async def _until_over(self, runs: Sequence[CallRun]) -> None:
+    async def _until_over(self, runs: Sequence[TaskRun]) -> None:
         for run in runs:
             await run.until(run.over.is_set, None)
 
-    async def _look(self, run: CallRun) -> None:
+    async def _look(self, run: TaskRun) -> None:
         """Update a call whose Dask task is over."""
         from distributed import KilledWorker
 
@@ -468,7 +470,7 @@ class PoolTasks:
                 text = f"the control plane could not bring it to a rank: {type(error).__name__}: {error}"
                 run.give_up(f"node {run.node} was lost" if isinstance(error, KilledWorker) else text)
 
-    async def _known(self, runs: Sequence[CallRun]) -> dict[str, int]:
+    async def _known(self, runs: Sequence[TaskRun]) -> dict[str, int]:
         """Return the nodes that know the calls; read their events there."""
         control = self.pool.control
         if not runs or control.closing:
@@ -485,7 +487,7 @@ class PoolTasks:
                         await self.pool.supervisor.read(by_call[call], node, by_call[call].next(node))
         return known
 
-    async def _cancel(self, runs: Sequence[CallRun], hard: bool) -> None:
+    async def _cancel(self, runs: Sequence[TaskRun], hard: bool) -> None:
         """Remove calls from Dask's queue, and stop those that ranks run."""
         control = self.pool.control
         futures = [future for run in runs if (future := self._futures.pop(run.call, None)) is not None]
@@ -511,7 +513,7 @@ class PoolTasks:
             elif not hard:
                 self.pool.supervisor.do(self.pool.supervisor.free(run))
 
-    async def _cancel_on(self, node: int, runs: Sequence[CallRun], begun: set[str], hard: bool) -> None:
+    async def _cancel_on(self, node: int, runs: Sequence[TaskRun], begun: set[str], hard: bool) -> None:
         """Stop calls on a node once it is reachable; note begun ones."""
         control = self.pool.control
         while not control.closing and (left := [run for run in runs if not run.over.is_set()]):
@@ -522,13 +524,13 @@ class PoolTasks:
                     return
             await asyncio.sleep(_PAUSE)
 
-    async def _free(self, runs: Sequence[CallRun]) -> None:
+    async def _free(self, runs: Sequence[TaskRun]) -> None:
         """Give up calls that do not end after two interrupts."""
         await asyncio.sleep(FREE_PATIENCE)
         for run in runs:
             run.give_up(f"it does not end, and you gave it up{self.pool.watchdog.why}")
 
-    def _on_begun(self, run: CallRun) -> None:
+    def _on_begun(self, run: TaskRun) -> None:
         """Start the hang detector's timer for a call that has begun."""
         supervisor = self.pool.supervisor
         supervisor.working.add(run)
@@ -537,12 +539,12 @@ class PoolTasks:
             later = asyncio.get_running_loop().call_later
             self._silences[run.call] = later(supervisor.silence, self._watch_over, run)
 
-    def _watch_over(self, run: CallRun) -> None:
+    def _watch_over(self, run: TaskRun) -> None:
         supervisor = self.pool.supervisor
         watch = HangDetector(run, supervisor.look, after=supervisor.silence)
         self._silences[run.call] = supervisor.keep_task(watch.attend())
 
-    def _stop_watching(self, run: CallRun) -> None:
+    def _stop_watching(self, run: TaskRun) -> None:
         if (silence := self._silences.pop(run.call, None)) is not None:
             silence.cancel()
 
@@ -560,7 +562,7 @@ class PoolTasks:
         with contextlib.suppress(Exception):
             await control.client.scheduler.unregister(address=control.addresses[node], stimulus_id=f"sky-off-{node}")
 
-    def _on_over(self, run: CallRun) -> None:
+    def _on_over(self, run: TaskRun) -> None:
         """Release the resources of a call that is over; report its end."""
         future = self._futures.pop(run.call, None)
         if future is not None:
@@ -571,7 +573,7 @@ class PoolTasks:
         # No task of the supervisor, which ends with the pool: the waiting thread must be notified.
         self._finishing.start(self._finish(run))
 
-    async def _finish(self, run: CallRun) -> None:
+    async def _finish(self, run: TaskRun) -> None:
         supervisor = self.pool.supervisor
         self._stop_watching(run)
         try:
@@ -601,7 +603,7 @@ class PoolTasks:
             if not run.task.done():
                 run.task.set_result(None)
 
-    async def _bring(self, run: CallRun) -> Brought:
+    async def _bring(self, run: TaskRun) -> Brought:
         """Fetch a large value before the node evicts it."""
         rank = run.outcome.rank
         brought = (await Bringing(self.pool, [rank], ignore, "a value").bring({"of": run.id}))[rank]
@@ -610,7 +612,7 @@ class PoolTasks:
         self.pool.supervisor.do(self._release(run))
         return brought
 
-    async def _release(self, run: CallRun) -> None:
+    async def _release(self, run: TaskRun) -> None:
         with contextlib.suppress(SkyError, OSError):
             await self.pool.control.ask(rpc.RELEASE_VALUE, [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
