@@ -49,11 +49,11 @@ from .runs import event_pages
 from .runs.event_pages import Page
 from .runs.result import CellError, CellResult
 from .runs.run import Run, new_id
-from .runs.stacks import Where, ask
+from .runs.stacks import StackReport, ask
 from .transfer import fetch_values, files, send_values
 from .transfer import pull_variable as pulling
 from .transfer.base import Transfer
-from .transfer.fetch_values import Brought, Shows, Untouched, unshown
+from .transfer.fetch_values import FetchedValue, LazyValues, ViewFactory, unshown
 from .transfer.packages import PoolPackages
 from .transfer.project_code import PoolCode
 from .transfer.python_versions import PoolPythons
@@ -111,7 +111,7 @@ class Pool:
         # Runs that nothing waits for, by id, oldest first.
         self.detached: dict[str, Detached] = {}
         # How transfers of values are shown, and the names under way; how many results hold each run's values.
-        self.shows: Shows = unshown
+        self.shows: ViewFactory = unshown
         self.wanted: set[str] = set()
         self.held: dict[str, int] = {}
         # Names that are modules on the nodes.
@@ -528,8 +528,8 @@ class Pool:
             self.supervisor.lose_unbegun(run, facts["nodes"])
         return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id)
 
-    def _untouched(self, run: Run) -> Untouched:
-        return Untouched(self, run.id, run.outcomes, run.shape)
+    def _untouched(self, run: Run) -> LazyValues:
+        return LazyValues(self, run.id, run.outcomes, run.shape)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """Return the ranks, by default all; raise SpecError for others."""
@@ -694,8 +694,8 @@ class Pool:
         what: str,
         listener: Listener = ignore,
         tick: Tick = no_tick,
-        check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
-    ) -> dict[int, Brought]:
+        check: Callable[[Mapping[int, FetchedValue]], None] = lambda found: None,
+    ) -> dict[int, FetchedValue]:
         """Fetch values of ranks into files; see `fetch_values.fetch`.
 
         Raises PoolError if the pool has ended.
@@ -723,7 +723,7 @@ class Pool:
         there = sorted(set(range(self.spec.nodes)) - gone)
         return self._answer(self.control.ask(rpc.STATUS, there), 5)
 
-    def where(self, within: float = 0.8) -> Where:
+    def where(self, within: float = 0.8) -> StackReport:
         """Return each rank's stack, whatever it is doing. Thread-safe.
 
         Parameters
@@ -734,7 +734,7 @@ class Pool:
 
         Returns
         -------
-        Where
+        StackReport
             The stacks.
         """
         self.lifecycle.retry_links()

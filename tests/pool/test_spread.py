@@ -21,7 +21,7 @@ from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.transfer import broadcast_tree as spread
-from sky_jupyter.pool.transfer.broadcast_tree import NodePath, Spread
+from sky_jupyter.pool.transfer.broadcast_tree import BroadcastTree, NodePath
 from tests.pool.pools import local_pool
 
 PATIENCE = 60.0
@@ -52,11 +52,11 @@ class Copies:
         self.told: list[dict[int, int]] = []
         self.sources: set[int | None] = set()
 
-    def spread(self) -> Spread:
+    def spread(self) -> BroadcastTree:
         """A spread of it, not begun."""
         assert self.pool.control is not None
         places = {node: NodePath(to_wire(str(self.place(node)))) for node in range(self.pool.spec.nodes)}
-        made = Spread(
+        made = BroadcastTree(
             self.pool.control, secrets.token_hex(4), pack(listing_of(self.source)), self.size, places, self.tell
         )
         take = made._take

@@ -24,7 +24,7 @@ from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.hang_detector import verdict
 from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.pool.runs.run import Run
-from sky_jupyter.pool.runs.stacks import Where, read
+from sky_jupyter.pool.runs.stacks import StackReport, read
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.pool.pools import begin, local_pool, run
@@ -66,7 +66,7 @@ def seen(pool: Pool, condition: Callable[[str], bool], patience: float = 60.0, w
         time.sleep(0.05)
 
 
-def whole(pool: Pool) -> Where:
+def whole(pool: Pool) -> StackReport:
     """What `where` finds once it has the stacks of all: on a busy machine it waits for none."""
     found = [pool.where()]
     assert eventually(lambda: all(place.frames for place in found[-1].places) or found.append(pool.where()))
@@ -439,7 +439,7 @@ def report(frames: object = (), **more: object) -> dict[str, object]:
     return {"pid": 7, "busy_with": "r", "frames": frames, "note": "", **stuck, **more}
 
 
-def looked_at(*reports: dict[str, object]) -> Where:
+def looked_at(*reports: dict[str, object]) -> StackReport:
     run = Run("r", {0: 0, 1: 1}, lambda event: None)
     run.code, run.count = "x = f()", 3
     answers = {node: {"ranks": {node: item}} for node, item in enumerate(reports)}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...util.text import rank_label
-from ..runs.stacks import IDLE, RankStack, Where
+from ..runs.stacks import IDLE, RankStack, StackReport
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ _UNNAMED = "what they wait in"
 _DEAF = "in code that cannot be interrupted"
 
 
-def held(left: Collection[int], where: Where | None) -> UninterruptedRanks:
+def held(left: Collection[int], where: StackReport | None) -> UninterruptedRanks:
     """Classify the ranks in ``left`` by where they were seen after an interrupt."""
     places = {place.rank: place for place in where.places} if where is not None else {}
     deaf = sorted(rank for rank in left if rank in places and _is_deaf(places[rank]))

@@ -25,7 +25,7 @@ from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 from ..runs.hang_detector import AFTER, HangDetector
 from ..runs.run import Run
-from ..runs.stacks import Where, ask
+from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
 from .extensions import BatchExtension
 from .interruption_notices import InterruptionNotices
@@ -287,7 +287,7 @@ class Supervisor:
             self.working.discard(run)
         self.mend(run)
 
-    async def look(self, run: Run, native: bool) -> Where:
+    async def look(self, run: Run, native: bool) -> StackReport:
         """Return the ranks' stacks, sampled over a long window."""
         return await ask(self.control, self.spec, run, native=native, window=0.5)
 
@@ -349,7 +349,7 @@ class Supervisor:
         while time.monotonic() < end and {run.outcomes[rank].node for rank in run.left} & self.control.there:
             await run.until(lambda: not run.left, _REACH_PATIENCE)
 
-    async def _look_at_held(self, run: Run) -> Where | None:
+    async def _look_at_held(self, run: Run) -> StackReport | None:
         """Return the stacks of ranks that do not stop at once, or None."""
         if await run.until(lambda: not run.left, _HEED_PATIENCE):
             return None
@@ -357,7 +357,7 @@ class Supervisor:
             return await ask(self.control, self.spec, run, native=False)
         return None
 
-    async def _free_gently(self, run: Run, where: Where | None) -> None:
+    async def _free_gently(self, run: Run, where: StackReport | None) -> None:
         """Abort collectives of ranks that do not stop; report on them.
 
         A rank that is being freed is not reported as deaf meanwhile, however slow the machine is.

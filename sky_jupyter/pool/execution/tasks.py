@@ -30,7 +30,7 @@ from ..runs.hang_detector import HangDetector
 from ..runs.result import CellResult, Outcome, exception_of
 from ..runs.run import Run, new_id
 from ..transfer import send_values as values
-from ..transfer.fetch_values import Bringing, Brought, ValuesContext, discard, value_in
+from ..transfer.fetch_values import FetchedValue, ValueFetch, ValuesContext, discard, value_in
 from .supervisor import FREE_PATIENCE
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TaskRun(Run):
         self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
         # The file of a large value.
-        self.file: Brought | None = None
+        self.file: FetchedValue | None = None
         # Owns the files that were sent for it alone.
         self.carrier: Run | None = None
         # Whether its journals and files can be deleted at its end.
@@ -603,10 +603,10 @@ class PoolTasks:
             if not run.task.done():
                 run.task.set_result(None)
 
-    async def _bring(self, run: TaskRun) -> Brought:
+    async def _bring(self, run: TaskRun) -> FetchedValue:
         """Fetch a large value before the node evicts it."""
         rank = run.outcome.rank
-        brought = (await Bringing(self.pool, [rank], ignore, "a value").bring({"of": run.id}))[rank]
+        brought = (await ValueFetch(self.pool, [rank], ignore, "a value").bring({"of": run.id}))[rank]
         if brought.gone:
             raise NodeLost(brought.gone)
         self.pool.supervisor.do(self._release(run))

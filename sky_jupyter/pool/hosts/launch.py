@@ -51,7 +51,7 @@ _OWN = (
 
 
 @dataclass(frozen=True)
-class Apart:
+class RelayInfo:
     """Relays through this machine between a host and an unreachable head.
 
     Parameters
@@ -96,7 +96,7 @@ class Host:
     blobs_there: str = ""
     python: str = ""
     # Its relays, if the head reaches it through this machine only; files do not take them.
-    apart: Apart | None = None
+    apart: RelayInfo | None = None
     # Set when its events are to be ignored.
     left: threading.Event = field(default_factory=threading.Event)
 

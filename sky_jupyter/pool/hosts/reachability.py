@@ -69,7 +69,7 @@ ALONE = "nodes stand alone (cluster=False)"
 
 
 @dataclass(frozen=True)
-class Reach:
+class Reachability:
     """Result of `look`.
 
     Attributes
@@ -95,13 +95,13 @@ def script_of(python: str, code: str) -> str:
     return f"{shlex.quote(python)} -I -S -c {shlex.quote(f'exec({code!r})')}"
 
 
-def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reach:
+def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reachability:
     """Test connections between the head and all hosts, or of ``everyone``.
 
     They use the hosts' addresses in the pool. Raises BootstrapError if a host cannot be asked.
     """
     if len(sites) < 2:
-        return Reach({}, [0] * len(sites))
+        return Reachability({}, [0] * len(sites))
 
     def listen(site: Site) -> dict[str, Any]:
         return _ask(site, _LISTEN.format(address=site.address, life=_LIFE))
@@ -120,16 +120,16 @@ def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Rea
     finally:
         on_all([site for site in sites if "child" in ears[site.node]], hush, "agent", threading.Event())
     gaps = {(caller, node): why for caller, missed in enumerate(found) for node, why in missed.items()}
-    return Reach(gaps, [int(ear["free"]) for ear in ears])
+    return Reachability(gaps, [int(ear["free"]) for ear in ears])
 
 
-def apart(sites: Sequence[Site], stop: threading.Event) -> Reach:
-    """Return a `Reach` of hosts that stand alone, without a test.
+def apart(sites: Sequence[Site], stop: threading.Event) -> Reachability:
+    """Return a `Reachability` of hosts that stand alone, without a test.
 
     Raises BootstrapError if a host cannot be asked.
     """
     free = on_all(sites, lambda site: int(_ask(site, _FREE)["free"]), "agent", stop)
-    return Reach({(0, site.node): ALONE for site in sites if site.node}, free)
+    return Reachability({(0, site.node): ALONE for site in sites if site.node}, free)
 
 
 def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]]) -> dict[int, str]:

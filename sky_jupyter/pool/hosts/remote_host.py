@@ -138,7 +138,7 @@ def adopt(facts: Mapping[str, Any], machine: Machine, here: tuple[Path, Path], t
     there, blobs, python = facts["there"]
     command = machine.process(tuple(facts["process"]))
     host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python), traces)
-    host.apart = launch.Apart(**facts["apart"]) if facts.get("apart") else None
+    host.apart = launch.RelayInfo(**facts["apart"]) if facts.get("apart") else None
     return host
 
 
@@ -149,7 +149,7 @@ def relay(hosts: Sequence[launch.Host], scheduler: str) -> None:
             _relayed(hosts[0].machine, host.machine, scheduler, host.apart)
 
 
-def _relayed(head: Machine, machine: Machine, scheduler: str, apart: launch.Apart) -> launch.Apart:
+def _relayed(head: Machine, machine: Machine, scheduler: str, apart: launch.RelayInfo) -> launch.RelayInfo:
     """Make the link's relays between a host and the head."""
     return replace(
         apart,
@@ -303,7 +303,7 @@ class _Start:
     ttl: float | None = None
 
 
-def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach.Reach:
+def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach.Reachability:
     """Return which hosts reach each other; nodes that stand alone need not."""
     if not spec.options.cluster:
         return reach.apart(sites, stop)
@@ -311,7 +311,7 @@ def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach
 
 
 def _start_others(
-    start: _Start, chosen: Sequence[Site], scheduler: str, found: reach.Reach, tell: Callable[[str], None]
+    start: _Start, chosen: Sequence[Site], scheduler: str, found: reach.Reachability, tell: Callable[[str], None]
 ) -> None:
     """Start hosts in parallel, with relays to the head where needed."""
     others: list[Callable[[], object]] = []
@@ -321,7 +321,7 @@ def _start_others(
     _all(others)
 
 
-def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: Sequence[str]) -> None:
+def _refuse_collectives(sites: Sequence[Site], found: reach.Reachability, collective: Sequence[str]) -> None:
     """Raise BootstrapError if hosts of collectives have gaps.
 
     Their ranks would wait for each other forever.
@@ -339,8 +339,8 @@ def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: S
 
 
 def _apart(
-    site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Callable[[str], None]
-) -> launch.Apart | None:
+    site: Site, head: Site, scheduler: str, found: reach.Reachability, tell: Callable[[str], None]
+) -> launch.RelayInfo | None:
     """Relay a host and the head through the link if there is a gap.
 
     Returns None if they do. Raises BootstrapError if one of them forbids forwarding.
@@ -348,7 +348,7 @@ def _apart(
     for one, other in ((site, head), (head, site)):
         if gap := found.gaps.get((one.node, other.node)):
             why = gap if gap == reach.ALONE else f"{one.name} does not reach {other.name} ({gap})"
-            apart = launch.Apart(why, found.free[site.node])
+            apart = launch.RelayInfo(why, found.free[site.node])
             try:
                 made = _relayed(head.machine, site.machine, scheduler, apart)
             except MachineError as error:
@@ -367,7 +367,7 @@ def _apart(
     return None
 
 
-def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: launch.Apart | None = None) -> str:
+def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: launch.RelayInfo | None = None) -> str:
     """Start the host of one node; return the scheduler's address."""
     site, spec, pool = start.sites[node], start.spec, start.traces.pool
     machine = site.machine

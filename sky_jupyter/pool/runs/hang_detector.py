@@ -10,7 +10,7 @@ from ...util.text import rank_label
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from .run import Run
-from .stacks import IDLE, RankStack, Where
+from .stacks import IDLE, RankStack, StackReport
 
 AFTER = TIMEOUTS.answers.hang
 _CONFIRM = TIMEOUTS.answers.hang_confirm
@@ -21,7 +21,7 @@ _MOVED = 0.0003
 _SLEPT = 3
 _HINT = "the button Where shows the stacks; an interrupt frees them"
 
-Look = Callable[[Run, bool], Awaitable[Where]]
+Look = Callable[[Run, bool], Awaitable[StackReport]]
 
 
 class HangDetector:
@@ -76,7 +76,7 @@ class HangDetector:
         return verdict(first, second)
 
 
-def verdict(first: Where, second: Where) -> str:
+def verdict(first: StackReport, second: StackReport) -> str:
     """Compare two samples of a silent run; describe the hang, or return "".
 
     A hang is either ranks that wait for ranks elsewhere, or all ranks waiting.

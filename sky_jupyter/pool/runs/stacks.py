@@ -173,7 +173,7 @@ class StackGroup:
 
 
 @dataclass(frozen=True)
-class Where:
+class StackReport:
     """Stacks of a pool's ranks; ``str(where)`` and the repr are its text."""
 
     places: tuple[RankStack, ...]
@@ -302,7 +302,7 @@ def read(
     run: Run | None = None,
     statuses: Mapping[int, str] | None = None,
     waited: Mapping[int, float] | None = None,
-) -> Where:
+) -> StackReport:
     """Parse the agents' answers; missing and malformed ones become ``silent``.
 
     Parameters
@@ -320,7 +320,7 @@ def read(
 
     Returns
     -------
-    Where
+    StackReport
         The stacks of all ranks.
     """
     known = [re.compile(expression) for plugin in spec.plugins for expression in plugin.collectives]
@@ -337,7 +337,7 @@ def read(
                 place = _place(rank, report, known, state, bool(answer.get("accelerators")))
         seconds = (waited or {}).get(node)
         places.append(place or RankStack(rank, "silent", note="" if seconds is None else f" in {seconds:.1f} s"))
-    return Where(tuple(places), code)
+    return StackReport(tuple(places), code)
 
 
 def _place(
@@ -441,7 +441,7 @@ async def ask(
     native: bool = True,
     window: float = WINDOW,
     within: float = WITHIN,
-) -> Where:
+) -> StackReport:
     """Sample the stacks of all ranks, by one call per agent.
 
     The calls are independent: an agent that does not answer delays no other.
@@ -463,7 +463,7 @@ async def ask(
 
     Returns
     -------
-    Where
+    StackReport
         The stacks.
     """
     known = [expression for plugin in spec.plugins for expression in plugin.collectives]

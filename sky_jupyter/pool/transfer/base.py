@@ -73,7 +73,7 @@ class Stopped(Exception):
     """Signal in a transfer's thread that the user has interrupted it."""
 
 
-class Moving:
+class TransferJob:
     """Transfer in either direction, with its listener and its cancellation."""
 
     def __init__(self, pool: TransferContext, nodes: Sequence[int], listener: Listener) -> None:
@@ -149,7 +149,7 @@ class Moving:
             await asyncio.sleep(_AGAIN)
 
 
-async def copy(moving: Moving, text: str, source: Path, target: Path, entries: Sequence[ManifestEntry]) -> int:
+async def copy(job: TransferJob, text: str, source: Path, target: Path, entries: Sequence[ManifestEntry]) -> int:
     """Copy a file or folder on this machine; return the bytes copied.
 
     Raises TransferError if that fails.
@@ -159,7 +159,7 @@ async def copy(moving: Moving, text: str, source: Path, target: Path, entries: S
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_LOOK)
-            moving.tell(text, take.there, take.total)
+            job.tell(text, take.there, take.total)
     finally:
         task.cancel()
     if take.state == "failed":

@@ -62,7 +62,7 @@ class _Job:
         return age > _SLOW_AGE and self.there / age < _SLOW_RATE
 
 
-class Spread:
+class BroadcastTree:
     """Copies of one transfer between nodes; used on the manager's loop.
 
     `upload` and `files` make and close it.

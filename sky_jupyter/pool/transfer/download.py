@@ -13,11 +13,11 @@ from ...node.files import compare
 from ...node.files.file_manifest import FILE, ManifestEntry, from_wire, hashed, shown, to_wire, total, unpack
 from ...node.protocol import rpc
 from ...util.text import format_size
-from .base import Moving, Transfer, advice, copy, is_itself, together
+from .base import Transfer, TransferJob, advice, copy, is_itself, together
 from .broadcast_tree import ask
 
 
-class Fetching(Moving):
+class Download(TransferJob):
     """Download of one file or folder from nodes."""
 
     async def get(self, path: str, local: str | None) -> Transfer:

@@ -25,7 +25,7 @@ from ..base.events import Event, Listener, NoticeEvent, Silent, ignore
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..runs import log_reader
-from .base import Moving
+from .base import TransferJob
 
 # The timeout of a repr.
 _MOMENT = TIMEOUTS.transfers.repr
@@ -44,7 +44,7 @@ class ValueView(Protocol):
         ...
 
 
-Shows = Callable[[str], AbstractContextManager[ValueView]]
+ViewFactory = Callable[[str], AbstractContextManager[ValueView]]
 """Makes the view of a fetch, from its title."""
 
 
@@ -54,7 +54,7 @@ def unshown(title: str) -> AbstractContextManager[ValueView]:
 
 
 @dataclass(frozen=True)
-class Brought:
+class FetchedValue:
     """Result of a fetch from one rank: a blob, or why there is none."""
 
     rank: int
@@ -68,7 +68,7 @@ class Brought:
     lacks: str | None = None
 
     @classmethod
-    def read(cls, rank: int, end: Mapping[str, Any]) -> Brought:
+    def read(cls, rank: int, end: Mapping[str, Any]) -> FetchedValue:
         """Build it from a rank's end event."""
         if end.get("status") != "ok":
             why = end.get("evalue") or end.get("text") or f"it was {end.get('status')}"
@@ -91,7 +91,7 @@ class ValuesContext(TransferContext, log_reader.PagesContext, Protocol):
     """The pool as seen by fetches of values."""
 
     @property
-    def shows(self) -> Shows:
+    def shows(self) -> ViewFactory:
         """Return the factory of views of fetches."""
         ...
 
@@ -112,13 +112,13 @@ class ValuesContext(TransferContext, log_reader.PagesContext, Protocol):
         what: str,
         listener: Listener = ignore,
         tick: Tick = no_tick,
-        check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
-    ) -> dict[int, Brought]:
+        check: Callable[[Mapping[int, FetchedValue]], None] = lambda found: None,
+    ) -> dict[int, FetchedValue]:
         """Fetch values of ranks into files; see `fetch`."""
         ...
 
 
-class Bringing(Moving):
+class ValueFetch(TransferJob):
     """Fetch of one value from some ranks.
 
     Parameters
@@ -144,8 +144,8 @@ class Bringing(Moving):
         self._waited = False
 
     async def bring(
-        self, content: Mapping[str, Any], check: Callable[[Mapping[int, Brought]], None] = lambda found: None
-    ) -> dict[int, Brought]:
+        self, content: Mapping[str, Any], check: Callable[[Mapping[int, FetchedValue]], None] = lambda found: None
+    ) -> dict[int, FetchedValue]:
         """Fetch each rank's value into a file; return the results.
 
         ``content`` is the request to the ranks, as in `node.kernel.result_store.ResultStore.export`. ``check`` is
@@ -155,7 +155,7 @@ class Bringing(Moving):
         done = False
         try:
             several = await asyncio.gather(*(self._have_written(node, dict(content)) for node in self.nodes))
-            found = {brought.rank: brought for part in several for brought in part}
+            found = {fetched.rank: fetched for part in several for fetched in part}
             check(found)
             if self.away:
                 self._far = {}
@@ -170,15 +170,15 @@ class Bringing(Moving):
             if self.away or not done:
                 _left.start(self._forget())
 
-    def _taken(self, brought: Brought) -> Brought:
+    def _taken(self, fetched: FetchedValue) -> FetchedValue:
         """Rename a local file, so that the agent does not remove it."""
-        if brought.path is None:
-            return brought
-        return replace(brought, path=brought.path.rename(brought.path.with_name(f"value-{self.keys[brought.rank]}")))
+        if fetched.path is None:
+            return fetched
+        return replace(fetched, path=fetched.path.rename(fetched.path.with_name(f"value-{self.keys[fetched.rank]}")))
 
-    async def _have_written(self, node: int, content: dict[str, Any]) -> list[Brought]:
+    async def _have_written(self, node: int, content: dict[str, Any]) -> list[FetchedValue]:
         keys = {rank: key for rank, key in self.keys.items() if rank // self.per_node == node}
-        done: list[Brought] = []
+        done: list[FetchedValue] = []
         while keys:
             wanted = sorted(self.pool.wanted)
             try:
@@ -186,11 +186,11 @@ class Bringing(Moving):
                     node
                 ]
             except NodeLost as error:
-                return [*done, *(Brought(rank, gone=str(error)) for rank in keys)]
+                return [*done, *(FetchedValue(rank, gone=str(error)) for rank in keys)]
             for rank, one in facts.items():
                 self._note(rank, one)
                 if "end" in one:
-                    done.append(Brought.read(rank, one["end"]))
+                    done.append(FetchedValue.read(rank, one["end"]))
                     del keys[rank]
         return done
 
@@ -206,25 +206,25 @@ class Bringing(Moving):
             sums = [sum(numbers) for numbers in zip(*self._far.values(), strict=True)]
             self.tell(what or self.what, sums[0], sums[1])
 
-    async def _over_the_link(self, found: Mapping[int, Brought]) -> dict[int, Brought]:
+    async def _over_the_link(self, found: Mapping[int, FetchedValue]) -> dict[int, FetchedValue]:
         coming = [self._download(one) for one in found.values() if one.path is not None]
         done = await asyncio.gather(*coming, return_exceptions=True)
         for one in done:
             if isinstance(one, BaseException):
                 for other in done:
-                    if isinstance(other, Brought):
+                    if isinstance(other, FetchedValue):
                         discard(other)
                 raise one
-        return {**found, **{one.rank: one for one in done if isinstance(one, Brought)}}
+        return {**found, **{one.rank: one for one in done if isinstance(one, FetchedValue)}}
 
-    async def _download(self, brought: Brought) -> Brought:
-        source, key = brought.path, self.keys[brought.rank]
+    async def _download(self, fetched: FetchedValue) -> FetchedValue:
+        source, key = fetched.path, self.keys[fetched.rank]
 
         def move(machine: Any) -> Path:
-            return self._move(machine, str(source), key, brought.rank)
+            return self._move(machine, str(source), key, fetched.rank)
 
-        path = await self.over_the_link(brought.rank // self.per_node, move)
-        return replace(brought, path=path)
+        path = await self.over_the_link(fetched.rank // self.per_node, move)
+        return replace(fetched, path=path)
 
     def _move(self, machine: Any, source: str, key: str, rank: int) -> Path:
         """Download a file in a thread, which an interrupt stops."""
@@ -250,22 +250,22 @@ class Bringing(Moving):
                 await self.control.ask(rpc.DISCARD_VALUES, [node], keys=keys)
 
 
-def load(brought: Brought) -> Any:
+def load(fetched: FetchedValue) -> Any:
     """Load the value from a fetched file; remove the file, still mapped."""
-    assert brought.path is not None
+    assert fetched.path is not None
     try:
-        return pickling.load_blob(brought.path)
+        return pickling.load_blob(fetched.path)
     finally:
-        discard(brought)
+        discard(fetched)
 
 
-def discard(brought: Brought) -> None:
+def discard(fetched: FetchedValue) -> None:
     """Remove a fetched file."""
-    if brought.path is not None:
-        brought.path.unlink(missing_ok=True)
+    if fetched.path is not None:
+        fetched.path.unlink(missing_ok=True)
 
 
-class Untouched:
+class LazyValues:
     """Values of a run that are still on its ranks; part of its `CellResult`.
 
     Parameters
@@ -298,14 +298,14 @@ class Untouched:
         except (SkyError, OSError) as error:
             return {}, dict.fromkeys(ranks, str(error))
         try:
-            for rank, brought in found.items():
-                if brought.gone:
-                    missing[rank] = brought.gone
+            for rank, fetched in found.items():
+                if fetched.gone:
+                    missing[rank] = fetched.gone
                 else:
-                    values[rank] = value_in(brought)
+                    values[rank] = value_in(fetched)
         finally:
-            for brought in found.values():
-                discard(brought)
+            for fetched in found.values():
+                discard(fetched)
         return values, missing
 
     def printed(self, rank: int, stream: str, before: int) -> str:
@@ -352,14 +352,14 @@ class Untouched:
                 await self.pool.control.ask(rpc.RELEASE_VALUE, [node], run=self.run, ranks=list(self.ranks))
 
 
-def value_in(brought: Brought) -> Any:
+def value_in(fetched: FetchedValue) -> Any:
     """Return the fetched value, or its `RemoteRepr`."""
-    if brought.unpicklable or brought.path is None:
-        return brought.stand_in(brought.unpicklable)
+    if fetched.unpicklable or fetched.path is None:
+        return fetched.stand_in(fetched.unpicklable)
     try:
-        return load(brought)
+        return load(fetched)
     except Exception as error:
-        return brought.stand_in(not_rebuilt(error))
+        return fetched.stand_in(not_rebuilt(error))
 
 
 def not_rebuilt(error: Exception) -> str:
@@ -374,18 +374,18 @@ def fetch(
     what: str,
     listener: Listener = ignore,
     tick: Callable[[], None] = no_tick,
-    check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
-) -> dict[int, Brought]:
+    check: Callable[[Mapping[int, FetchedValue]], None] = lambda found: None,
+) -> dict[int, FetchedValue]:
     """Fetch values of ranks into files, which the caller loads or discards."""
-    bringing = Bringing(pool, list(ranks), listener, what)
-    return bringing.wait(bringing.bring(content, check), tick)
+    job = ValueFetch(pool, list(ranks), listener, what)
+    return job.wait(job.bring(content, check), tick)
 
 
 __all__ = [
-    "Bringing",
-    "Brought",
-    "Shows",
-    "Untouched",
+    "FetchedValue",
+    "LazyValues",
+    "ValueFetch",
+    "ViewFactory",
     "discard",
     "fetch",
     "load",

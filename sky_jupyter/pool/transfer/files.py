@@ -17,8 +17,8 @@ from ..context import TransferContext
 from ..hosts import launch
 from ..hosts import remote_host as remotely
 from .base import Transfer
-from .download import Fetching
-from .upload import Sending
+from .download import Download
+from .upload import Upload
 
 if TYPE_CHECKING:
     from ..runs.run import Run
@@ -48,7 +48,7 @@ def put(
     target = own if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
     if not target.strip():
         raise SpecError("an empty name is no place on a node")
-    sending = Sending(pool, source, nodes, listener)
+    sending = Upload(pool, source, nodes, listener)
     return sending.wait(sending.put(target) if sending.away else sending.put_here(target), tick)
 
 
@@ -66,7 +66,7 @@ def get(
         raise SpecError("an empty name is no place on a node")
     if local is None and _NAMELESS.match(remote):
         raise SpecError(shown(f"{remote} gives no name here: say where it is to go, as in `%sky get {remote} NAME`"))
-    fetching = Fetching(pool, nodes, listener)
+    fetching = Download(pool, nodes, listener)
     return fetching.wait(fetching.get(remote, None if local is None else str(local)), tick)
 
 
@@ -86,7 +86,7 @@ def ship(
     if is_small(folder):
         remotely.send(hosts, folder, run.id)
         return
-    sending = Sending(pool, folder, [node for host in hosts for node in host.nodes], listener, run=run.id)
+    sending = Upload(pool, folder, [node for host in hosts for node in host.nodes], listener, run=run.id)
     try:
         sending.wait(sending.put(), tick)
     except BaseException as error:

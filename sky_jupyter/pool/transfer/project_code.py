@@ -21,7 +21,7 @@ from ..base.event_loop import Tick, loop
 from ..base.events import Listener
 from ..context import TransferContext
 from ..hosts import launch
-from .upload import Sending
+from .upload import Upload
 
 _PIECE = 1 << 20
 
@@ -79,7 +79,7 @@ class PoolCode:
             # First, as a folder may have replaced a file.
             names = [to_wire(name) for name in sorted(self._gone)]
             loop().call(control.ask(rpc.DELETE_CODE, nodes, names=names))
-        sending = Sending(self.pool, folder, nodes, on_send, code=True)
+        sending = Upload(self.pool, folder, nodes, on_send, code=True)
         try:
             sending.wait(sending.put(), tick)
         except TransferError as error:

@@ -14,7 +14,7 @@ from ...node.serialization.sharded_arrays import ShardAssembler
 from ...util.text import rank_label
 from ..base.event_loop import Tick
 from ..base.events import Listener
-from .fetch_values import Brought, ValuesContext, discard, load, not_rebuilt
+from .fetch_values import FetchedValue, ValuesContext, discard, load, not_rebuilt
 
 HOWS = ("stack", "concat")
 # Types whose shapes are compared before anything crosses the link.
@@ -69,7 +69,7 @@ def pull(
         raise SpecError(f"values are put together by {' or '.join(HOWS)}, not {how!r}{nearest(how, HOWS)}")
     content = {"name": name, "strict": True, "whole": how == "concat"}
 
-    def check(found: Mapping[int, Brought]) -> None:
+    def check(found: Mapping[int, FetchedValue]) -> None:
         _check(name, found, how)
 
     found = pool.fetch(chosen, content, name, listener, tick, check)
@@ -80,7 +80,7 @@ def pull(
             discard(brought)
 
 
-def _check(name: str, found: Mapping[int, Brought], how: str | None) -> None:
+def _check(name: str, found: Mapping[int, FetchedValue], how: str | None) -> None:
     """Raise the errors that are known before anything crosses the link."""
     lacking = {rank: brought.lacks for rank, brought in found.items() if brought.lacks is not None}
     if len(lacking) == len(found):
@@ -109,7 +109,7 @@ def _differing(name: str, shapes: Mapping[int, Any]) -> str:
     return f"{name!r} cannot be stacked, as its shapes differ: {told}. --concat joins along the first axis"
 
 
-def _put_together(name: str, found: Sequence[Brought], how: str | None) -> Any:
+def _put_together(name: str, found: Sequence[FetchedValue], how: str | None) -> Any:
     whole = ShardAssembler()
     values = []
     for brought in found:

@@ -28,8 +28,8 @@ from ...util.text import format_size
 from ..base.events import Listener, NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
-from .base import Moving, Stopped, Transfer, advice, copy, is_itself
-from .broadcast_tree import Failure, NodePath, Spread, ask
+from .base import Stopped, Transfer, TransferJob, advice, copy, is_itself
+from .broadcast_tree import BroadcastTree, Failure, NodePath, ask
 
 # Limit of names in one call of a machine, in bytes.
 _NAMES = 200_000
@@ -38,7 +38,7 @@ _GOODBYE = TIMEOUTS.transfers.goodbye
 _SOON, _FEW = 4 << 20, 200
 
 
-class Sending(Moving):
+class Upload(TransferJob):
     """Upload of one file, folder or set of blobs to nodes.
 
     Parameters
@@ -149,7 +149,7 @@ class Sending(Moving):
         listing = await self._listing()
         places = {node: NodePath(found["path"], found["spool"]) for node, found in self.found.items()}
         size = max(sum(self.entries[index].size for index in self.found[node]["absent"]) for node in lacking)
-        spread = Spread(self.control, secrets.token_hex(8), listing, size, places, self._tell_copies)
+        spread = BroadcastTree(self.control, secrets.token_hex(8), listing, size, places, self._tell_copies)
         apart = [node for node in lacking if self.host(node).apart]
         others = [node for node in lacking if node not in apart]
         have = [node for node in self.nodes if node not in lacking and not self.host(node).apart]
@@ -194,7 +194,7 @@ class Sending(Moving):
             with contextlib.suppress(Stopped):
                 self.tell(f"{self.what} from node to node", sum(there.values()), size * len(there), f" ({each})")
 
-    async def _send(self, spread: Spread, node: int) -> None:
+    async def _send(self, spread: BroadcastTree, node: int) -> None:
         """Upload what a node lacks, and check that it has arrived."""
         found = self.found[node]
         missing = found["absent"]
