@@ -34,7 +34,7 @@ _MANYLINUX = (17, 28, *range(31, 41))
 
 
 @dataclass(frozen=True)
-class Facts:
+class HostFacts:
     """Facts of a host that can take part.
 
     Parameters
@@ -96,7 +96,7 @@ class Facts:
         return f"{self.machine}-manylinux_2_{minor}"
 
 
-def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Facts:
+def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> HostFacts:
     """Ask a host, in one round trip, for all facts that a node depends on.
 
     Parameters
@@ -112,7 +112,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Fact
 
     Returns
     -------
-    Facts
+    HostFacts
         Its system, resources and software.
 
     Raises
@@ -156,7 +156,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Fact
     pythons = [row.split(" ", 1) for row in facts.get("python", [])]
     visible = facts["visible"][0].removeprefix("=") if "visible" in facts else None
     own = next(((version, path) for version, path in pythons if f"{version}.".startswith(f"{python}.")), ("", ""))
-    return Facts(
+    return HostFacts(
         machine=one("machine"),
         glibc=glibc,
         home=one("home"),
@@ -174,7 +174,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Fact
     )
 
 
-def warnings(facts: Facts) -> list[str]:
+def warnings(facts: HostFacts) -> list[str]:
     """Return what is odd about a host that can take part."""
     told = []
     if facts.driver_hangs:
@@ -185,7 +185,7 @@ def warnings(facts: Facts) -> list[str]:
     return told
 
 
-def check_alike(facts: Mapping[str, Facts], spec: PoolSpec) -> None:
+def check_alike(facts: Mapping[str, HostFacts], spec: PoolSpec) -> None:
     """Refuse hosts that differ in kind, and accelerators that do not fit the spec.
 
     ``facts`` are by the hosts' names, in the order of the nodes. Raise BootstrapError with the node and what it lacks;

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import AGAIN, BootstrapError, LinkLost, MachineError, SkyError
 from ..util.background_tasks import run_all
-from .host_probe import Facts
+from .host_probe import HostFacts
 from .standalone_python import Standalone
 from .uv import LAST_LINES
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Site:
+class PreparedHost:
     """One host, with what has been found and made there so far.
 
     Parameters
@@ -37,7 +37,7 @@ class Site:
     node: int
     machine: Machine
     known: str = ""
-    facts: Facts = field(init=False)
+    facts: HostFacts = field(init=False)
     python: str = ""
     version: str = ""
     standalone: Standalone | None = None
@@ -80,7 +80,9 @@ class Site:
         return said
 
 
-def on_all(sites: Sequence[Site], work: Callable[[Site], T], phase: str, stop: threading.Event) -> list[T]:
+def on_all(
+    sites: Sequence[PreparedHost], work: Callable[[PreparedHost], T], phase: str, stop: threading.Event
+) -> list[T]:
     """Run a function on hosts in parallel, and wait for all.
 
     Raise BootstrapError for the first host that failed; its message names the others.
@@ -89,14 +91,14 @@ def on_all(sites: Sequence[Site], work: Callable[[Site], T], phase: str, stop: t
         return []
     if stop.is_set():
         raise BootstrapError(phase, "stopped")
-    futures = run_all(work, sites, "sky-crew", most=len(sites))
+    futures = run_all(work, sites, "sky-prepare", most=len(sites))
     faults = [(site, error) for site, future in zip(sites, futures, strict=True) if (error := future.exception())]
     if faults:
         raise _one_error(faults, phase) from faults[0][1]
     return [future.result() for future in futures]
 
 
-def _one_error(faults: Sequence[tuple[Site, BaseException]], phase: str) -> BaseException:
+def _one_error(faults: Sequence[tuple[PreparedHost, BaseException]], phase: str) -> BaseException:
     """Return the first host's error, with what happened on the others."""
     site, error = faults[0]
     if isinstance(error, SkyError) and not isinstance(error, (BootstrapError, MachineError)):

@@ -19,7 +19,7 @@ from ..errors import BootstrapError
 from ..spec.pool_spec import Image
 from ..util.atomic_write import atomic_write
 from . import wheels
-from .host_state import PATIENCE, Site
+from .host_state import PATIENCE, PreparedHost
 from .standalone_python import Standalone, archive, standalone
 from .uv import OnLine, run_uv
 
@@ -29,7 +29,7 @@ _UV_SIZE = 40_000_000
 _PYTHON_SIZE = 200_000_000
 
 
-class Supplies:
+class OfflineBundle:
     """Bundle for all hosts of one kind, made once, by whichever thread asks first.
 
     Parameters
@@ -52,37 +52,39 @@ class Supplies:
         self.image = Image() if image is None else image
         self.prefer: Sequence[str] = ()
         self.uv = metadata.version("uv")
-        self._locks: dict[wheels.Aim, list[str] | BootstrapError] = {}
-        self._bundles: dict[wheels.Aim, list[wheels.Wheel]] = {}
+        self._locks: dict[wheels.TargetPlatform, list[str] | BootstrapError] = {}
+        self._bundles: dict[wheels.TargetPlatform, list[wheels.Wheel]] = {}
         self._pythons: dict[tuple[str, str], Standalone | BootstrapError] = {}
         self.finding = threading.RLock()
 
-    def lock(self, aim: wheels.Aim, tell: OnLine) -> list[str]:
+    def lock(self, target: wheels.TargetPlatform, tell: OnLine) -> list[str]:
         """Return the packages of the environment, each with its version.
 
         Raise BootstrapError, with uv's message, if these hosts have no such set.
         """
         with self.finding:
-            if aim not in self._locks:
-                tell(f"resolving for Python {aim.python} on {aim.platform}")
+            if target not in self._locks:
+                tell(f"resolving for Python {target.python} on {target.platform}")
                 try:
-                    self._locks[aim] = wheels.resolve(
-                        self.asked, aim, self.prefer, image=self.image, on_line=tell, stop=self.stop
+                    self._locks[target] = wheels.resolve(
+                        self.asked, target, self.prefer, image=self.image, on_line=tell, stop=self.stop
                     )
                 except BootstrapError as error:
-                    self._locks[aim] = error if self.stop.is_set() else _no_such_set(aim, error)
-            found = self._locks[aim]
+                    self._locks[target] = error if self.stop.is_set() else _no_such_set(target, error)
+            found = self._locks[target]
         if isinstance(found, BootstrapError):
             raise found
         return found
 
-    def bundle(self, aim: wheels.Aim, tell: OnLine) -> list[wheels.Wheel]:
+    def bundle(self, target: wheels.TargetPlatform, tell: OnLine) -> list[wheels.Wheel]:
         """Return the wheels of those packages."""
         with self.finding:
-            if aim not in self._bundles:
-                lock, folder = self.lock(aim, tell), own_cache() / "wheels"
-                self._bundles[aim] = wheels.gather(lock, aim, folder, image=self.image, on_line=tell, stop=self.stop)
-            return self._bundles[aim]
+            if target not in self._bundles:
+                lock, folder = self.lock(target, tell), own_cache() / "wheels"
+                self._bundles[target] = wheels.gather(
+                    lock, target, folder, image=self.image, on_line=tell, stop=self.stop
+                )
+            return self._bundles[target]
 
     def python(self, version: str, machine: str, tell: OnLine) -> Standalone:
         """Return a Python of uv's own for hosts of an architecture.
@@ -103,7 +105,7 @@ class Supplies:
             raise found
         return found
 
-    def check_room(self, site: Site, sent: Sequence[wheels.Wheel]) -> None:
+    def check_room(self, site: PreparedHost, sent: Sequence[wheels.Wheel]) -> None:
         """Refuse a host whose home has no room for the environment."""
         needed = _ROOM * sum(wheel.path.stat().st_size for wheel in sent)
         needed += 0 if site.facts.has_uv else 2 * _UV_SIZE
@@ -115,7 +117,9 @@ class Supplies:
                 f"environment takes about {needed / 1e6:.0f} MB; make room there",
             )
 
-    def send(self, site: Site, sent: Sequence[wheels.Wheel], aim: wheels.Aim, tell: OnLine) -> None:
+    def send(
+        self, site: PreparedHost, sent: Sequence[wheels.Wheel], target: wheels.TargetPlatform, tell: OnLine
+    ) -> None:
         """Send missing wheels and uv; each gets its name when it is complete."""
         cache = site.facts.cache
         where = shlex.quote(f"{cache}/wheels")
@@ -131,7 +135,7 @@ class Supplies:
                 Path(folder, "wheels", wheel.digest).mkdir(parents=True)
                 os.link(wheel.path, Path(folder, "wheels", wheel.digest, wheel.path.name))
             if not site.facts.has_uv:
-                os.link(self._uv_archive(site, aim, tell), Path(folder, "uv.gz"))
+                os.link(self._uv_archive(site, target, tell), Path(folder, "uv.gz"))
             if python is not None:
                 os.link(archive(python, own_cache() / "python"), Path(folder, "python.tar.gz"))
             size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
@@ -151,14 +155,14 @@ class Supplies:
             "what was sent could not be put in its place",
         )
 
-    def _missing_python(self, site: Site) -> Standalone | None:
+    def _missing_python(self, site: PreparedHost) -> Standalone | None:
         """Return the Python to send; None if the host has one."""
         if site.standalone is None:
             return None
         there = site.machine.run(f"[ -x {shlex.quote(site.python)} ]", timeout=PATIENCE).status == 0
         return None if there else site.standalone
 
-    def _uv_archive(self, site: Site, aim: wheels.Aim, tell: OnLine) -> Path:
+    def _uv_archive(self, site: PreparedHost, target: wheels.TargetPlatform, tell: OnLine) -> Path:
         """Return uv's program for a host, compressed.
 
         This environment's own if both machines are alike.
@@ -169,19 +173,19 @@ class Supplies:
         with self.finding:
             if archive.is_file():
                 return archive
-            data = self._uv_program(aim, site.facts.machine, tell)
+            data = self._uv_program(target, site.facts.machine, tell)
             with atomic_write(archive) as file:
                 file.write(gzip.compress(data, 6, mtime=0))
         return archive
 
-    def _uv_program(self, aim: wheels.Aim, machine: str, tell: OnLine) -> bytes:
+    def _uv_program(self, target: wheels.TargetPlatform, machine: str, tell: OnLine) -> bytes:
         import uv
 
         if sys.platform == "linux" and platform.machine() == machine:
             return Path(uv.find_uv_bin()).read_bytes()
         with tempfile.TemporaryDirectory(prefix="sky-uv-") as folder:
-            target = ["--no-deps", "--target", folder, "--python", sys.executable, *aim.arguments]
-            command = ["pip", "install", "--quiet", *target, f"uv=={self.uv}"]
+            options = ["--no-deps", "--target", folder, "--python", sys.executable, *target.arguments]
+            command = ["pip", "install", "--quiet", *options, f"uv=={self.uv}"]
             run_uv(command, phase="environment", on_line=tell, stop=self.stop)
             return Path(folder, "bin", "uv").read_bytes()
 
@@ -205,12 +209,12 @@ def own_cache() -> Path:
     return folder
 
 
-def _no_such_set(aim: wheels.Aim, error: BootstrapError) -> BootstrapError:
-    glibc = aim.platform.rpartition("manylinux_")[2].replace("_", ".")
+def _no_such_set(target: wheels.TargetPlatform, error: BootstrapError) -> BootstrapError:
+    glibc = target.platform.rpartition("manylinux_")[2].replace("_", ".")
     return BootstrapError(
         error.phase,
-        f"no set of wheels does for Python {aim.python} with glibc {glibc} on {aim.platform.partition('-')[0]}, as it "
-        "is there; uv says below which package stands in the way: ask for another release of that one, or use hosts "
+        f"no set of wheels does for Python {target.python} with glibc {glibc} on {target.platform.partition('-')[0]}, as "
+        "it is there; uv says below which package stands in the way: ask for another release of that one, or use hosts "
         "with a newer system",
         command=error.command,
         lines=error.lines,

@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 
 from . import local_environment, package_indexes, wheels
 from .offline_bundle import own_cache
-from .remote_environment import Crew
+from .remote_environment import HostPreparation
 from .requirements import parse
 from .uv import OnLine, run_uv
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..machines.base import Machine
     from ..spec.image import Image
     from ..spec.pool_spec import PoolSpec
-    from .host_state import Site
+    from .host_state import PreparedHost
 
 
 @functools.lru_cache(1)
@@ -237,7 +237,7 @@ def _install(python: str, folder: str) -> list[str]:
     return ["pip", "install", "--no-deps", "--compile-bytecode", "--python", python, "--target", folder]
 
 
-class Addition(Crew):
+class Addition(HostPreparation):
     """Addition of packages to a live pool's hosts; environments stay as they are.
 
     Parameters
@@ -286,8 +286,8 @@ class Addition(Crew):
         site = self.sites[0]
         pins = _pins(requirements, there)
         if self.offline:
-            aim = self._aim(site)
-            found = wheels.resolve(requirements, aim, pins, image=self.image, on_line=say, stop=self.stop)
+            target = self._target(site)
+            found = wheels.resolve(requirements, target, pins, image=self.image, on_line=say, stop=self.stop)
             planned = [
                 line for line in found if differs(line.partition("==")[2], there.get(line.partition("==")[0], ""))
             ]
@@ -297,13 +297,13 @@ class Addition(Crew):
             self.each(lambda site: self._add(site, planned, say), "environment")
         return planned
 
-    def _plan(self, site: Site, requirements: Sequence[str], pins: Sequence[str], say: OnLine) -> list[str]:
+    def _plan(self, site: PreparedHost, requirements: Sequence[str], pins: Sequence[str], say: OnLine) -> list[str]:
         """Return uv's plan for a host, in its words."""
         python, folder = self.places[site.node]
         site.environment = folder
         cache = site.facts.cache
-        self.supplies.send(site, [], self._aim(site), functools.partial(self._tell, site, say=say))
-        command = [f"{cache}/bin/uv-{self.supplies.uv}", "pip", "install", "--dry-run", "--python", python]
+        self.offline_bundle.send(site, [], self._target(site), functools.partial(self._tell, site, say=say))
+        command = [f"{cache}/bin/uv-{self.offline_bundle.uv}", "pip", "install", "--dry-run", "--python", python]
         lines = shlex.quote("".join(f"{line}\n" for line in pins))
         uv = f"{shlex.join(command)} --constraints $f {shlex.join(requirements)}"
         script = f"f=$(mktemp) && printf %s {lines} >$f && {uv}; r=$?; rm -f $f; exit $r"
@@ -312,20 +312,20 @@ class Addition(Crew):
         shown = shlex.join(["uv", "pip", "install", *requirements])
         return self._stream(site, script, variables, "environment", say, shown=shown)
 
-    def _add(self, site: Site, requirements: Sequence[str], say: OnLine) -> None:
+    def _add(self, site: PreparedHost, requirements: Sequence[str], say: OnLine) -> None:
         python, folder = self.places[site.node]
         tell = functools.partial(self._tell, site, say=say)
-        cache, aim = site.facts.cache, self._aim(site)
+        cache, target = site.facts.cache, self._target(site)
         # It names what is on its way there.
         site.environment = folder
         sent = []
         if self.offline:
-            with self.supplies.finding:
-                sent = wheels.gather(requirements, aim, own_cache() / "wheels", on_line=tell, stop=self.stop)
-        self.supplies.send(site, sent, aim, tell)
+            with self.offline_bundle.finding:
+                sent = wheels.gather(requirements, target, own_cache() / "wheels", on_line=tell, stop=self.stop)
+        self.offline_bundle.send(site, sent, target, tell)
         names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
         what = ["--no-config", "--offline", "--no-index", *names] if self.offline else list(requirements)
-        command = [f"{cache}/bin/uv-{self.supplies.uv}", *_install(python, folder), *what]
+        command = [f"{cache}/bin/uv-{self.offline_bundle.uv}", *_install(python, folder), *what]
         variables = {**self.image.env, "UV_CACHE_DIR": f"{cache}/uv", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
         tell(f"installing {', '.join(requirements)}")
         shown = shlex.join(["uv", "pip", "install", *requirements])

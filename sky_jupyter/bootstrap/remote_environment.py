@@ -26,8 +26,8 @@ from ..plugins.core.plugin import Step, steps_of
 from ..spec.pool_spec import PoolSpec
 from ..util.redaction import without_secrets
 from . import apt, host_probe, local_environment, package_indexes, source_archive, uv_messages, wheels
-from .host_state import PATIENCE, Site, T, on_all
-from .offline_bundle import Supplies
+from .host_state import PATIENCE, PreparedHost, T, on_all
+from .offline_bundle import OfflineBundle
 from .requirements import frozen
 from .uv import LAST_LINES, OnLine
 
@@ -45,7 +45,7 @@ _WARM_PATIENCE = 60.0
 _SUPPORTED = re.compile(r"3\.1[0-4]\.")
 
 
-class Crew:
+class HostPreparation:
     """Hosts of one pool, prepared in parallel, in the order of `phases`.
 
     Parameters
@@ -76,7 +76,7 @@ class Crew:
         standing: Mapping[int, tuple[str, str]] = MappingProxyType({}),
         on_node: Callable[[int, str, str], None] = lambda node, state, line: None,
     ) -> None:
-        self.sites = [Site(node, machine) for node, machine in enumerate(machines)]
+        self.sites = [PreparedHost(node, machine) for node, machine in enumerate(machines)]
         for node, (python, address) in standing.items():
             self.sites[node].environment = str(PurePosixPath(python).parents[1])
             self.sites[node].known = address
@@ -86,7 +86,7 @@ class Crew:
         self.offline, self.stop, self.on_node = offline, stop, on_node
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
-        self.supplies = Supplies(
+        self.offline_bundle = OfflineBundle(
             [*local_environment.pinned(), *_NEEDS, *package_indexes.wanted(self.image)], stop, self.image
         )
         self._saying = threading.Lock()
@@ -107,8 +107,8 @@ class Crew:
     def look(self, say: OnLine) -> None:
         """Probe each host, and check its Debian packages."""
 
-        def one(site: Site) -> None:
-            site.facts = host_probe.look(site.machine, self.minor, self.supplies.uv, self.image.env)
+        def one(site: PreparedHost) -> None:
+            site.facts = host_probe.look(site.machine, self.minor, self.offline_bundle.uv, self.image.env)
             for line in host_probe.warnings(site.facts):
                 self._tell(site, line, say)
 
@@ -119,12 +119,12 @@ class Crew:
         # As the notebook has them, so that values travel between the two. What it has as a build of its own, such
         # as torch's +cpu, hosts may not find for themselves, and is not meant for those with accelerators.
         builds = self.offline and not any(site.facts.devices.all for site in self.sites)
-        self.supplies.prefer = [item for item in frozen() if builds or "+" not in item]
+        self.offline_bundle.prefer = [item for item in frozen() if builds or "+" not in item]
 
     def find_python(self, say: OnLine) -> None:
         """Choose the interpreter of environments: the host's own, or uv's."""
 
-        def one(site: Site) -> None:
+        def one(site: PreparedHost) -> None:
             facts = site.facts
             if facts.python and (self.image.python or self.minor).count(".") < 2:
                 site.python, site.version = facts.python, facts.python_version
@@ -142,7 +142,7 @@ class Crew:
     def make_environments(self, say: OnLine) -> None:
         """Make the environment on each host; later pools use it again."""
 
-        def warm(site: Site) -> bool:
+        def warm(site: PreparedHost) -> bool:
             site.environment = f"{site.facts.cache}/environments/{self._key(site)}"
             done = site.machine.run(_is_ready(site.environment), timeout=_WARM_PATIENCE)
             return done.status == 0
@@ -154,7 +154,7 @@ class Crew:
         """Send each host this package's code, as it is here."""
         code = source_archive.own()
 
-        def one(site: Site) -> None:
+        def one(site: PreparedHost) -> None:
             site.package = f"{site.facts.cache}/package/{code.digest}"
             whole, part = shlex.quote(site.package), shlex.quote(f"{site.package}.tmp-{os.urandom(4).hex()}")
             if site.machine.run(f"[ -d {whole} ]", timeout=PATIENCE).status == 0:
@@ -174,7 +174,7 @@ class Crew:
     def run_steps(self, say: OnLine) -> None:
         """Run the plugins' own commands, in their order, on each host."""
 
-        def one(site: Site) -> None:
+        def one(site: PreparedHost) -> None:
             for step in self._steps():
                 text = shlex.join(step.command)
                 env = {**site.variables(), **self.image.env, **step.variables}
@@ -185,16 +185,16 @@ class Crew:
     def _see_to_packages(self, say: OnLine) -> None:
         """Install the image's Debian packages; change no host unless all can have them."""
 
-        def look(site: Site) -> apt.Findings:
+        def look(site: PreparedHost) -> apt.Findings:
             asked = apt.question(self.image.apt)
             return apt.read(site.run(asked, apt.PHASE, "its Debian packages could not be looked at"))
 
-        def check(site: Site) -> bool:
+        def check(site: PreparedHost) -> bool:
             found = look(site)
             apt.refuse(found, offline=self.offline)
             return bool(found.missing)
 
-        def install(site: Site) -> None:
+        def install(site: PreparedHost) -> None:
             tell = functools.partial(self._tell, site, say=say)
             with _locked(site, f"{site.facts.cache}/apt.lock", tell, "installs Debian packages", apt.PHASE):
                 found = look(site)
@@ -208,16 +208,16 @@ class Crew:
         lacking = zip(self.fresh, self.each(check, apt.PHASE), strict=True)
         self.each(install, apt.PHASE, [site for site, lacks in lacking if lacks])
 
-    def _choose_standalone(self, site: Site, say: OnLine) -> None:
+    def _choose_standalone(self, site: PreparedHost, say: OnLine) -> None:
         """Choose a Python to send with the wheels; raise BootstrapError if there is none."""
         try:
-            site.standalone = self.supplies.python(site.version, site.facts.machine, say)
+            site.standalone = self.offline_bundle.python(site.version, site.facts.machine, say)
         except BootstrapError as error:
             raise BootstrapError("python", self._no_python(site), command=error.command, lines=error.lines) from None
         site.version = site.standalone.version
         site.python = f"{site.facts.cache}/python/{site.standalone.name}/{site.standalone.program}"
 
-    def _no_python(self, site: Site) -> str:
+    def _no_python(self, site: PreparedHost) -> str:
         """Say what a host lacks, and what can be done about it."""
         why = "the image asks for" if self.image.python else "the notebook runs"
         fitting = [found for found in site.facts.pythons if _SUPPORTED.match(found)]
@@ -234,37 +234,39 @@ class Crew:
 
     # -- an environment ----------------------------------------------------------------------------
 
-    def _key(self, site: Site) -> str:
+    def _key(self, site: PreparedHost) -> str:
         facts = site.facts
         where = [site.version, site.python, facts.machine, list(facts.glibc)]
         what = [_RECIPE, self.image.digest, local_environment.pinned(), _NEEDS]
         return hashlib.blake2b(json.dumps([where, what]).encode(), digest_size=12).hexdigest()
 
-    def _aim(self, site: Site) -> wheels.Aim:
-        return wheels.Aim(self.minor, site.facts.platform)
+    def _target(self, site: PreparedHost) -> wheels.TargetPlatform:
+        return wheels.TargetPlatform(self.minor, site.facts.platform)
 
-    def _make_environment(self, site: Site, say: OnLine) -> None:
+    def _make_environment(self, site: PreparedHost, say: OnLine) -> None:
         tell = functools.partial(self._tell, site, say=say)
-        cache, folder, aim = site.facts.cache, site.environment, self._aim(site)
+        cache, folder, target = site.facts.cache, site.environment, self._target(site)
         lock = f"{folder}.lock"
         with _locked(site, lock, tell):
             if site.machine.run(_is_ready(folder), timeout=_WARM_PATIENCE).status == 0:
                 return
-            sent = self.supplies.bundle(aim, tell) if self.offline else []
-            self.supplies.check_room(site, sent)
-            self.supplies.send(site, sent, aim, tell)
-            program = f"{cache}/bin/uv-{self.supplies.uv}"
+            sent = self.offline_bundle.bundle(target, tell) if self.offline else []
+            self.offline_bundle.check_room(site, sent)
+            self.offline_bundle.send(site, sent, target, tell)
+            program = f"{cache}/bin/uv-{self.offline_bundle.uv}"
             part = f"{folder}.tmp-{os.urandom(4).hex()}"
             given = shlex.quote(f"{part}.asked")
             names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
             # Names and versions, and where each may come from: who may take it from there is in the environment, and
             # what has a URL, and so a password perhaps, goes by a file that is gone as soon as it is opened.
-            text, lines = ("", "") if self.offline else package_indexes.parts(self.supplies.lock(aim, tell), self.image)
+            text, lines = (
+                ("", "") if self.offline else package_indexes.parts(self.offline_bundle.lock(target, tell), self.image)
+            )
             if self.offline:
                 install = ["--no-config", "--offline", "--no-index", "--no-deps", *names]
             else:
                 install = ["--no-deps", *(["-r", f"{part}/{package_indexes.FILE}"] if text else []), "-r", "-"]
-            tell(f"building the environment of {len(sent) or len(self.supplies.lock(aim, tell))} packages")
+            tell(f"building the environment of {len(sent) or len(self.offline_bundle.lock(target, tell))} packages")
             python = site.python or site.version
             venv = [program, "venv", "--quiet", "--relocatable", "--no-project", "--python", python, part]
             fill = [program, "pip", "install", "--compile-bytecode", "--python", f"{part}/bin/python", *install]
@@ -314,7 +316,7 @@ class Crew:
 
     def _stream(
         self,
-        site: Site,
+        site: PreparedHost,
         script: str,
         env: dict[str, str],
         phase: str,
@@ -348,15 +350,17 @@ class Crew:
             raise BootstrapError(phase, told, command=shown, lines=lines[-LAST_LINES:])
         return lines
 
-    def _tell(self, site: Site, line: str, say: OnLine) -> None:
+    def _tell(self, site: PreparedHost, line: str, say: OnLine) -> None:
         self.on_node(site.node, "on", line)
         with self._saying:
             say(f"{site.machine.name}: {line}" if len(self.sites) > 1 else line)
 
-    def each(self, work: Callable[[Site], T], phase: str, sites: Sequence[Site] | None = None) -> list[T]:
+    def each(
+        self, work: Callable[[PreparedHost], T], phase: str, sites: Sequence[PreparedHost] | None = None
+    ) -> list[T]:
         """Run a function on all hosts in parallel; see `host_state.on_all`."""
 
-        def one(site: Site) -> T:
+        def one(site: PreparedHost) -> T:
             self.on_node(site.node, "on", "")
             try:
                 done = work(site)
@@ -371,7 +375,7 @@ class Crew:
 
 @contextlib.contextmanager
 def _locked(
-    site: Site, path: str, tell: OnLine, what: str = "builds the same environment", phase: str = "environment"
+    site: PreparedHost, path: str, tell: OnLine, what: str = "builds the same environment", phase: str = "environment"
 ) -> Iterator[None]:
     """Hold a lock of the host; it is released when our connection ends, too."""
     machine, quoted = site.machine, shlex.quote(path)
@@ -419,4 +423,4 @@ def _list_packages(folder: str) -> str:
     return f"( cd {quoted}/lib/python3*/site-packages && ls -1A | grep -v __pycache__ ) >{quoted}/{_LISTING}"
 
 
-__all__ = ["Crew", "Site"]
+__all__ = ["HostPreparation", "PreparedHost"]

@@ -36,7 +36,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Aim:
+class TargetPlatform:
     """Interpreter that wheels are for.
 
     Parameters
@@ -69,7 +69,7 @@ class Wheel:
 
 def resolve(
     requirements: Sequence[str],
-    aim: Aim,
+    target: TargetPlatform,
     prefer: Sequence[str] = (),
     *,
     image: Image = _PLAIN,
@@ -85,7 +85,7 @@ def resolve(
         asked, lock = _asked(Path(folder), requirements, image), Path(folder, "lock.txt")
         # uv prefers the versions in this file.
         lock.write_text("".join(f"{item}\n" for item in prefer), encoding="utf-8")
-        command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *aim.arguments]
+        command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *target.arguments]
         command += ["--output-file", str(lock), str(asked)]
         run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=package_indexes.environment(image, os.environ))
         lines = lock.read_text(encoding="utf-8").splitlines()
@@ -102,7 +102,7 @@ def _asked(folder: Path, requirements: Sequence[str], image: Image) -> Path:
 
 def gather(
     lock: Sequence[str],
-    aim: Aim,
+    target: TargetPlatform,
     cache: Path,
     *,
     image: Image = _PLAIN,
@@ -119,7 +119,7 @@ def gather(
     with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
         tree, asked = Path(folder, "tree"), _asked(Path(folder), lock, image)
         command = ["pip", "install", "--quiet", "--no-deps", "--target", str(tree), "--python", sys.executable]
-        command += [*aim.arguments, "-r", str(asked)]
+        command += [*target.arguments, "-r", str(asked)]
         run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=package_indexes.environment(image, os.environ))
         infos = sorted(tree.glob("*.dist-info"))
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as several:

@@ -226,10 +226,10 @@ def far() -> Report:
     """A pool on a host that fetches its packages itself."""
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
     skip_unless_hosts_run(minor)
-    aim = wheels.Aim(minor, "x86_64-manylinux_2_36")
+    target = wheels.TargetPlatform(minor, "x86_64-manylinux_2_36")
     made = wheels.gather(
-        wheels.resolve([*local_environment.pinned(), *remote_environment._NEEDS], aim, frozen()),
-        aim,
+        wheels.resolve([*local_environment.pinned(), *remote_environment._NEEDS], target, frozen()),
+        target,
         own_cache() / "wheels",
     )
     report = Report()

@@ -17,7 +17,7 @@ import sky_jupyter as sky
 from sky_jupyter.bootstrap import apt
 from sky_jupyter.errors import BootstrapError, SpecError
 from sky_jupyter.spec.pool_spec import Image
-from tests.bootstrap.test_remote import crew
+from tests.bootstrap.test_remote import preparation
 from tests.hosts.world import Host, World, hosts
 
 on_hosts = [
@@ -61,7 +61,7 @@ def publish(host: Host, name: str, version: str) -> None:
 def look(names: list[str], *packages: str, world: World, offline: bool = False) -> list[str]:
     """What the phase tells that sees to packages."""
     told: list[str] = []
-    with crew(world, names, offline=offline, image=Image(apt=packages)) as mine:
+    with preparation(world, names, offline=offline, image=Image(apt=packages)) as mine:
         mine.look(told.append)
     return told
 
@@ -130,7 +130,7 @@ class TestOnHosts:
         began, told = threading.Barrier(2), []
 
         def one(_: int) -> None:
-            with crew(world, ["host1"], offline=False, image=Image(apt=("sky-greeting",))) as mine:
+            with preparation(world, ["host1"], offline=False, image=Image(apt=("sky-greeting",))) as mine:
                 began.wait(60)
                 mine.look(told.append)
 

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 from sky_jupyter.bootstrap import local_environment
 from sky_jupyter.bootstrap.local_environment import ensure
-from sky_jupyter.bootstrap.wheels import Aim, resolve
+from sky_jupyter.bootstrap.wheels import TargetPlatform, resolve
 from sky_jupyter.errors import BootstrapError, SpecError
 from sky_jupyter.spec.pool_spec import Image
 from sky_jupyter.util.redaction import without_secrets
@@ -313,7 +313,7 @@ def test_what_chooses_builds_reaches_uv(tmp_path: Path) -> None:
     with pytest.raises(BootstrapError, match="invalid value 'cu999'"):
         ensure(image, cache=tmp_path)
     with pytest.raises(BootstrapError, match="invalid value 'cu999'"):
-        resolve(image.pip, Aim("3.12", "x86_64-manylinux_2_28"), image=image)
+        resolve(image.pip, TargetPlatform("3.12", "x86_64-manylinux_2_28"), image=image)
 
 
 def needed(names: Iterable[str]) -> set[str]:

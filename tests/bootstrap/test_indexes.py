@@ -117,10 +117,10 @@ def test_what_goes_to_hosts_is_resolved_and_fetched_from_there(index: Index, tmp
     make_wheel(index.folder, "sky_app", "1.5")
     make_wheel(tmp_path / "usual", "sky_app", "9.9")
     image = sky.Image(pip=["sky_app"], pip_indexes=[sky.PipIndex(index.url, packages=["sky_app"])])
-    aim = wheels.Aim(".".join(platform.python_version_tuple()[:2]), "x86_64-manylinux_2_28")
-    lock = wheels.resolve(package_indexes.wanted(image), aim, image=image)
+    target = wheels.TargetPlatform(".".join(platform.python_version_tuple()[:2]), "x86_64-manylinux_2_28")
+    lock = wheels.resolve(package_indexes.wanted(image), target, image=image)
     assert lock == ["sky-app==1.5"]
-    gathered = wheels.gather(lock, aim, tmp_path / "wheels", image=image)
+    gathered = wheels.gather(lock, target, tmp_path / "wheels", image=image)
     assert [wheel.path.name for wheel in gathered] == ["sky_app-1.5-py3-none-any.whl"]
 
 

@@ -34,7 +34,7 @@ needs_paramiko = pytest.mark.skipif(
 )
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="wheels here are looked at on Linux")
-AIM = wheels.Aim(MINOR, "x86_64-manylinux_2_36")
+AIM = wheels.TargetPlatform(MINOR, "x86_64-manylinux_2_36")
 
 
 def nothing(line: str) -> None:
@@ -42,21 +42,21 @@ def nothing(line: str) -> None:
 
 
 @contextlib.contextmanager
-def crew(
+def preparation(
     world: World, names: Sequence[str], *, offline: bool = True, **options: object
-) -> Iterator[remote_environment.Crew]:
+) -> Iterator[remote_environment.HostPreparation]:
     """Connections to some of a world's hosts."""
     provider = sky.SSH(names)
     machines = provider.connect(provider.hosts, ConnectionSession())
     try:
         spec = PoolSpec(provider=provider, nodes=len(names), **options)
-        yield remote_environment.Crew(machines, spec, offline=offline, stop=threading.Event())
+        yield remote_environment.HostPreparation(machines, spec, offline=offline, stop=threading.Event())
     finally:
         for machine in machines:
             machine.close()
 
 
-def prepare(one: remote_environment.Crew, say: Callable[[str], None] = nothing) -> None:
+def prepare(one: remote_environment.HostPreparation, say: Callable[[str], None] = nothing) -> None:
     for _, _, work in one.phases:
         work(say)
 
@@ -142,7 +142,7 @@ def test_two_pools_at_once_build_one_environment(fresh: World) -> None:
     nodes: set[tuple[int, str]] = set()
 
     def one(_: int) -> str:
-        with crew(fresh, ["host0"]) as mine:
+        with preparation(fresh, ["host0"]) as mine:
             mine.on_node = lambda node, state, line: nodes.add((node, state if not line else line.partition(" ")[0]))
             prepare(mine, told.append)
             return mine.sites[0].environment
@@ -167,7 +167,7 @@ def test_a_bootstrap_that_was_killed_is_done_again(fresh: World) -> None:
     def building() -> str:
         return host.run("ls -d ~/.cache/sky_jupyter/environments/*.tmp-*/bin/python 2>/dev/null || :", user="ada")
 
-    with crew(fresh, ["host0"]) as mine:
+    with preparation(fresh, ["host0"]) as mine:
         failed: list[BaseException] = []
 
         def work() -> None:
@@ -188,7 +188,7 @@ def test_a_bootstrap_that_was_killed_is_done_again(fresh: World) -> None:
     while [command for _, _, command in host.processes("ada")]:
         assert time.monotonic() < end
         time.sleep(0.1)
-    with crew(fresh, ["host0"]) as mine:
+    with preparation(fresh, ["host0"]) as mine:
         told: list[str] = []
         prepare(mine, told.append)
         assert any("building" in line for line in told)
@@ -203,7 +203,7 @@ def test_a_bootstrap_that_was_killed_is_done_again(fresh: World) -> None:
 @pytest.mark.slow
 @needs_paramiko
 def test_packages_of_the_image_are_there(fresh: World) -> None:
-    with crew(fresh, ["host0", "host1"], image=Image(pip=("tqdm",))) as mine:
+    with preparation(fresh, ["host0", "host1"], image=Image(pip=("tqdm",))) as mine:
         prepare(mine)
         for site in mine.sites:
             script = f"{site.interpreter} -c 'import tqdm, ipykernel; print(tqdm.__file__, ipykernel.__version__)'"
@@ -251,14 +251,14 @@ def test_hosts_that_reach_an_index_fetch_for_themselves(
     skip_unless_hosts_run(MINOR)
     with hosts(1, python=True, open_laptop=True) as open_world:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(open_world.ssh_config(tmp_path / "config")))
-        with crew(open_world, ["host0"]) as mine:
+        with preparation(open_world, ["host0"]) as mine:
             mine.look(nothing)
             mine.find_python(nothing)
-            port = index(mine.supplies.bundle(mine._aim(mine.sites[0]), nothing))
+            port = index(mine.offline_bundle.bundle(mine._target(mine.sites[0]), nothing))
         url = f"http://{open_world.address}:{port}/simple"
         private = PipIndex(url.replace("//", "//me:s3cret@"), packages=["psutil"])
         image = Image(env={"UV_DEFAULT_INDEX": url}, pip_indexes=[private])
-        with crew(open_world, ["host0"], offline=False, image=image) as mine:
+        with preparation(open_world, ["host0"], offline=False, image=image) as mine:
             told: list[str] = []
             prepare(mine, told.append)
             assert [line for line in told if line.startswith("sending")] == [
@@ -275,7 +275,7 @@ def test_hosts_that_reach_an_index_fetch_for_themselves(
 @pytest.mark.slow
 @needs_paramiko
 def test_a_host_that_reaches_no_index_is_told_of_offline(fresh: World) -> None:
-    with crew(fresh, ["host0"], offline=False) as mine, pytest.raises(BootstrapError) as caught:
+    with preparation(fresh, ["host0"], offline=False) as mine, pytest.raises(BootstrapError) as caught:
         prepare(mine)
     assert caught.value.phase == "environment"
     assert "--offline" in str(caught.value)
@@ -289,7 +289,7 @@ def test_a_host_without_python_is_told_what_to_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", f"file://{tmp_path}/nothing")
     with hosts(1) as bare:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(bare.ssh_config(tmp_path / "config")))
-        with crew(bare, ["host0"]) as mine, pytest.raises(BootstrapError) as caught:
+        with preparation(bare, ["host0"]) as mine, pytest.raises(BootstrapError) as caught:
             prepare(mine)
     assert caught.value.phase == "python"
     assert f"no Python {MINOR} (it has none)" in str(caught.value)
@@ -300,7 +300,7 @@ def test_a_host_without_python_is_told_what_to_do(monkeypatch: pytest.MonkeyPatc
 def test_hosts_of_two_architectures_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with hosts(Kind(python=True), Kind(python=True, machine="aarch64")) as mixed:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(mixed.ssh_config(tmp_path / "config")))
-        with crew(mixed, ["host0", "host1"]) as mine, pytest.raises(BootstrapError) as caught:
+        with preparation(mixed, ["host0", "host1"]) as mine, pytest.raises(BootstrapError) as caught:
             prepare(mine)
     assert (caught.value.phase, caught.value.node) == ("system", 1)
     assert "aarch64" in str(caught.value)
@@ -311,7 +311,7 @@ def test_hosts_of_two_architectures_are_refused(monkeypatch: pytest.MonkeyPatch,
 def test_a_wrong_clock_is_told_and_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with hosts(Kind(python=True, clock=3600)) as late:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(late.ssh_config(tmp_path / "config")))
-        with crew(late, ["host0"]) as mine:
+        with preparation(late, ["host0"]) as mine:
             told: list[str] = []
             mine.look(told.append)
     assert len(told) == 1

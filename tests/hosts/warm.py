@@ -69,10 +69,10 @@ def main(place: Path) -> None:
         os.environ.pop("SSH_AUTH_SOCK", None)
         provider = sky.SSH([world[0].name], offline=True)
         machines = provider.connect(provider.hosts, ConnectionSession())
-        crew = remote_environment.Crew(
+        preparation = remote_environment.HostPreparation(
             machines, PoolSpec(provider=provider, nodes=1), offline=True, stop=threading.Event()
         )
-        for name, _, work in crew.phases:
+        for name, _, work in preparation.phases:
             # The package's own code is sent by every pool that finds another there.
             if name != "files":
                 work(print)

@@ -21,7 +21,7 @@ from ..model import html as render
 
 MIME = "application/vnd.sky.pool.v1+json"
 VERSION = 1
-Facts = Mapping[str, Any]
+HostFacts = Mapping[str, Any]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 20
 _WIDTH, _HEIGHT = 80, 16
@@ -40,7 +40,7 @@ _TROUBLE = "31"
 _NONE = "no pool lives; `%sky up --nodes 2` makes one, and so does `%%sky --nodes 2` over a cell"
 
 
-def show(pools: Sequence[Facts]) -> None:
+def show(pools: Sequence[HostFacts]) -> None:
     """Show pools, as HTML where the front end draws it."""
     text = "\n".join(map(to_text, pools)) or _NONE
     if not (pools and in_notebook()):
@@ -52,7 +52,7 @@ def show(pools: Sequence[Facts]) -> None:
     display(frontends.drawable(bundle), raw=True)
 
 
-def to_json(pools: Sequence[Facts]) -> dict[str, Any]:
+def to_json(pools: Sequence[HostFacts]) -> dict[str, Any]:
     """Return the pools as they are now, with as much as a saved notebook keeps."""
     return {"version": VERSION, "at": round(time.time()), "pools": [_kept(pool) for pool in pools]}
 
@@ -62,7 +62,7 @@ def start_json(pool: str, text: str) -> dict[str, Any]:
     return {"version": VERSION, "at": round(time.time()), "pools": [], "start": {"pool": pool, "text": text}}
 
 
-def _kept(pool: Facts) -> dict[str, Any]:
+def _kept(pool: HostFacts) -> dict[str, Any]:
     nodes = [{**node, "samples": _thinned(node["samples"])} for node in pool["nodes"]]
     phases = []
     for phase in pool["phases"]:
@@ -80,7 +80,7 @@ def _thinned(samples: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[round(sum(column) / len(group), 3) for column in zip(*group, strict=True)] for group in groups]
 
 
-def to_text(pool: Facts) -> str:
+def to_text(pool: HostFacts) -> str:
     """Return a pool in lines."""
     lines = [_head(pool)]
     lines += [f"  {host}: {text}" for host, text in sorted(pool["away"].items())]
@@ -94,7 +94,7 @@ def to_text(pool: Facts) -> str:
     return "\n".join([*lines, *(f"  {line}" for line in [_phases(pool)] if line)])
 
 
-def to_html(pool: Facts) -> str:
+def to_html(pool: HostFacts) -> str:
     """Return a pool as a table of its nodes."""
     trouble = pool["state"] not in _COLOURS
     header = render.html_line(_head(pool), state="failed" if trouble else "done")
@@ -113,14 +113,14 @@ def to_html(pool: Facts) -> str:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _head(pool: Facts) -> str:
+def _head(pool: HostFacts) -> str:
     text = f"pool {pool['name']}{' (current)' if pool['current'] else ''}: {pool['about']}, {pool['state']}"
     if pool["why"]:
         text += f" ({pool['why']})"
     return f"{text}, up {render.duration(pool['uptime'])}" if pool["state"] == "ready" else text
 
 
-def _run(run: Facts) -> str:
+def _run(run: HostFacts) -> str:
     title = run["title"]
     title = title if len(title) <= _TITLE else title[: _TITLE - 1] + "…"
     where = f"In[{run['count']}]" if run["count"] else f"run {run['id']}"
@@ -135,23 +135,23 @@ def _run(run: Facts) -> str:
     return " · ".join(parts)
 
 
-def _place(node: Facts) -> str:
+def _place(node: HostFacts) -> str:
     where = node["host"] or node["address"]
     return f" ({where})" if where else ""
 
 
-def _hint(node: Facts) -> str:
+def _hint(node: HostFacts) -> str:
     return "; `%sky restart` makes it anew" if node["state"] == "lost" else ""
 
 
-def _rank(rank: Facts, pool: str) -> str:
+def _rank(rank: HostFacts, pool: str) -> str:
     if not rank["pid"]:
         return "its kernel starts" if pool == "starting" else "its kernel is being replaced"
     memory = f", {_bytes(rank['memory'])}" if rank["memory"] else ""
     return f"{'busy' if rank['run'] else 'idle'} (process {rank['pid']}{memory})"
 
 
-def _use(node: Facts) -> list[str]:
+def _use(node: HostFacts) -> list[str]:
     """Describe a node's load in words with sparklines; empty if it is unknown."""
     now = node["now"]
     if not now:
@@ -165,7 +165,7 @@ def _use(node: Facts) -> list[str]:
     return parts
 
 
-def _series(node: Facts) -> list[list[float]]:
+def _series(node: HostFacts) -> list[list[float]]:
     """Return a node's samples, each as a fraction of the total."""
     whole = [1.0, node["memory"]]
     for gpu in node["gpus"]:
@@ -190,7 +190,7 @@ def _binned(values: Sequence[float], columns: int) -> list[float]:
     return [sum(part) / len(part) for part in reversed(bins)]
 
 
-def _phases(pool: Facts) -> str:
+def _phases(pool: HostFacts) -> str:
     told = [phase for phase in pool["phases"] if phase["elapsed"] >= _SLOW or phase["state"] != "done"]
     if not told:
         return ""
@@ -198,7 +198,7 @@ def _phases(pool: Facts) -> str:
     return f"started in {whole}: {', '.join(map(_phase, told))}"
 
 
-def _phase(phase: Facts) -> str:
+def _phase(phase: HostFacts) -> str:
     text = f"{phase['phase']} {render.duration(phase['elapsed'])}"
     if phase["state"] == "on":
         return (
@@ -222,7 +222,7 @@ def _bytes(size: float) -> str:
 # -- HTML ------------------------------------------------------------------------------------------
 
 
-def _row(node: Facts, *, gpus: bool) -> str:
+def _row(node: HostFacts, *, gpus: bool) -> str:
     colour = ansi.css(_COLOURS.get(node["state"], _TROUBLE))
     state = f'<span style="{colour}">●</span> {html.escape(node["state"] + _hint(node))}'
     cells = [str(node["node"]), state, html.escape(node["host"] or node["address"]), *_html_use(node)]
@@ -237,7 +237,7 @@ def _row(node: Facts, *, gpus: bool) -> str:
     return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
 
 
-def _html_use(node: Facts) -> list[str]:
+def _html_use(node: HostFacts) -> list[str]:
     """Return a node's CPU, memory and GPUs as HTML."""
     now = node["now"]
     if not now:
@@ -279,7 +279,7 @@ def picture(values: Sequence[float], what: str) -> str:
     )
 
 
-def _html_phases(pool: Facts) -> str:
+def _html_phases(pool: HostFacts) -> str:
     if not pool["phases"]:
         return ""
     lines: Iterable[str] = (

@@ -27,7 +27,7 @@ from ..model.saved_output import run_state
 from .bottom_rows import Region
 from .line_view import TerminalRunView
 
-Facts = Callable[[], Sequence[Mapping[str, Any]]]
+HostFacts = Callable[[], Sequence[Mapping[str, Any]]]
 # A faster operation draws nothing.
 _PATIENCE = 0.3
 # With news, and when only the clock goes on.
@@ -175,7 +175,7 @@ class ConsoleStartView:
         Returns the phases of a pool's start, as `PhaseLog.facts` does.
     """
 
-    def __init__(self, title: str, phases: Facts | None = None) -> None:
+    def __init__(self, title: str, phases: HostFacts | None = None) -> None:
         self.title, self._phases = title, phases
         self.began = time.perf_counter()
         self._model = StartModel()

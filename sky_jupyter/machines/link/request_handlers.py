@@ -33,7 +33,7 @@ _MOST_FILES = 65536
 _MUCH = 1 << 19
 _TELL_EVERY = 0.05
 _LOOK = 1.0
-Facts = dict[str, Any]
+HostFacts = dict[str, Any]
 # Fields of the calls, each with its check and its description.
 _FIELDS: Fields = {
     **dict.fromkeys(("cwd", "host", "log", "script", "source", "target"), (is_text, "text")),
@@ -93,7 +93,7 @@ class RequestHandler:
         )
         # Data that the client sends after the current call.
         self._sent: Iterator[bytes] = iter(())
-        self._table: dict[str, Callable[[Facts], None]] = {
+        self._table: dict[str, Callable[[HostFacts], None]] = {
             "state": self._state,
             "connect": self._connect,
             "retry": self._retry,
@@ -145,15 +145,15 @@ class RequestHandler:
 
     # The link and its hosts
 
-    def _state(self, facts: Facts) -> None:
+    def _state(self, facts: HostFacts) -> None:
         hosts = [self._described(held) for held in self._connections.hosts()]
         self._answer(machines=hosts, tunnels=[_shown(one) for one in self._connections.tunnels()])
 
-    def _described(self, held: ReconnectingHost) -> Facts:
+    def _described(self, held: ReconnectingHost) -> HostFacts:
         target = encoding.from_target(held.target)
         return {"machine": held.number, "target": target, "key": held.key, "address": held.address, "up": held.up}
 
-    def _connect(self, facts: Facts) -> None:
+    def _connect(self, facts: HostFacts) -> None:
         target = encoding.target(facts.get("target"))
         address = _field(facts, "address")
         agent = facts.get("agent")
@@ -172,24 +172,24 @@ class RequestHandler:
     def _ask_host(self, unknown: Unknown) -> bool:
         return self._ask({"ask": "host", **dataclasses.asdict(unknown)}) is True
 
-    def _ask(self, question: Facts) -> Any:
+    def _ask(self, question: HostFacts) -> Any:
         try:
             self._wire.send(question)
             return self._wire.receive().facts.get("answer")
         except Broken:
             return None  # the client is gone
 
-    def _host(self, facts: Facts) -> ReconnectingHost:
+    def _host(self, facts: HostFacts) -> ReconnectingHost:
         return self._connections.host(facts.get("machine"))
 
-    def _keep(self, facts: Facts) -> None:
+    def _keep(self, facts: HostFacts) -> None:
         lease = _field(facts, "lease")
         watched, folders = self._watched_pool(facts)
         self._idle_timeout.keep(lease)
         self._watchdog.watch(watched, folders)
         self._answer()
 
-    def _finish(self, facts: Facts) -> None:
+    def _finish(self, facts: HostFacts) -> None:
         works, patience = _field(facts, "works"), _field(facts, "patience")
         scripts = [(self._host(one), _field(one, "script")) for one in works]
         for held in self._connections.hosts():
@@ -205,28 +205,28 @@ class RequestHandler:
         self._watchdog.forget()
         self._stop()
 
-    def _watched_pool(self, facts: Facts) -> tuple[list[Watched], list[Path]]:
+    def _watched_pool(self, facts: HostFacts) -> tuple[list[Watched], list[Path]]:
         """Return the pool's processes, and its local folders."""
         processes, folders = _field(facts, "processes") or (), _field(facts, "folders") or ()
         watched = [Watched(self._host(one), *_identity(one), str(one.get("folder") or "")) for one in processes]
         return watched, [Path(one) for one in folders]
 
-    def _end(self, facts: Facts) -> None:
+    def _end(self, facts: HostFacts) -> None:
         if facts.get("folders"):
             self._watchdog.watch((), self._watched_pool(facts)[1])
             self._watchdog.forget()
         self._answer(process=list(process_identity.this()))
         self._stop()
 
-    def _retry(self, facts: Facts) -> None:
+    def _retry(self, facts: HostFacts) -> None:
         self._host(facts).retry()
         self._answer()
 
-    def _let_go(self, facts: Facts) -> None:
+    def _let_go(self, facts: HostFacts) -> None:
         self._connections.let_go(facts.get("machine"))
         self._answer()
 
-    def _events(self, facts: Facts) -> None:
+    def _events(self, facts: HostFacts) -> None:
         with self._connections.listening() as events:
             self._answer()
             while True:
@@ -238,7 +238,7 @@ class RequestHandler:
 
     # Commands
 
-    def _exec(self, facts: Facts) -> None:
+    def _exec(self, facts: HostFacts) -> None:
         machine = self._host(facts).machine
         command = machine.exec(
             _field(facts, "argv"),
@@ -257,7 +257,7 @@ class RequestHandler:
             command.close()
             raise
 
-    def _wait(self, facts: Facts) -> None:
+    def _wait(self, facts: HostFacts) -> None:
         command, timeout = self._connections.command(facts.get("command")), _field(facts, "timeout")
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -272,20 +272,20 @@ class RequestHandler:
                     raise Broken("the client is gone") from None
         self._answer(status=status)
 
-    def _process(self, facts: Facts, lane: Any) -> Any:
+    def _process(self, facts: HostFacts, lane: Any) -> Any:
         return lane.process(_identity(facts))
 
-    def _alive(self, facts: Facts) -> None:
+    def _alive(self, facts: HostFacts) -> None:
         with self._host(facts).lane() as lane:
             self._answer(alive=self._process(facts, lane).alive)
 
-    def _signal(self, facts: Facts) -> None:
+    def _signal(self, facts: HostFacts) -> None:
         how = _field(facts, "how")
         with self._host(facts).lane() as lane:
             getattr(self._process(facts, lane), how)()
         self._answer()
 
-    def _run(self, facts: Facts) -> None:
+    def _run(self, facts: HostFacts) -> None:
         script, timeout = _field(facts, "script"), _field(facts, "timeout")
         data = self._sent if facts.get("data") is True else None
         with self._host(facts).lane() as lane, self._watched(lane.interrupt):
@@ -295,21 +295,21 @@ class RequestHandler:
 
     # Files
 
-    def _put(self, facts: Facts) -> None:
+    def _put(self, facts: HostFacts) -> None:
         sizes = [(PurePosixPath(path), size) for path, size in _field(facts, "files")]
         held, size = self._host(facts), sum(size for _, size in sizes)
         with held.bulk() if size > _MUCH else held.lane() as lane:
             lane.put_parts(sizes, _exactly(self._sent, size))
         self._answer()
 
-    def _upload(self, facts: Facts) -> None:
+    def _upload(self, facts: HostFacts) -> None:
         source, target = _field(facts, "source"), _field(facts, "target")
         names = None if (pairs := _field(facts, "names")) is None else dict(pairs)
         with self._host(facts).bulk() as lane:
             moved = file_transfer.upload(lane, Path(source), target, names=names, progress=self._progress())
         self._answer(sent=moved.sent, there=moved.there)
 
-    def _download(self, facts: Facts) -> None:
+    def _download(self, facts: HostFacts) -> None:
         source, target = _field(facts, "source"), _field(facts, "target")
         with self._host(facts).bulk() as lane:
             moved = file_transfer.download(lane, source, Path(target), progress=self._progress())
@@ -329,25 +329,25 @@ class RequestHandler:
 
     # Streams and tunnels
 
-    def _stream(self, facts: Facts) -> None:
+    def _stream(self, facts: HostFacts) -> None:
         far = self._host(facts).machine.open_stream(*_place(facts))
         self._answer()
         with contextlib.closing(far):
             join(self._wire.socket, far)
         raise Broken("the stream has ended, and the connection with it")
 
-    def _tunnel(self, facts: Facts) -> None:
+    def _tunnel(self, facts: HostFacts) -> None:
         held, place = self._host(facts), _place(facts)
         if facts.get("probe") is True:
             # A client of the tunnel would not see the host's error: report it now.
             held.machine.open_stream(*place).close()
         self._answer(**_shown(self._connections.tunnel(held, *place, _field(facts, "wish"))))
 
-    def _close_tunnel(self, facts: Facts) -> None:
+    def _close_tunnel(self, facts: HostFacts) -> None:
         self._connections.close_tunnel(facts.get("tunnel"))
         self._answer()
 
-    def _relay(self, facts: Facts) -> None:
+    def _relay(self, facts: HostFacts) -> None:
         near, far = self._host(facts), self._connections.host(facts.get("through"))
         self._answer(port=self._connections.relay(near, far, *_place(facts), _field(facts, "wish")).port)
 
@@ -372,7 +372,7 @@ class RequestHandler:
             over.set()
 
 
-def _field(facts: Facts, name: str) -> Any:
+def _field(facts: HostFacts, name: str) -> Any:
     """Return a field of a call; raise SpecError unless `_FIELDS` allows its value."""
     return field(_FIELDS, facts, name)
 
@@ -381,7 +381,7 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2
 
 
-def _shown(tunnel: Tunnel) -> Facts:
+def _shown(tunnel: Tunnel) -> HostFacts:
     facts = {"tunnel": tunnel.number, "machine": tunnel.held.number, "port": tunnel.port}
     return {**facts, "to": [tunnel.host, tunnel.there]}
 
@@ -396,11 +396,11 @@ def _exactly(data: Iterator[bytes], size: int) -> Iterator[bytes]:
         raise SpecError("the files' bytes are not as many as was said")
 
 
-def _identity(facts: Facts) -> tuple[int, float]:
+def _identity(facts: HostFacts) -> tuple[int, float]:
     return _field(facts, "pid"), float(_field(facts, "started"))
 
 
-def _place(facts: Facts) -> tuple[str, int]:
+def _place(facts: HostFacts) -> tuple[str, int]:
     return _field(facts, "host"), _field(facts, "port")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...bootstrap.host_state import Site, on_all
+from ...bootstrap.host_state import PreparedHost, on_all
 from ...errors import BootstrapError, SkyError
 from ..base.timeouts import TIMEOUTS
 
@@ -95,7 +95,7 @@ def script_of(python: str, code: str) -> str:
     return f"{shlex.quote(python)} -I -S -c {shlex.quote(f'exec({code!r})')}"
 
 
-def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reachability:
+def look(sites: Sequence[PreparedHost], stop: threading.Event, *, everyone: bool) -> Reachability:
     """Test connections between the head and all hosts, or of ``everyone``.
 
     They use the hosts' addresses in the pool. Raises BootstrapError if a host cannot be asked.
@@ -103,14 +103,14 @@ def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Rea
     if len(sites) < 2:
         return Reachability({}, [0] * len(sites))
 
-    def listen(site: Site) -> dict[str, Any]:
+    def listen(site: PreparedHost) -> dict[str, Any]:
         return _ask(site, _LISTEN.format(address=site.address, life=_LIFE))
 
-    def call(site: Site) -> dict[int, str]:
+    def call(site: PreparedHost) -> dict[int, str]:
         others = [other for other in sites if other is not site and (everyone or 0 in (site.node, other.node))]
         return _call(site, others, ears)
 
-    def hush(site: Site) -> None:
+    def hush(site: PreparedHost) -> None:
         with contextlib.suppress(SkyError, TimeoutError):
             site.machine.run(f"kill {int(ears[site.node]['child'])}", timeout=_PATIENCE)
 
@@ -123,7 +123,7 @@ def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Rea
     return Reachability(gaps, [int(ear["free"]) for ear in ears])
 
 
-def apart(sites: Sequence[Site], stop: threading.Event) -> Reachability:
+def apart(sites: Sequence[PreparedHost], stop: threading.Event) -> Reachability:
     """Return a `Reachability` of hosts that stand alone, without a test.
 
     Raises BootstrapError if a host cannot be asked.
@@ -132,7 +132,7 @@ def apart(sites: Sequence[Site], stop: threading.Event) -> Reachability:
     return Reachability({(0, site.node): ALONE for site in sites if site.node}, free)
 
 
-def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def _call(site: PreparedHost, others: Sequence[PreparedHost], ears: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Return which of the others a host does not reach, and why."""
     missed: dict[int, str] = {}
     places = []
@@ -148,7 +148,7 @@ def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]])
     return {node: f"at {addresses[node]}: {why}" for node, why in missed.items()}
 
 
-def _ask(site: Site, code: str) -> dict[str, Any]:
+def _ask(site: PreparedHost, code: str) -> dict[str, Any]:
     """Run Python code on a host; return the JSON object that it prints."""
     said = site.run(
         script_of(site.interpreter, code), "agent", "it could not be asked whom it reaches", timeout=_PATIENCE

@@ -29,7 +29,7 @@ from . import reachability as reach
 from .link import PoolLink
 
 if TYPE_CHECKING:
-    from ...bootstrap.remote_environment import Site
+    from ...bootstrap.remote_environment import PreparedHost
     from ...machines.base import Command, Machine, Process
     from ...machines.ssh.types import Prompts
     from ...providers.base import Provider
@@ -232,7 +232,7 @@ def _lives(host: RemoteHost) -> bool:
 def start(
     traces: Traces,
     spec: PoolSpec,
-    sites: Sequence[Site],
+    sites: Sequence[PreparedHost],
     here: tuple[Path, Path],
     env: Mapping[str, str],
     on_host: Callable[[launch.Host], None],
@@ -263,7 +263,7 @@ def start(
 def start_more(
     traces: Traces,
     spec: PoolSpec,
-    sites: Sequence[Site],
+    sites: Sequence[PreparedHost],
     fresh: Collection[int],
     scheduler: str,
     shape: int,
@@ -293,7 +293,7 @@ class _Start:
 
     traces: Traces
     spec: PoolSpec
-    sites: Sequence[Site]
+    sites: Sequence[PreparedHost]
     here: tuple[Path, Path]
     keys: Mapping[str, bytes]
     env: Mapping[str, str]
@@ -303,7 +303,7 @@ class _Start:
     ttl: float | None = None
 
 
-def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach.Reachability:
+def _look(spec: PoolSpec, sites: Sequence[PreparedHost], stop: threading.Event) -> reach.Reachability:
     """Return which hosts reach each other; nodes that stand alone need not."""
     if not spec.options.cluster:
         return reach.apart(sites, stop)
@@ -311,7 +311,11 @@ def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach
 
 
 def _start_others(
-    start: _Start, chosen: Sequence[Site], scheduler: str, found: reach.Reachability, tell: Callable[[str], None]
+    start: _Start,
+    chosen: Sequence[PreparedHost],
+    scheduler: str,
+    found: reach.Reachability,
+    tell: Callable[[str], None],
 ) -> None:
     """Start hosts in parallel, with relays to the head where needed."""
     others: list[Callable[[], object]] = []
@@ -321,7 +325,7 @@ def _start_others(
     _all(others)
 
 
-def _refuse_collectives(sites: Sequence[Site], found: reach.Reachability, collective: Sequence[str]) -> None:
+def _refuse_collectives(sites: Sequence[PreparedHost], found: reach.Reachability, collective: Sequence[str]) -> None:
     """Raise BootstrapError if hosts of collectives have gaps.
 
     Their ranks would wait for each other forever.
@@ -339,7 +343,7 @@ def _refuse_collectives(sites: Sequence[Site], found: reach.Reachability, collec
 
 
 def _apart(
-    site: Site, head: Site, scheduler: str, found: reach.Reachability, tell: Callable[[str], None]
+    site: PreparedHost, head: PreparedHost, scheduler: str, found: reach.Reachability, tell: Callable[[str], None]
 ) -> launch.RelayInfo | None:
     """Relay a host and the head through the link if there is a gap.
 

@@ -28,7 +28,7 @@ from .resize_plan import Plan
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
-    from ...bootstrap.remote_environment import Crew
+    from ...bootstrap.remote_environment import HostPreparation
     from ...machines.ssh.types import Prompts
     from ..execution.supervisor import Supervisor
     from ..execution.watchdog import Watchdog
@@ -256,7 +256,7 @@ class Resizing:
         self.plan = replace(plan, ids=tuple(ids))
 
     async def _start_hosts(self, kept: Sequence[Host]) -> None:
-        from ...bootstrap.remote_environment import Crew
+        from ...bootstrap.remote_environment import HostPreparation
 
         pool, plan = self.pool, self.plan
         with pool.phase("connect", ", ".join(plan.added)):
@@ -265,15 +265,17 @@ class Resizing:
         machines = [*(host.machine for host in kept), *self._connected]
         offline = plan.spec.provider.offline
         told = pool.phases.on_node
-        crew = Crew(machines, plan.spec, offline=offline, stop=pool.stop_event, on_node=told, standing=standing)
-        for name, text, work in crew.phases:
+        preparation = HostPreparation(
+            machines, plan.spec, offline=offline, stop=pool.stop_event, on_node=told, standing=standing
+        )
+        for name, text, work in preparation.phases:
             with pool.phase(name, text) as say:
                 await self._aside(work, say)
         several = "s" if len(plan.added) > 1 else ""
         with pool.phase("agent", f"starting {len(plan.added)} node{several} ({plan.spec.provider.kind})"):
             pool.control.joining = pool.control.crowded = True
-            await self._aside(self._launch, crew)
-        self._addresses = [site.address for site in crew.sites]
+            await self._aside(self._launch, preparation)
+        self._addresses = [site.address for site in preparation.sites]
 
     def _connect(self) -> None:
         pool, plan = self.pool, self.plan
@@ -291,13 +293,13 @@ class Resizing:
         unsure = remote_host.end_all(met)
         pool.unreachable = [host for host in pool.unreachable if host not in met or host in unsure]
 
-    def _launch(self, crew: Crew) -> None:
+    def _launch(self, preparation: HostPreparation) -> None:
         pool, plan = self.pool, self.plan
         assert pool.link is not None
         fresh = range(len(plan.kept), plan.spec.nodes)
         remote_host.start_more(
-            *(pool.traces, plan.spec, crew.sites, fresh, pool.scheduler_there, pool.shape + 1),
-            *((pool.link.folder, pool.link.blobs), crew.image.env, self._started.append, pool.stop_event),
+            *(pool.traces, plan.spec, preparation.sites, fresh, pool.scheduler_there, pool.shape + 1),
+            *((pool.link.folder, pool.link.blobs), preparation.image.env, self._started.append, pool.stop_event),
             pool.notify,
             pool.expiry.left,
         )

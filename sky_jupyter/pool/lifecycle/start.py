@@ -21,7 +21,7 @@ from ..hosts import launch, remote_host
 from ..hosts.link import PoolLink
 
 if TYPE_CHECKING:
-    from ...bootstrap.remote_environment import Crew
+    from ...bootstrap.remote_environment import HostPreparation
     from ...machines.ssh.types import Prompts
     from ..base.phases import PhaseLog
     from ..registry.remote_parts import Traces
@@ -210,28 +210,38 @@ class Making:
 
     async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
         """Install the environment on the machines; see `prepare`."""
-        from ...bootstrap.remote_environment import Crew
+        from ...bootstrap.remote_environment import HostPreparation
 
         pool, provider = self.pool, self.pool.spec.provider
         importing = asyncio.ensure_future(asyncio.to_thread(import_client))
         await asyncio.to_thread(pool.end_unreachable)
         told = pool.phases.on_node
-        crew = Crew(pool.machines, pool.spec, offline=provider.offline, stop=pool.stop_event, on_node=told)
-        for name, text, work in crew.phases:
+        preparation = HostPreparation(
+            pool.machines, pool.spec, offline=provider.offline, stop=pool.stop_event, on_node=told
+        )
+        for name, text, work in preparation.phases:
             with pool.phase(name, text) as say:
                 await asyncio.to_thread(work, say)
         await importing
         # Of remote machines, only the scheduler's port is reachable from here.
-        return functools.partial(self._launch_remote, crew), False
+        return functools.partial(self._launch_remote, preparation), False
 
-    def _launch_remote(self, crew: Crew) -> str:
+    def _launch_remote(self, preparation: HostPreparation) -> str:
         pool = self.pool
         pool.launches_done.clear()
         try:
             assert pool.link is not None
             here = (pool.link.folder, pool.link.blobs)
             return remote_host.start(
-                *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.host_events.take, pool.stop_event),
+                *(
+                    pool.traces,
+                    pool.spec,
+                    preparation.sites,
+                    here,
+                    preparation.image.env,
+                    pool.host_events.take,
+                    pool.stop_event,
+                ),
                 pool.notify,
                 pool.expiry.left,
             )

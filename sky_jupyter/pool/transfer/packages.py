@@ -237,11 +237,11 @@ class PoolPackages:
 
     def _put(self, requirements: list[str], say: OnLine, stop: threading.Event) -> list[str]:
         """Install requirements on all machines; runs in a thread."""
-        crew = self._crew(stop)
-        if crew is None:
+        preparation = self._preparation(stop)
+        if preparation is None:
             package_sync.install_here(*self._here(), requirements, say, stop)
         else:
-            crew.install(requirements, say)
+            preparation.install(requirements, say)
         return requirements
 
     def _put_more(
@@ -249,8 +249,8 @@ class PoolPackages:
     ) -> list[str]:
         """Resolve requirements, and install them on all machines."""
         say(f"installing {', '.join(map(without_secrets, requirements))}")
-        crew = self._crew(stop)
-        if crew is None:
+        preparation = self._preparation(stop)
+        if preparation is None:
             python, folder, image = self._here()
             planned = package_sync.plan_here(python, image, requirements, there, stop)
             if planned:
@@ -262,14 +262,14 @@ class PoolPackages:
                     f"{', '.join(hidden)}: what has a password in its URL is installed as a pool is made: "
                     "`%sky restart` with this --pip",
                 )
-            planned = crew.add(requirements, there, say)
+            planned = preparation.add(requirements, there, say)
         return [_named(item) for item in planned]
 
     def _here(self) -> tuple[str, str, Image]:
         """Return local nodes' interpreter, folder and image."""
         return self._nodes[0]["interpreter"], str(self.pool.hosts[0].folder / FOLDER), self.pool.spec.full_image
 
-    def _crew(self, stop: threading.Event) -> package_sync.Addition | None:
+    def _preparation(self, stop: threading.Event) -> package_sync.Addition | None:
         """Return the installer for remote hosts; None if all are local."""
         hosts = [host for host in self.pool.hosts if not host.here]
         if not hosts:
