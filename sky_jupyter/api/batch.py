@@ -146,7 +146,7 @@ class Batch:
         self._next: deque[tuple[int, PendingCall[Any]]] = deque()
         self._pace = ChunkSizer(live.spec.world_size) if joins else None
         self._bundles: dict[int, tuple[Function[..., Any], FunctionBundle]] = {}
-        self._late = display.LateView("values", pool=self.live.spec.name)
+        self._late = display.DelayedView("values", pool=self.live.spec.name)
         self._closed = self._stopped = self._failed = False
         self._began = time.perf_counter()
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class Batch:
 
     def send(self) -> bool:
         """Send as many calls as may be in flight; return whether there are more."""
-        self._late = display.LateView("values", pool=self.live.spec.name)
+        self._late = display.DelayedView("values", pool=self.live.spec.name)
         most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
         taken: list[tuple[list[tuple[int, PendingCall[Any]]], TaskRequest, int]] = []
         under_way = sum(sent.size for sent in list(self.left.values()))

@@ -173,7 +173,7 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
     title = f"{name_of(call)} @ {live.spec.name}"
     view = display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name)
     with live.stopping():
-        with display.LateView("values", pool=live.spec.name) as late:
+        with display.DelayedView("values", pool=live.spec.name) as late:
             listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
             run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
         try:

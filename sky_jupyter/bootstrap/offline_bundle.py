@@ -213,9 +213,9 @@ def _no_such_set(target: wheels.TargetPlatform, error: BootstrapError) -> Bootst
     glibc = target.platform.rpartition("manylinux_")[2].replace("_", ".")
     return BootstrapError(
         error.phase,
-        f"no set of wheels does for Python {target.python} with glibc {glibc} on {target.platform.partition('-')[0]}, as "
-        "it is there; uv says below which package stands in the way: ask for another release of that one, or use hosts "
-        "with a newer system",
+        f"no set of wheels does for Python {target.python} with glibc {glibc} on {target.platform.partition('-')[0]}, "
+        "as it is there; uv says below which package stands in the way: ask for another release of that one, or use "
+        "hosts with a newer system",
         command=error.command,
         lines=error.lines,
     )

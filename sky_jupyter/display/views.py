@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..pool.base.events import Event, ProgressEvent, Silent, TroubleEvent
+from ..pool.base.events import Event, NullView, ProgressEvent, TroubleEvent
 from .base.frontends import in_marimo, in_notebook
 from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
@@ -50,7 +50,7 @@ class StartView(Protocol):
         """Say how it ended, and whether it succeeded."""
 
 
-class LateView:
+class DelayedView:
     """View that appears only if the operation takes longer than a moment.
 
     It is a context manager, and reports failure if the block raises.
@@ -99,7 +99,7 @@ class LateView:
         if self._view is not None:
             self._view.refresh()
 
-    def __enter__(self) -> LateView:
+    def __enter__(self) -> DelayedView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -131,7 +131,7 @@ def run_view(
         The view.
     """
     if pool in _muted and not results:
-        return Silent()
+        return NullView()
     if in_marimo():
         from .notebook import anywidget_view
 
@@ -224,4 +224,4 @@ def start_view(
     return TerminalStartView(title)
 
 
-__all__ = ["LateView", "RunView", "Silent", "StartView", "in_notebook", "run_view", "start_view"]
+__all__ = ["DelayedView", "NullView", "RunView", "StartView", "in_notebook", "run_view", "start_view"]

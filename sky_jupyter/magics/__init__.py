@@ -45,7 +45,7 @@ from . import names_table as names
 from .completion import sky_matcher
 from .manual import MANUAL
 from .option_table import chosen, without_values
-from .parsing import Given, HelpAsked, check_shown, parse
+from .parsing import HelpRequested, ParsedLine, check_shown, parse
 
 
 @magics_class
@@ -64,7 +64,7 @@ class SkyMagics(Magics):
                 self.verb(given)
             else:
                 self.cell(line, cell, given)
-        except HelpAsked as help:
+        except HelpRequested as help:
             print(help)
         except SpecError as error:
             raise UsageError(shortened(str(error), line)) from None
@@ -78,7 +78,7 @@ class SkyMagics(Magics):
 
     # -- %%sky -------------------------------------------------------------------------------------
 
-    def cell(self, line: str, body: str, given: Given) -> None:
+    def cell(self, line: str, body: str, given: ParsedLine) -> None:
         """Run a cell on a pool; start the pool if there is none."""
         if not body.strip():
             raise UsageError(
@@ -119,7 +119,7 @@ class SkyMagics(Magics):
             self.shell.user_ns,
         )
 
-    def pool_for(self, given: Given) -> Pool:
+    def pool_for(self, given: ParsedLine) -> Pool:
         """Return the pool that the options mean; start it if there is none."""
         live = pools.current if given.name is None else pools.get(given.name)
         if live is None:
@@ -136,12 +136,12 @@ class SkyMagics(Magics):
 
     def add_packages(self, pool: Pool, requirements: Sequence[str]) -> None:
         """Install packages on a live pool's nodes, for this pool alone."""
-        with display.LateView("packages", failed="not installed", pool=pool.spec.name) as late:
+        with display.DelayedView("packages", failed="not installed", pool=pool.spec.name) as late:
             installed = pool.packages.add(requirements, late.on_event, late.refresh)
         if installed:
             print(f"installed on the nodes: {', '.join(installed)}")
 
-    def made(self, given: Given) -> Pool:
+    def made(self, given: ParsedLine) -> Pool:
         """Start a new pool.
 
         A cell that says nothing of machines gets none in place of a pool that was elsewhere.
@@ -159,7 +159,7 @@ class SkyMagics(Magics):
             raise SpecError(f"%%sky: the pool would have {ranks}, not {top}: `%%sky --nodes {top + 1}` makes it larger")
         return started(spec)
 
-    def taken_up(self, given: Given) -> Pool | None:
+    def taken_up(self, given: ParsedLine) -> Pool | None:
         """Attach to the pool that ``--keep`` asks for, if nobody manages it."""
         row = kept_row(given.name or "default") if given.pool.get("keep") else None
         if row is None or row.owner_lives:
@@ -175,18 +175,18 @@ class SkyMagics(Magics):
 
     # -- %sky --------------------------------------------------------------------------------------
 
-    def verb(self, given: Given) -> None:
+    def verb(self, given: ParsedLine) -> None:
         """Execute a verb of ``%sky``."""
         getattr(self, f"do_{given.verb}")(given)
 
-    def do_up(self, given: Given) -> None:
+    def do_up(self, given: ParsedLine) -> None:
         there = pools.current if given.name is None else pools.get(given.name)
         pool = self.pool_for(given)
         pool.packages.sync |= given.sync
         if pool is there:
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, live")
 
-    def do_status(self, given: Given) -> None:
+    def do_status(self, given: ParsedLine) -> None:
         if given.name is not None and pools.get(given.name) is None and (row := kept_row(given.name)):
             print(runs_table.kept(row))
             return
@@ -199,7 +199,7 @@ class SkyMagics(Magics):
         if given.name is None and (gone := pools.gone()) is not None:
             print(gone.refusal("%sky up --provider local", pools.names))
 
-    def do_restart(self, given: Given) -> None:
+    def do_restart(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         cells.gather(pool, self.shell.user_ns, over=True)
         spec = given.spec(pool.spec)
@@ -213,7 +213,7 @@ class SkyMagics(Magics):
         if lost:
             print(lost)
 
-    def do_resize(self, given: Given) -> None:
+    def do_resize(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         nodes = None if given.target is None else int(given.target)
         if pool.planned(nodes, given.add, given.remove).is_of(pool.spec):
@@ -263,7 +263,7 @@ class SkyMagics(Magics):
             raise PoolError(f"{text} Nobody can be asked here whether that may be: give --yes")
         return agreed
 
-    def do_interrupt(self, given: Given) -> None:
+    def do_interrupt(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         if pool.stop_resizing():
             print(f"pool {pool.spec.name}: the change of its nodes is given up; it stays as it was")
@@ -272,11 +272,11 @@ class SkyMagics(Magics):
         pool.interrupt()
         print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else 'nothing runs'}")
 
-    def do_where(self, given: Given) -> None:
+    def do_where(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         print("\n".join([str(pool.where()), *pool.watchdog.troubles.values()]))
 
-    def do_down(self, given: Given) -> None:
+    def do_down(self, given: ParsedLine) -> None:
         if pools.get(given.name) is None if given.name is not None else not pools.all():
             print(runs_table.end_left(given.name, pools.gone(given.name)))
             pools.forget(given.name)
@@ -286,7 +286,7 @@ class SkyMagics(Magics):
             end_pool(pool, print)
             print(f"pool {pool.spec.name}: ended{_unsure(pool)}")
 
-    def do_attach(self, given: Given) -> None:
+    def do_attach(self, given: ParsedLine) -> None:
         pool = pools.get(given.name) if given.name is not None else None
         if pool is None or pool.state == "taken":
             if pool is not None:
@@ -299,39 +299,39 @@ class SkyMagics(Magics):
         if not running:
             print("nothing runs on it; `%sky runs` lists what ran, and `%sky wait RUN` brings a result back")
 
-    def do_wait(self, given: Given) -> None:
+    def do_wait(self, given: ParsedLine) -> None:
         pool, id = runs_table.find(given)
         cells.watch(pool, id, self.shell.user_ns)
 
-    def do_logs(self, given: Given) -> None:
+    def do_logs(self, given: ParsedLine) -> None:
         pool, id = runs_table.find(given)
         ranks = [rank for rank in pool.homes(id) if given.ranks is None or rank in given.ranks]
         print(logs.write(pool, id, ranks, given.to) if given.to else logs.text(pool, id, ranks, given.last))
 
-    def do_freeze(self, given: Given) -> None:
+    def do_freeze(self, given: ParsedLine) -> None:
         print(pools.need(given.name).packages.frozen())
 
-    def do_put(self, given: Given) -> None:
+    def do_put(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         put_files(pool, str(given.target), given.to, chosen(given.on, pool.spec.nodes))
 
-    def do_get(self, given: Given) -> None:
+    def do_get(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         get_files(pool, str(given.target), given.to, chosen(given.on, pool.spec.nodes))
 
-    def do_pull(self, given: Given) -> None:
+    def do_pull(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         cells.gather(pool, self.shell.user_ns)
         cells.settle(pool)
         print(pull.pull(given, pool, self.shell.user_ns))
 
-    def do_runs(self, given: Given) -> None:
+    def do_runs(self, given: ParsedLine) -> None:
         print(runs_table.table(given.name))
 
-    def do_cost(self, given: Given) -> None:
+    def do_cost(self, given: ParsedLine) -> None:
         print(cost_table.table(given.name))
 
-    def do_names(self, given: Given) -> None:
+    def do_names(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         for news in filter(None, cells.take_restarts(pool, self.shell.user_ns)):
             print(news)
@@ -341,7 +341,7 @@ class SkyMagics(Magics):
         )
         print("\n".join(filter(None, lines)))
 
-    def do_clean(self, given: Given) -> None:
+    def do_clean(self, given: ParsedLine) -> None:
         provider = given.pool.get("provider")
         print("\n".join([*clean.machines(), clean.here()] if provider is None else clean.hosts(provider)))
 
@@ -390,7 +390,7 @@ def status_of(pool: Pool) -> dict[str, Any]:
     return {**status.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
 
 
-def _take_patience(pool: Pool, given: Given) -> None:
+def _take_patience(pool: Pool, given: ParsedLine) -> None:
     """Pass a line's exit timeout on to a live pool."""
     pool.exit_timeout = given.pool.get("exit_timeout", pool.exit_timeout)
 

@@ -55,12 +55,12 @@ from .option_table import (
 _MOST_TOLD = 300
 
 
-class HelpAsked(Exception):
+class HelpRequested(Exception):
     """Raised when a line asks for help; the message is the help."""
 
 
 @dataclass(frozen=True)
-class Given:
+class ParsedLine:
     """Parsed line; valid once it exists, as far as can be told without a pool.
 
     Attributes
@@ -144,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}")
 
     def print_help(self, file: Any = None) -> None:
-        raise HelpAsked(self.format_help())
+        raise HelpRequested(self.format_help())
 
 
 @functools.cache
@@ -170,7 +170,7 @@ def _parser(verb: str | None) -> _Parser:
     return parser
 
 
-def parse(line: str, *, cell: bool) -> Given:
+def parse(line: str, *, cell: bool) -> ParsedLine:
     """Parse a magic's line.
 
     Parameters
@@ -182,19 +182,19 @@ def parse(line: str, *, cell: bool) -> Given:
 
     Returns
     -------
-    Given
+    ParsedLine
         What the line asks for.
 
     Raises
     ------
     UsageError
         When it cannot be, in one line that names the nearest right spelling.
-    HelpAsked
+    HelpRequested
         When it asks for help.
     """
     if cell and not line.strip():
         # As most cells have it.
-        return Given(verb=None)
+        return ParsedLine(verb=None)
     try:
         return _parse(line, "%%sky" if cell else "%sky", cell=cell)
     except UsageError as error:
@@ -203,7 +203,7 @@ def parse(line: str, *, cell: bool) -> Given:
         raise UsageError(cleaned(shortened(told, told, _MOST_TOLD))) from None
 
 
-def _parse(line: str, prog: str, *, cell: bool) -> Given:
+def _parse(line: str, prog: str, *, cell: bool) -> ParsedLine:
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -226,7 +226,7 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
     word = words[0]
     if word in ("-h", "--help") or words == ["help"]:
         rows = [f"  {verb:10} {text}" for verb, text in VERBS.items()]
-        raise HelpAsked("\n".join(["%sky VERB [options]", *rows, "`%sky VERB --help` and `%%sky?` say more."]))
+        raise HelpRequested("\n".join(["%sky VERB [options]", *rows, "`%sky VERB --help` and `%%sky?` say more."]))
     if word not in VERBS:
         if word.startswith("-"):
             line = shlex.join(words)
@@ -289,7 +289,7 @@ def _unknown(word: str, verb: str | None) -> str:
     return f"unknown option {flag}{near}" + ("" if near else f"; options are {', '.join(flags)}")
 
 
-def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
+def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> ParsedLine:
     by_key = {option.key: option for option in options_of(verb)}
     texts: dict[str, list[str]] = {key: given for key, given in parsed.items() if key in by_key and given is not None}
     for key, words in texts.items():
@@ -321,7 +321,7 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
         pool["plugins"] = parse_plugins(pool["plugins"])
     for text in pool.get("pip", ()):
         parse_requirement(text)
-    given = Given(verb=verb, pool=pool, **values)
+    given = ParsedLine(verb=verb, pool=pool, **values)
     _agree(given, prog)
     if verb in NAMED and given.target is not None:
         given = replace(given, name=given.target)
@@ -329,7 +329,7 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     return given
 
 
-def _agree(given: Given, prog: str) -> None:
+def _agree(given: ParsedLine, prog: str) -> None:
     """Refuse options that contradict each other."""
     if given.all and (given.name is not None or given.target is not None):
         which = "--name" if given.target is None else repr(given.target)

@@ -10,10 +10,10 @@ from ..pool.transfer import pull_variable as pulling
 from ..session.pools import pull_value
 from ..util.text import rank_label
 from .option_table import chosen
-from .parsing import Given
+from .parsing import ParsedLine
 
 
-def pull(given: Given, pool: Pool, namespace: dict[str, Any]) -> str:
+def pull(given: ParsedLine, pool: Pool, namespace: dict[str, Any]) -> str:
     """Assign a variable of the nodes in the notebook; describe it in a line."""
     name = str(given.target)
     alias = given.alias or name

@@ -12,17 +12,17 @@ from ..session.pools import kept_row
 from ..spec.pool_spec import PoolSpec
 from ..util.redaction import without_secrets
 from . import runs_table
-from .parsing import Given
+from .parsing import ParsedLine
 
 
-def other(spec: PoolSpec, given: Given, differences: Sequence[str], *, attached: bool = True) -> str:
+def other(spec: PoolSpec, given: ParsedLine, differences: Sequence[str], *, attached: bool = True) -> str:
     """Explain why options for another pool of that name are refused.
 
     Parameters
     ----------
     spec : PoolSpec
         The pool as it is.
-    given : Given
+    given : ParsedLine
         The line's options.
     differences : sequence of str
         What the options ask for and the pool has not, as `PoolSpec.differences` tells it.
@@ -62,7 +62,7 @@ def _rows(ways: Sequence[tuple[str, str]]) -> list[str]:
     return [f"  {what + ':':{width}}{how}" for what, how in ways]
 
 
-def name_alone(given: Given) -> str:
+def name_alone(given: ParsedLine) -> str:
     """Explain why a name without pool options starts no pool; empty if it does."""
     name = given.name or ""
     row = kept_row(name)

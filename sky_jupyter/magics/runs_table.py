@@ -19,7 +19,7 @@ from ..pool.registry.machine_sweep import left_over, sweep_machines
 from ..pool.registry.pool_record import protocol_of, unfit
 from ..pool.registry.registry import KEPT_RUNS, Registry, running, sweep
 from ..pool.registry.rows import PoolRow
-from .parsing import Given
+from .parsing import ParsedLine
 
 _SHOWN = 20
 _CODE = 50
@@ -34,12 +34,12 @@ def _registry() -> Iterator[Registry]:
         registry.close()
 
 
-def find(given: Given) -> tuple[Pool, str]:
+def find(given: ParsedLine) -> tuple[Pool, str]:
     """Return the pool and run id that a verb means; the newest by default.
 
     Parameters
     ----------
-    given : Given
+    given : ParsedLine
         The verb's options.
 
     Returns

@@ -17,7 +17,7 @@ from .pool import Pool
 from .registry.ended_pools import Gone
 
 
-class LivePools:
+class OpenPools:
     """Pools of this process; the magics and `Compute` share `pools`."""
 
     def __init__(self) -> None:
@@ -180,6 +180,6 @@ def _numbered(name: str) -> Iterator[str]:
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
-pools = LivePools()
+pools = OpenPools()
 # `sky.dict` and others use the current pool in this process.
 agent_channel.outside[:] = [lambda: pools.need(None).shared.shares]

@@ -40,7 +40,7 @@ from .lifecycle.lifecycle import PoolLifecycle
 from .lifecycle.resize_plan import Plan
 from .lifecycle.shared_objects import PoolShares
 from .lifecycle.state_machine import PoolState
-from .lifecycle.status import Survey
+from .lifecycle.status import StatusCache
 from .lifecycle.ttl import Expiry
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
@@ -851,9 +851,9 @@ class Pool:
         return self.lifecycle.phases
 
     @property
-    def survey(self) -> Survey:
+    def status_cache(self) -> StatusCache:
         """Return the cache of its nodes' facts."""
-        return self.lifecycle.survey
+        return self.lifecycle.status_cache
 
     @property
     def generation(self) -> int:

@@ -97,7 +97,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
     for news in filter(None, [*pool.take_news(), restarts]):
         print(news)
     pool.include(cell.include, pool.spec.image.excludes)
-    with display.LateView("values") as late:
+    with display.DelayedView("values") as late:
         capture = collect(
             cell.source,
             namespace,
@@ -109,11 +109,11 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
             tell=send_values.reading(late.on_event, late.refresh),
         )
     tape = Tape() if cell.detach else None
-    view: Any = display.Silent() if cell.quiet else run_view(pool, cell.ranks, cell.shown)
+    view: Any = display.NullView() if cell.quiet else run_view(pool, cell.ranks, cell.shown)
     if cell.saved is not None:
         display.keep(view, cell.saved)
     with pool.stopping():
-        with display.LateView("values") as late:
+        with display.DelayedView("values") as late:
             run = pool.begin_cell(
                 cell.code,
                 capture,
@@ -167,7 +167,7 @@ def _bind(result: CellResult, namespace: dict[str, Any], out: str | None) -> Non
 
 def settle(pool: Pool) -> None:
     """Wait until the pool has repaired what the last run broke, with a view of it."""
-    with display.LateView("new kernels", failed="not there", pool=pool.spec.name) as late:
+    with display.DelayedView("new kernels", failed="not there", pool=pool.spec.name) as late:
         pool.settle(late.on_event, late.refresh)
 
 
@@ -182,9 +182,9 @@ def gather(pool: Pool, namespace: dict[str, Any], *, over: bool = False) -> None
         if not detached.run.over.is_set():
             print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
         try:
-            with display.LateView(f"run {id}", "over", "not over", pool=pool.spec.name) as late:
+            with display.DelayedView(f"run {id}", "over", "not over", pool=pool.spec.name) as late:
                 with pool.watchdog.telling(late.on_event):
-                    silent = display.Silent(late.refresh)
+                    silent = display.NullView(late.refresh)
                     _await_end(pool, detached, silent)
                     attend(pool, detached.run, silent, namespace, detached.out)
         except CellError as error:

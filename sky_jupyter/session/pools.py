@@ -65,7 +65,7 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
 
 def _view(spec: PoolSpec, title: str, **about: Any) -> display.StartView:
     """Return the view of a start; none if its options want none."""
-    return display.start_view(title, **about) if spec.options.console else display.Silent()
+    return display.start_view(title, **about) if spec.options.console else display.NullView()
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def _take_in(pool: Pool) -> None:
             pool.include([path], image.excludes)
     if pool.spec.options.console:
         pool.farewell = display.aside
-    pool.shows = lambda title: display.LateView(title, "here", "not fetched", pool=pool.spec.name)
+    pool.shows = lambda title: display.DelayedView(title, "here", "not fetched", pool=pool.spec.name)
     widgets.attach(pool)
 
 

@@ -25,7 +25,7 @@ from sky_jupyter.errors import SkyError, cleaned
 from sky_jupyter.machines.link import encoding
 from sky_jupyter.machines.link.framing import Broken, Wire
 from sky_jupyter.machines.ssh import target as targets
-from sky_jupyter.magics.parsing import HelpAsked, parse
+from sky_jupyter.magics.parsing import HelpRequested, parse
 from sky_jupyter.pool.registry.folders import is_ours
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.pool.runs.run import Run
@@ -64,7 +64,7 @@ def trial(name: str, seed: int, folder: Path) -> None:
     try:
         target.feed(given, folder)
     except target.refusals as error:
-        told = "" if isinstance(error, HelpAsked) else str(error)
+        told = "" if isinstance(error, HelpRequested) else str(error)
     except Exception as error:
         raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
     else:
@@ -295,7 +295,7 @@ _EVENTS: list[dict[str, Any]] = [
     {"kind": "end", "rank": 0, "status": "error", "ename": "E", "evalue": "v", "traceback": ["a", "b"]},
     {"kind": "end", "rank": 0, "status": "died", "text": "t", "why": "w"},
 ]
-_REFUSED = (SkyError, UsageError, HelpAsked)
+_REFUSED = (SkyError, UsageError, HelpRequested)
 TARGETS = {
     "line": Target(line, feed_line, _REFUSED),
     "config": Target(toml, feed_toml, _REFUSED),

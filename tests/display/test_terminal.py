@@ -10,7 +10,7 @@ import pytest
 from sky_jupyter.display import views as display
 from sky_jupyter.display.terminal import line_view
 from sky_jupyter.display.terminal.line_view import TerminalRunView, TerminalStartView
-from sky_jupyter.display.views import LateView
+from sky_jupyter.display.views import DelayedView
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 
 
@@ -129,7 +129,7 @@ def test_a_quick_transfer_is_told_by_few_lines(capsys):
 def test_values_that_are_soon_there_are_not_spoken_of(capsys, monkeypatch, late):
     monkeypatch.setattr(display, "_LATE", late)
     monkeypatch.setattr(line_view, "_STEP", 0.0)
-    with LateView("values") as view:
+    with DelayedView("values") as view:
         view.refresh()
         view.on_event(ProgressEvent("values", "values to node 0: 1 of 2 MB", 1, 2))
         view.refresh()
@@ -146,7 +146,7 @@ def test_a_bar_is_shown_from_50_mb_on(capsys, monkeypatch):
     monkeypatch.setattr(display, "_LATE", 3600.0)
     monkeypatch.setattr(display, "_LATE_LARGE", 0.0)
     monkeypatch.setattr(line_view, "_STEP", 0.0)
-    with LateView("values") as view:
+    with DelayedView("values") as view:
         view.on_event(ProgressEvent("values", "values to node 0: 1 of 49 MB", 10**6, 49 * 10**6))
         view.refresh()
         assert capsys.readouterr().err == ""
@@ -157,7 +157,7 @@ def test_a_bar_is_shown_from_50_mb_on(capsys, monkeypatch):
 
 def test_values_that_come_end_with_words_of_their_own(capsys, monkeypatch):
     monkeypatch.setattr(display, "_LATE", 0.0)
-    view = LateView("the value of rank 1", "here", "not fetched")
+    view = DelayedView("the value of rank 1", "here", "not fetched")
     view.on_event(ProgressEvent("the value of rank 1", "the value of rank 1: 1 of 2 MB", 1, 2))
     view.refresh()
     view.__exit__(KeyboardInterrupt)
@@ -166,7 +166,7 @@ def test_values_that_come_end_with_words_of_their_own(capsys, monkeypatch):
 
 def test_a_view_that_comes_late_tells_what_is_still_the_matter(capsys, monkeypatch):
     monkeypatch.setattr(display, "_LATE", 0.0)
-    with LateView("new kernels") as view:
+    with DelayedView("new kernels") as view:
         view.on_event(TroubleEvent("node 1 does not answer", about="silent 1"))
         view.on_event(TroubleEvent("rank 0 stands still", about="rank 7"))
         view.on_event(TroubleEvent("rank 0 goes on again", about="rank 7", over=True))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.display.base.prompts import Asking
+from sky_jupyter.display.base.prompts import UserPrompts
 from sky_jupyter.machines.ssh.known_hosts import Unknown
 from tests.hosts.traces import wait_until_clean
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
@@ -155,7 +155,7 @@ NEW = Unknown("gpu1", "ED25519", "SHA256:abc")
 
 
 def test_nobody_is_asked_outside_of_a_wait_or_without_a_terminal() -> None:
-    asking = Asking()
+    asking = UserPrompts()
     assert asking._accept(NEW) is False
     assert asking._passphrase("/key", 0) is None
     assert (asking.prompts.accept, asking.prompts.passphrase) == (None, None)

@@ -11,7 +11,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from sky_jupyter.magics.completion import candidates
-from sky_jupyter.magics.parsing import HelpAsked, parse
+from sky_jupyter.magics.parsing import HelpRequested, parse
 from sky_jupyter.providers import SSH
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.traces import wait_until_clean
@@ -43,7 +43,7 @@ def test_what_cannot_be_is_told_in_a_line(line: str, told: str) -> None:
 
 
 def test_it_has_help_and_completes() -> None:
-    with pytest.raises(HelpAsked) as caught:
+    with pytest.raises(HelpRequested) as caught:
         parse("clean --help", cell=False)
     assert "--host A,U@B:P" in str(caught.value)
     assert candidates("%sky cl") == ["clean"]

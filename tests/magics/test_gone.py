@@ -11,7 +11,7 @@ import sky_jupyter as sky
 from sky_jupyter.errors import PoolError
 from sky_jupyter.magics.parsing import parse
 from sky_jupyter.pool.lifecycle.state_machine import PoolState
-from sky_jupyter.pool.open_pools import LivePools
+from sky_jupyter.pool.open_pools import OpenPools
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.ended_pools import line
 from sky_jupyter.spec.pool_spec import PoolSpec
@@ -41,8 +41,8 @@ def test_the_line_shows_no_value_that_may_be_secret() -> None:
 
 
 @pytest.fixture
-def live() -> LivePools:
-    return LivePools()
+def live() -> OpenPools:
+    return OpenPools()
 
 
 def far(name: str = "default") -> Pool:
@@ -53,7 +53,7 @@ def near(name: str) -> Pool:
     return Pool(PoolSpec(provider=sky.Local(), name=name))
 
 
-def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: LivePools) -> None:
+def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: OpenPools) -> None:
     live.add(near("here"))
     live.add(pool := far())
     pool.lifecycle.states.to(PoolState.ENDED)
@@ -73,7 +73,7 @@ def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: LivePo
     assert live.need("default").spec.provider.kind == "local"
 
 
-def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live: LivePools) -> None:
+def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live: OpenPools) -> None:
     live.add(near("here"))
     live.add(pool := far())
     pool.lifecycle.states.to(PoolState.ENDED)
@@ -89,7 +89,7 @@ def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live:
     assert gone.text == "pool 'other' on ssh (gpu1, gpu2) was ended"
 
 
-def test_local_pools_end_as_ever(live: LivePools) -> None:
+def test_local_pools_end_as_ever(live: OpenPools) -> None:
     live.add(pool := near("here"))
     pool.lifecycle.states.to(PoolState.ENDED)
     live.discard(pool)

@@ -30,18 +30,18 @@ from sky_jupyter.magics.option_table import (
     targets_text,
     without_values,
 )
-from sky_jupyter.magics.parsing import Given, HelpAsked, parse
+from sky_jupyter.magics.parsing import HelpRequested, ParsedLine, parse
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.pool import DEFAULT_GRACE
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import Image, PoolSpec
 
 
-def cell(line: str) -> Given:
+def cell(line: str) -> ParsedLine:
     return parse(line, cell=True)
 
 
-def verb(line: str) -> Given:
+def verb(line: str) -> ParsedLine:
     return parse(line, cell=False)
 
 
@@ -60,7 +60,7 @@ def refusal(line: str, *, over_cell: bool = True) -> str:
 
 def test_a_line_without_options_asks_for_one_local_node_or_what_there_is():
     given = cell("")
-    assert given == Given(verb=None)
+    assert given == ParsedLine(verb=None)
     assert given.spec() == PoolSpec(provider=Local())
     live = PoolSpec(provider=Local(), nodes=3, ranks_per_node=2, name="trainers", image=Image(env={"A": "1"}))
     assert given.spec(live) == live
@@ -206,44 +206,46 @@ def test_a_pool_is_kept_by_a_switch_wherever_pools_are_made(line):
 
 
 def test_attach_takes_a_pools_name_with_or_without_its_flag():
-    assert verb("attach") == Given(verb="attach")
-    assert verb("attach night") == Given(verb="attach", target="night", name="night")
-    assert verb("attach --name night") == Given(verb="attach", name="night")
+    assert verb("attach") == ParsedLine(verb="attach")
+    assert verb("attach night") == ParsedLine(verb="attach", target="night", name="night")
+    assert verb("attach --name night") == ParsedLine(verb="attach", name="night")
     for line in ("attach night --take-over", "attach --take-over night"):
-        assert verb(line) == Given(verb="attach", target="night", name="night", take_over=True)
+        assert verb(line) == ParsedLine(verb="attach", target="night", name="night", take_over=True)
 
 
 @pytest.mark.parametrize("name", ["wait", "logs"])
 def test_a_run_is_named_by_its_id_or_how_that_begins(name):
-    assert verb(name) == Given(verb=name)
-    assert verb(f"{name} 3F9a2c1b") == Given(verb=name, target="3f9a2c1b")
-    assert verb(f"{name} 3") == Given(verb=name, target="3")
-    assert verb(f"{name} --name x") == Given(verb=name, name="x")
+    assert verb(name) == ParsedLine(verb=name)
+    assert verb(f"{name} 3F9a2c1b") == ParsedLine(verb=name, target="3f9a2c1b")
+    assert verb(f"{name} 3") == ParsedLine(verb=name, target="3")
+    assert verb(f"{name} --name x") == ParsedLine(verb=name, name="x")
 
 
 @pytest.mark.parametrize("line", ["logs 3f --rank 0,2-3", "logs --rank 0,2-3 3f", "logs --rank=0,2-3 3f"])
 def test_logs_are_of_some_ranks(line):
-    assert verb(line) == Given(verb="logs", target="3f", ranks=(0, 2, 3))
+    assert verb(line) == ParsedLine(verb="logs", target="3f", ranks=(0, 2, 3))
 
 
 @pytest.mark.parametrize("line", ["put a --on 0,2-3 b/", "put a b/ --on 0,2-3", "put --on=0,2-3 a b/"])
 def test_files_go_to_some_nodes(line):
-    assert verb(line) == Given(verb="put", target="a", to="b/", on=(0, 2, 3))
+    assert verb(line) == ParsedLine(verb="put", target="a", to="b/", on=(0, 2, 3))
 
 
 def test_files_come_from_the_head_under_their_own_name():
-    assert verb("get 'my results'") == Given(verb="get", target="my results")
+    assert verb("get 'my results'") == ParsedLine(verb="get", target="my results")
     assert verb("get out --name night").name == "night"
 
 
 def test_a_variable_is_pulled_from_some_ranks_under_another_name():
-    assert verb("pull x --on head --as y --stack") == Given(verb="pull", target="x", on=(0,), alias="y", stack=True)
-    assert verb("pull --concat x --name night") == Given(verb="pull", target="x", name="night", concat=True)
+    assert verb("pull x --on head --as y --stack") == ParsedLine(
+        verb="pull", target="x", on=(0,), alias="y", stack=True
+    )
+    assert verb("pull --concat x --name night") == ParsedLine(verb="pull", target="x", name="night", concat=True)
 
 
 def test_nodes_are_resized_to_a_number_or_by_hosts_and_numbers():
-    assert verb("resize 3 --name night --yes") == Given(verb="resize", target="3", name="night", yes=True)
-    assert verb("resize --add a,b:2 --add c --remove 2,4-5") == Given(
+    assert verb("resize 3 --name night --yes") == ParsedLine(verb="resize", target="3", name="night", yes=True)
+    assert verb("resize --add a,b:2 --add c --remove 2,4-5") == ParsedLine(
         verb="resize", add=("a", "b:2", "c"), remove=(2, 4, 5)
     )
 
@@ -265,8 +267,8 @@ def test_what_cannot_be_resized_is_told_in_a_line(line, told):
 
 
 def test_runs_are_of_one_pool_or_of_all():
-    assert verb("runs") == Given(verb="runs")
-    assert verb("runs --name x") == Given(verb="runs", name="x")
+    assert verb("runs") == ParsedLine(verb="runs")
+    assert verb("runs --name x") == ParsedLine(verb="runs", name="x")
 
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name != "clean"])
@@ -535,7 +537,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
 
 @pytest.mark.parametrize("line", ["--help", "-h", "--nodes 2 --help", "--on x --help"])
 def test_help_names_every_option_of_a_cell(line):
-    with pytest.raises(HelpAsked) as caught:
+    with pytest.raises(HelpRequested) as caught:
         cell(line)
     text = str(caught.value)
     for option in (*POOL, NAME, CONFIG, *CELL):
@@ -546,7 +548,7 @@ def test_help_names_every_option_of_a_cell(line):
 
 @pytest.mark.parametrize("name", VERBS)
 def test_help_of_a_verb_names_its_options_only(name):
-    with pytest.raises(HelpAsked) as caught:
+    with pytest.raises(HelpRequested) as caught:
         verb(f"{name} --help")
     text = str(caught.value)
     words = set(text.replace(",", " ").split())
@@ -562,7 +564,7 @@ def test_help_of_a_verb_names_its_options_only(name):
 
 @pytest.mark.parametrize("line", ["--help", "-h", "help"])
 def test_help_without_a_verb_names_the_verbs(line):
-    with pytest.raises(HelpAsked) as caught:
+    with pytest.raises(HelpRequested) as caught:
         verb(line)
     assert all(f"  {name} " in str(caught.value) for name in VERBS)
 
@@ -630,9 +632,9 @@ def answer(line: str, word: str | None = None) -> str:
     """What a line gives, as text: a request's spec, a refusal or help; anything else is raised."""
     try:
         asked = parse(line, cell=True) if word is None else parse(f"{word} {line}", cell=False)
-    except (UsageError, HelpAsked) as error:
+    except (UsageError, HelpRequested) as error:
         return str(error)
-    assert isinstance(asked, Given)
+    assert isinstance(asked, ParsedLine)
     return str(asked.spec())
 
 

@@ -133,9 +133,9 @@ def test_a_page_of_any_lines_is_read(lines, count):
 
 
 def test_answers_of_nodes_are_read_as_far_as_they_can_be_right():
-    from sky_jupyter.pool.lifecycle.status import Seen, take
+    from sky_jupyter.pool.lifecycle.status import NodeStatus, take
 
-    seen = Seen()
+    seen = NodeStatus()
     good = {"cores": 2, "memory": 100, "gpus": [["A100", 80]], "next": 1, "samples": [[0.5, 10, 0.25, 20]]}
     take(seen, {"incarnation": "a", "ranks": {0: {"pid": 5}}, "metrics": good}, 100.0)
     assert [sample for _, sample in seen.samples] == [(0.5, 10.0, 0.25, 20.0)]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.display.views import LateView
+from sky_jupyter.display.views import DelayedView
 from sky_jupyter.pool.execution.tasks import PoolTasks
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.runs.result import CellError
@@ -113,16 +113,16 @@ def test_an_interrupt_while_a_run_is_being_begun_stops_it(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_an_interrupt_just_after_a_broadcast_has_begun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = LateView.__exit__
+    leave = DelayedView.__exit__
 
-    def interrupted(view: LateView, *error: Any) -> None:
+    def interrupted(view: DelayedView, *error: Any) -> None:
         leave(view, *error)
         os.kill(os.getpid(), signal.SIGINT)
         # It comes here, where nobody counts it.
         time.sleep(5)
 
     with sky.Compute(provider=sky.Local(), nodes=2, name="between") as compute:
-        monkeypatch.setattr(LateView, "__exit__", interrupted)
+        monkeypatch.setattr(DelayedView, "__exit__", interrupted)
         with pytest.raises(KeyboardInterrupt):
             sky.function(time.sleep)(600) @ compute
         monkeypatch.undo()

@@ -167,7 +167,7 @@ def test_kernels_that_are_replaced_twice_at_once_are_one_each() -> None:
         # The first ones are being forked.
         await asyncio.sleep(pause)
         await asyncio.gather(first, pool.control.ask(rpc.RESTART_KERNELS))
-        await pool.lifecycle.entering.enter()
+        await pool.lifecycle.plugin_setup.enter()
 
     code = "import sys\nfor i in range(400): print(i, file=sys.stderr if i % 3 else sys.stdout)"
     with local_pool(ranks_per_node=2) as pool:

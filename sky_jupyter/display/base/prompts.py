@@ -49,7 +49,7 @@ class _Question(Generic[T]):
         self.answer.set_result(self._otherwise)
 
 
-class Asking:
+class UserPrompts:
     """Prompts of a process; there is one, `person`.
 
     It asks inside `answering` only, and not where a line cannot be typed.
@@ -187,4 +187,4 @@ def _is_right(new: Unknown) -> bool:
     return False
 
 
-person = Asking()
+person = UserPrompts()

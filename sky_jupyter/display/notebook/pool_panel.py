@@ -1,6 +1,6 @@
 """The pool panel of `%sky`: pools as JSON, HTML and text.
 
-It is drawn from what `pool.survey` tells, as docs/actions.md has it. Where the labextension is, it
+It is drawn from what `pool.status_cache` tells, as docs/actions.md has it. Where the labextension is, it
 draws the JSON and follows the pool from then on; everyone else sees the HTML, which has only what the
 sanitizer of an untrusted notebook leaves: sparklines are pictures, with their numbers beside them.
 """

@@ -123,7 +123,7 @@ class Tape:
             self._to = None
 
 
-class Silent:
+class NullView:
     """Null view, for what nobody looks at: values that are fetched, a run with ``--quiet``.
 
     Parameters

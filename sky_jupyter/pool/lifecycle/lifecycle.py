@@ -38,13 +38,13 @@ from .cost_meter import CostMeter
 from .dask_cluster import PoolDask
 from .host_events import HostEvents
 from .kernel_shutdown import Leaving, Tell, silently
-from .plugin_setup import Entering
+from .plugin_setup import PluginSetup
 from .provisioning import Provisioning
 from .resize import Resizing
 from .resize_plan import Plan
-from .start import Making, import_client
+from .start import PoolStart, import_client
 from .state_machine import PoolState, StateMachine
-from .status import Survey
+from .status import StatusCache
 from .ttl import Expiry
 
 if TYPE_CHECKING:
@@ -97,9 +97,11 @@ class PoolLifecycle:
         self.logger = PoolLog(spec.name, spec.options)
         self.states = StateMachine(spec.name, self.logger.write)
         self.registry = Registry()
-        self.entering = Entering(self)
+        self.plugin_setup = PluginSetup(self)
         self.pythons = PoolPythons(self)
-        self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self.mark_broken, self._let_go)
+        self.supervisor = Supervisor(
+            spec, self.plugin_setup.renew, self.plugin_setup.again, self.mark_broken, self._let_go
+        )
         self.hosts: list[launch.Host] = []
         # The link to remote machines, and the machines that it is connected to.
         self.link: PoolLink | None = None
@@ -115,8 +117,8 @@ class PoolLifecycle:
         self.exit_timeout = spec.options.exit_timeout
         # For its status: the phases of its start, and the nodes' facts.
         self.phases = PhaseLog()
-        self.survey = Survey(self)
-        self.making, self.host_events, self.leaving = Making(self), HostEvents(self), Leaving(self)
+        self.status_cache = StatusCache(self)
+        self.pool_start, self.host_events, self.leaving = PoolStart(self), HostEvents(self), Leaving(self)
         self.supervisor.finish = self.leaving.finish
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
@@ -333,8 +335,8 @@ class PoolLifecycle:
 
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
-        await self.making.have()
-        launch_all, direct = await self.making.prepare()
+        await self.pool_start.have()
+        launch_all, direct = await self.pool_start.prepare()
         self.expiry.begin(self.provisioning.left(spec))
         with self.phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
@@ -355,7 +357,7 @@ class PoolLifecycle:
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self.phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await self.meet_pythons()
-            await self.entering.enter()
+            await self.plugin_setup.enter()
 
     async def meet_pythons(self) -> None:
         """Learn the nodes' Python versions; report differences that matter."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _AGAIN_PATIENCE = TIMEOUTS.start.set_up_again
 
 
-class EnteringContext(PoolContext, Protocol):
+class PluginSetupContext(PoolContext, Protocol):
     """The pool, and the parts that a new kernel affects."""
 
     @property
@@ -41,10 +41,10 @@ class EnteringContext(PoolContext, Protocol):
         ...
 
 
-class Entering:
+class PluginSetup:
     """Setup of kernels and plugins on one pool; runs on the loop."""
 
-    def __init__(self, pool: EnteringContext) -> None:
+    def __init__(self, pool: PluginSetupContext) -> None:
         self.pool = pool
         self._epoch = 0
 

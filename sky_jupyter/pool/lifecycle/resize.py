@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from ..registry.remote_parts import Traces
     from .host_events import HostEvents
     from .kernel_shutdown import Leaving
-    from .plugin_setup import Entering
+    from .plugin_setup import PluginSetup
     from .provisioning import Provisioning
     from .state_machine import StateMachine
-    from .status import Survey
+    from .status import StatusCache
     from .ttl import Expiry
 
 T = TypeVar("T")
@@ -85,10 +85,10 @@ class ResizeContext(PoolContext, Protocol):
     watchdog: Watchdog
     provisioning: Provisioning
     phases: PhaseLog
-    survey: Survey
+    status_cache: StatusCache
     host_events: HostEvents
     leaving: Leaving
-    entering: Entering
+    plugin_setup: PluginSetup
     expiry: Expiry
 
     @property
@@ -343,7 +343,7 @@ class Resizing:
         pool.spec, pool.ids, pool.hosts, pool.machines = world.spec, world.ids, list(world.hosts), list(world.machines)
         pool.supervisor.suit(world.spec)
         pool.watchdog.forget(keepers=False)
-        pool.survey.renumber({old: new for new, old in was.items()})
+        pool.status_cache.renumber({old: new for new, old in was.items()})
         changes = []
         for host, nodes in zip(world.hosts, world.nodes, strict=True):
             host.nodes = list(nodes)
@@ -373,7 +373,7 @@ class Resizing:
         names = ", ".join(str(plugin) for plugin in pool.spec.plugins)
         with pool.phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await pool.meet_pythons()
-            await pool.entering.enter()
+            await pool.plugin_setup.enter()
         self._must_go_on()
         pool.states.to(PoolState.READY)
         pool.supervisor.restarted = set(range(pool.spec.world_size))

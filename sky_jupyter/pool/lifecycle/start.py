@@ -75,7 +75,7 @@ class StartContext(PoolContext, Protocol):
         ...
 
 
-class Making:
+class PoolStart:
     """Start of one pool's machines and hosts; made with it.
 
     Parameters

@@ -56,7 +56,7 @@ Sample = tuple[float, ...]
 
 
 @dataclass
-class Seen:
+class NodeStatus:
     """Last known facts of one node.
 
     Attributes
@@ -73,12 +73,12 @@ class Seen:
     samples: deque[tuple[float, Sample]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
 
-class Survey:
+class StatusCache:
     """Cache of the nodes' facts of one pool; changed on the loop only."""
 
     def __init__(self, pool: PoolContext) -> None:
         self.pool = pool
-        self.nodes: dict[int, Seen] = {}
+        self.nodes: dict[int, NodeStatus] = {}
         self._at = -math.inf
         self._asking: asyncio.Future[None] | None = None
 
@@ -108,7 +108,7 @@ class Survey:
             answers = await asyncio.wait_for(control.ask(rpc.STATUS, nodes, since=since), _WITHIN)
             now = time.monotonic()
             for node, answer in answers.items():
-                take(self.nodes.setdefault(node, Seen()), answer, now)
+                take(self.nodes.setdefault(node, NodeStatus()), answer, now)
         except Exception as error:
             # A node that is lost, or an agent of another version: the old facts stay.
             _log.debug("the nodes of pool %s were not seen: %s: %s", self.pool.spec.name, type(error).__name__, error)
@@ -116,7 +116,7 @@ class Survey:
             self._at, self._asking = time.monotonic(), None
 
 
-def take(seen: Seen, answer: Any, now: float) -> None:
+def take(seen: NodeStatus, answer: Any, now: float) -> None:
     """Store a node's answer, as far as it is valid."""
     if not isinstance(answer, Mapping):
         return
@@ -144,7 +144,7 @@ def take(seen: Seen, answer: Any, now: float) -> None:
         _take_metrics(seen, metrics, now)
 
 
-def _take_metrics(seen: Seen, metrics: Mapping[str, Any], now: float) -> None:
+def _take_metrics(seen: NodeStatus, metrics: Mapping[str, Any], now: float) -> None:
     gpus = metrics.get("gpus")
     gpus = gpus[:_MOST_GPUS] if isinstance(gpus, (list, tuple)) else []
     named = [gpu for gpu in gpus if isinstance(gpu, (list, tuple)) and len(gpu) == 2]
@@ -199,7 +199,7 @@ class StatusContext(PoolContext, Protocol):
     def phases(self) -> PhaseLog: ...
 
     @property
-    def survey(self) -> Survey: ...
+    def status_cache(self) -> StatusCache: ...
 
     @property
     def supervisor(self) -> Supervisor: ...
@@ -232,12 +232,12 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
     dict
         The status.
     """
-    survey = pool.survey
+    status_cache = pool.status_cache
     if not since:
         # A person asks, not a page that polls: retry unreachable machines at once.
         pool.retry_links()
     with contextlib.suppress(FutureTimeout):
-        loop().call(survey.look(), timeout=_WITHIN + 1)
+        loop().call(status_cache.look(), timeout=_WITHIN + 1)
     now = time.monotonic()
     spec = pool.spec
     return {
@@ -286,7 +286,7 @@ def _run(pool: StatusContext, run: Any, now: float) -> dict[str, Any]:
 
 
 def _node(pool: StatusContext, node: int, since: int | None, now: float) -> dict[str, Any]:
-    seen = pool.survey.nodes.get(node, Seen())
+    seen = pool.status_cache.nodes.get(node, NodeStatus())
     host = _host_of(pool, node)
     address = pool.control.addresses.get(node, "") if pool.has_control else ""
     samples = [(at, sample) for at, sample in list(seen.samples) if since is not None and at * 1000 > since]
@@ -308,7 +308,7 @@ def _host_of(pool: PoolContext, node: int) -> Host | None:
     return next((host for host in pool.hosts if node in host.nodes), None)
 
 
-def state_of(pool: StatusContext, node: int, seen: Seen) -> str:
+def state_of(pool: StatusContext, node: int, seen: NodeStatus) -> str:
     """Return a node's state in one word."""
     host = _host_of(pool, node)
     if host is not None and host.name in pool.away:

@@ -21,7 +21,7 @@ from ...node.serialization.result_values import room
 from ...util.background_tasks import BackgroundTasks
 from ...util.text import rank_label
 from ..base.event_loop import Tick, loop, no_tick
-from ..base.events import Event, Listener, NoticeEvent, Silent, ignore
+from ..base.events import Event, Listener, NoticeEvent, NullView, ignore
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..runs import log_reader
@@ -50,7 +50,7 @@ ViewFactory = Callable[[str], AbstractContextManager[ValueView]]
 
 def unshown(title: str) -> AbstractContextManager[ValueView]:
     """Return a context with the null view."""
-    return contextlib.nullcontext(Silent())
+    return contextlib.nullcontext(NullView())
 
 
 @dataclass(frozen=True)
