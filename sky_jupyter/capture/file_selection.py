@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CaptureError
+from .bracket_expressions import plain_brackets
 
 LIMIT = 100 * 1000 * 1000
 _SHOWN = 5
@@ -64,7 +65,7 @@ class Rule:
 def read_rules(folder: Path) -> list[Rule]:
     """Return the rules of a folder's ``.gitignore``; none if it is missing."""
     try:
-        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
     return _rules(f"{folder}/", lines)
@@ -76,7 +77,9 @@ def _rules(base: str, lines: Iterable[str]) -> list[Rule]:
 
     rules = []
     for line in lines:
-        text = re.sub(r"(?<!\\)\s+\Z", "", line)
+        text = plain_brackets(re.sub(r"(?<!\\)\s+\Z", "", line))
+        if text is None:
+            continue
         # What `re` does not compile, or warns of, pathspec lets pass; git leaves it out, or takes it.
         with warnings.catch_warnings(), contextlib.suppress(ValueError, re.error):
             warnings.simplefilter("ignore")

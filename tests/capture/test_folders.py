@@ -64,6 +64,33 @@ def test_gitignore_is_read_as_git_reads_it(repository: Path, lines: list[str], d
     )
 
 
+# (git's answer is read as text, in which a carriage return is a line break.)
+ASCII = [chr(code) for code in range(1, 128) if chr(code) not in "./\r\n"]
+SETS = [f"[:{name}:]" for name in ("alnum", "alpha", "blank", "cntrl", "digit", "graph", "lower", "print", "punct")]
+SETS += ["[:space:]", "[:upper:]", "[:xdigit:]", "a-f", "z-a", "!--", "\\]", "\\-", "]", "[", "-", "^", "!", "a", "/"]
+SETS += ["[:none:]", "[:", "[:x]", "#-&", "\\"]
+
+
+@pytest.fixture(scope="module")
+def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("characters")
+    git(folder, "init", "-q")
+    fill(folder, *(f"x{one}y" for one in ASCII), "x/y")
+    return folder
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(negated=st.sampled_from(["", "", "!", "^"]), parts=st.lists(st.sampled_from(SETS), min_size=1, max_size=4))
+@example(negated="", parts=["[:alpha:]"])
+@example(negated="!", parts=["[:alnum:]", "_"])
+@example(negated="!", parts=["a"])
+@pytest.mark.filterwarnings("error")
+def test_bracket_expressions_are_read_as_git_reads_them(characters: Path, negated: str, parts: list[str]) -> None:
+    (characters / ".gitignore").write_text(f"/x[{negated}{''.join(parts)}]y\n")
+    expected = git(characters, "ls-files", "-z", "--others", "--exclude-standard")
+    assert sorted(names(characters)) == sorted(expected)
+
+
 def test_names_with_line_breaks_are_read_as_git_reads_them(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     fill(tmp_path, "a", "a\n", "b\nc/a", "b\nc/d.log", "b\nc/e", "f\ng")
