@@ -49,7 +49,7 @@ ZONES = ("here-a", "here-b", "there-a")
 # What can happen to a call; each is planned by `Cloud.plan`.
 FAULTS = {
     "create": (
-        *("error", "throttled", "lost", "half", "half-lost", "refused", "hang", "late", "vanish"),
+        *("error", "throttled", "lost", "half", "half-lost", "refused", "quota", "hang", "late", "vanish"),
         *("interrupt-before", "interrupt-after", "kill-before", "kill-after", "denied"),
     ),
     "list": ("error", "hang", "interrupt-before", "kill-before", "vanish"),
@@ -134,6 +134,8 @@ class Cloud:
         with self._call("create", order.pool) as fault:
             if fault == "refused":
                 raise NoCapacity(f"{order.zone} has no machine")
+            if fault == "quota":
+                raise NoCapacity(f"{order.zone}: the quota is used up", scope="market")
             if fault == "denied":
                 raise ProvisionError("you are not authorized to make machines")
             if fault == "throttled":

@@ -135,25 +135,37 @@ def abandon(registry: Registry, pool: Pool) -> None:
 def test_a_call_without_an_answer_is_sent_again_and_buys_nothing_twice(
     cloud: Cloud, registry: Registry, fault: str
 ) -> None:
-    cloud.plan("create", fault)
-    pool = pool_of(cloud)
-    with pytest.raises(ProvisionError) as raised:
-        buy(pool)
-    assert raised.value.passing
-    ids = buy(pool)
+    for _ in range(2):
+        cloud.plan("create", fault)
+    pool = pool_of(cloud, provision_retry_delay=0.01)
+    told: list[str] = []
+    ids = pool.lifecycle.provisioning.acquire(pool.spec, 2, tell=told.append)
     assert sorted(ids) == sorted(cloud.alive())
     assert len(set(ids)) == 2
+    assert sum("the order is sent again" in line for line in told) == 2
     pool.down()
     assert cloud.alive() == []
     assert registry.pools() == []
 
 
+def test_a_call_that_is_never_answered_fails_and_may_be_tried_anew(cloud: Cloud, registry: Registry) -> None:
+    for _ in range(20):
+        cloud.plan("create", "lost")
+    pool = pool_of(cloud, provision_retry_delay=0.01)
+    with pytest.raises(ProvisionError, match="did not answer") as raised:
+        buy(pool)
+    assert raised.value.passing
+    assert len(cloud.machines()) == 2
+    cloud.calm()
+    assert sorted(buy(pool)) == sorted(cloud.alive())
+    assert len(cloud.machines()) == 2
+    pool.down()
+
+
 def test_a_machine_that_was_made_before_a_refusal_is_adopted(cloud: Cloud, registry: Registry) -> None:
     cloud.plan("create", "lost")
     cloud.plan("create", "refused")
-    pool = pool_of(cloud)
-    with pytest.raises(ProvisionError):
-        buy(pool)
+    pool = pool_of(cloud, provision_retry_delay=0.01)
     assert sorted(buy(pool)) == sorted(cloud.alive())
     assert len(cloud.machines()) == 2
     pool.down()
@@ -168,6 +180,50 @@ def test_machines_are_bought_where_there_are_some(cloud: Cloud, registry: Regist
     rows = [(row.zone, row.state) for row in orders.of(registry, pool.id) if row.token]
     assert rows == [("here-a", "refused"), ("here-b", "refused"), ("there-a", "made")]
     pool.down()
+
+
+def test_each_refusal_is_told_in_a_line_of_the_start(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "refused")
+    cloud.plan("create", "denied")
+    pool = Pool(PoolSpec(provider=cloud, nodes=2, options=Options(console=False)))
+    told: list[str] = []
+    with pytest.raises(ProvisionError, match="authorized"):
+        pool.start(lambda event: told.append(getattr(event, "text", "")))
+    assert "here-a has no machine" in told
+
+
+def test_a_quota_rules_out_its_region_and_stops_where_nothing_is_left(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "quota")
+    pool = pool_of(cloud)
+    buy(pool)
+    assert {one.zone for one in cloud.machines()} == {"there-a"}
+    pool.down()
+    pool = pool_of(cloud)
+    cloud.plan("create", "quota")
+    cloud.plan("create", "quota")
+    with pytest.raises(ProvisionError, match="here-a: the quota is used up; there-a: the quota") as raised:
+        buy(pool)
+    # Waiting does not help: nothing is asked again.
+    assert not raised.value.passing
+    with pytest.raises(ProvisionError, match="the quota is used up"):
+        buy(pool)
+    assert [said for call, said in cloud.calls(pool.id) if call == "create"] == ["quota", "quota"]
+    pool.down()
+
+
+def test_credentials_of_another_account_settle_nothing(
+    cloud: Cloud, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_of(cloud, shutdown_timeout=0.3)
+    buy(pool)
+    monkeypatch.setattr(Cloud, "account", lambda self: "somebody else")
+    pool.down()
+    assert any("somebody, and the credentials here of somebody else" in text for text in pool.unended or ())
+    assert orders.of(registry, pool.id)
+    monkeypatch.undo()
+    monkeypatch.setenv("SKY_REGISTRY", str(registry.path))
+    assert sweep_machines(registry).machines == 2
+    assert cloud.alive() == []
 
 
 def test_another_start_buys_only_what_is_dead(cloud: Cloud, registry: Registry) -> None:

@@ -242,6 +242,8 @@ class Machines:
     sweep: float = 60.0
     sweep_pause: float = 0.1
     longest_sweep_pause: float = 5.0
+    # How long a place that had no machines is tried last.
+    refusal: float = 180.0
     # What machines may live, and be waited for, beyond the pool's own limits.
     margin: float = 600.0
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
 from ...providers.base import Provisioner, is_provisioner
-from ...providers.values import MachineRecord, Offer, Order
+from ...providers.values import MachineRecord, Order
 from ..base.pool_cost import purchase
 from ..base.timeouts import TIMEOUTS
 from ..registry import orders
 from ..registry.machine_sweep import end_machines
 from ..registry.orders import OrderRow
 from ..registry.pool_bill import PoolBill
+from .refusals import Place, Refusals
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 # Rounds of listing the machines and buying the missing ones, in one attempt.
 _ROUNDS = 5
+# How often an order without an answer is sent again. The pauses double, from a fifth of the delay between attempts to
+# three of them.
+_RESENT, _FIFTH, _MOST_DELAYS = 6, 5, 3
 _MARGIN = TIMEOUTS.machines.margin
 
 
@@ -56,7 +62,7 @@ class Provisioning:
         self._rows: dict[str, OrderRow] = {}
         # The order without an answer: it is sent again before any other.
         self._open: tuple[Order, int] | None = None
-        self._refused: dict[tuple[str, str, str], float] = {}
+        self._refusals = Refusals()
         self._account: str | None = None
         # What the machines cost, and who is told of each order before it is sent.
         self.bill = PoolBill(registry, pool)
@@ -130,7 +136,7 @@ class Provisioning:
         before : sequence of str
             The nodes' previous machines; one that still exists keeps its place.
         tell : callable
-            Receives a line on each order before it is sent, with its price.
+            Receives a line on each order before it is sent, with its price, and on each refusal.
 
         Returns
         -------
@@ -271,7 +277,13 @@ class Provisioning:
         """Create machines at the first place that has capacity."""
         whys: list[str] = []
         number = sum(1 for row in self._known() if row.token)
-        for offer, zone in self._places(spec):
+        # Only a lack of capacity passes by waiting.
+        passing = False
+        places = self._places(spec)
+        untried = list(places)
+        while (place := self._refusals.following(untried)) is not None:
+            untried.remove(place)
+            offer, zone = place
             token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
             order = Order(self._pool, token, offer, zone, self.deadline(spec), _owner())
             self._tell(purchase(count, offer.name, offer.market, zone or offer.region, offer.hourly))
@@ -279,22 +291,44 @@ class Provisioning:
                 if made := self._send(spec, order, count, halt):
                     return made
                 whys.append(f"{zone or offer.region or offer.name}: made none")
+                passing = True
             except NoCapacity as error:
-                self._refused[_place(offer, zone)] = time.monotonic()
+                self._refusals.note(place, error)
                 whys.append(first_line(error))
-        if not whys:
+                passing = passing or error.scope == "zone"
+            self._tell(whys[-1])
+        if not places:
             raise ProvisionError(f"{spec.provider} has no machine that fits what is asked for")
-        raise _passing(f"{count} machine{'s' if count > 1 else ''} cannot be had: {'; '.join(dict.fromkeys(whys))}")
+        said = "; ".join(dict.fromkeys([*whys, *self._refusals.reasons(untried)]))
+        failed = ProvisionError(f"{count} machine{'s' if count > 1 else ''} cannot be had: {said}")
+        failed.passing = passing
+        raise failed
 
-    def _places(self, spec: PoolSpec) -> Iterator[tuple[Offer, str]]:
-        """Yield offers and zones, recent refusers last."""
+    def _places(self, spec: PoolSpec) -> list[Place]:
+        """Return offers and zones, the best first."""
         most = spec.max_hourly_cost
         offers = [one for one in spec.provider.offers(spec) if most is None or one.hourly is None or one.hourly <= most]
-        found = [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
-        yield from sorted(found, key=lambda item: self._refused.get(_place(*item), 0.0))
+        return [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
 
     def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
-        """Record and send an order; resend one that got no answer."""
+        """Send an order, and again while it gets no answer: the same token creates the same machines."""
+        delay = spec.options.provision_retry_delay
+        for number in itertools.count():
+            try:
+                return self._send_once(spec, order, count, halt)
+            except (NoCapacity, OrderSpent):
+                raise
+            except ProvisionError as error:
+                if number >= _RESENT or not error.passing:
+                    raise
+                pause = min(_MOST_DELAYS, 2**number / _FIFTH) * delay * random.uniform(0.8, 1.2)
+                self._tell(f"{first_line(error)}; the order is sent again in {pause:.0f} s")
+                halt.wait(pause)
+                self._must_go_on(halt)
+        raise AssertionError
+
+    def _send_once(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
+        """Record and send an order; it stays open if there is no answer."""
         row = self._row(spec, order, count, orders.SENT)
         before = self._open is not None
 
@@ -372,10 +406,6 @@ def _after(spec: PoolSpec) -> float:
 
 def _owner() -> str:
     return socket.gethostname()[:64]
-
-
-def _place(offer: Offer, zone: str) -> tuple[str, str, str]:
-    return offer.name, offer.market, zone or offer.region
 
 
 def _passing(text: str) -> ProvisionError:

@@ -85,11 +85,15 @@ def end_machines(
     waits = [visible if row.state == orders.SENT else visible - max(0.0, now - row.touched) for row in rows]
     complete = began + max([0.0, *waits])
     asked: set[str] = set()
+    checked = False
     pause = _FIRST_PAUSE
     while True:
         looked, why = time.monotonic(), ""
         left: list[str] = []
         try:
+            if not checked:
+                _check_account(provider, rows)
+                checked = True
             records = provider.list(pool, regions)
             left = [record.id for record in records if record.is_there]
             if bill is not None:
@@ -108,6 +112,16 @@ def end_machines(
             return left or [why or "what was ordered may still come"]
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _check_account(provider: Provisioner, rows: Sequence[OrderRow]) -> None:
+    """Raise PoolError if the credentials are another account's: it lists none of the machines."""
+    paying = {row.account for row in rows if row.account}
+    if paying and (now := provider.account()) not in paying:
+        raise PoolError(
+            f"the machines are of the account {', '.join(sorted(paying))}, and the credentials here of {now}: nothing "
+            "can be ended with them"
+        )
 
 
 def _settle_bill(bill: PoolBill, provider: Provisioner) -> None:
