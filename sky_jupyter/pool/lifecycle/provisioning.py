@@ -23,7 +23,7 @@ from ..registry import orders
 from ..registry.machine_sweep import end_machines
 from ..registry.orders import OrderRow
 from ..registry.pool_bill import PoolBill
-from .refusals import Place, Refusals
+from .place_refusals import Place, Refusals
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
