@@ -18,7 +18,7 @@ class Offer:
     hourly : float or None
         Price of one machine in dollars per hour; None if unknown.
     accelerator : str
-        Accelerator of each machine, as `Accelerator` writes it.
+        One accelerator of each machine, as `Accelerator.kind` writes it.
     count : int
         Accelerators of each machine.
     vcpus, memory_gb : float or None
@@ -29,6 +29,8 @@ class Offer:
         Zones of the region to try, the best one first; empty if the provider chooses.
     market : str
         ``"spot"`` or ``"on-demand"``; empty if there is only one market.
+    priced : str
+        Origin of the price, such as ``"list price of 2026-11-20"``; empty if nothing is to be said of it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Offer:
     region: str = ""
     zones: tuple[str, ...] = ()
     market: str = ""
+    priced: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -159,7 +160,9 @@ def light() -> Iterator[AwsWorld]:
     world = serve()
     world.reset()
     dropped = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_EC2", "AWS_ROLE_ARN")
-    with mock.patch.dict(os.environ, world.environment()):
+    with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, world.environment()):
+        # What AWS answered once is kept there; the next cloud answers anew.
+        os.environ["SKY_AWS_CACHE"] = cache
         for name in dropped:
             os.environ.pop(name, None)
         yield world

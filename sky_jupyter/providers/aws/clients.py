@@ -15,6 +15,8 @@ from ...errors import ProvisionError, SpecError
 # AWS's price list is served in a few regions only.
 _PRICING_REGION = "us-east-1"
 _CONNECT_TIMEOUT, _READ_TIMEOUT, _LAUNCH_TIMEOUT = 10.0, 30.0, 60.0
+# A launch does not wait for prices.
+_PRICING_TIMEOUT = 4.0
 _ATTEMPTS = 4
 
 
@@ -58,8 +60,8 @@ class Clients:
         return self._client("service-quotas", region)
 
     def pricing(self) -> Any:
-        """Return the client of the price list."""
-        return self._client("pricing", _PRICING_REGION)
+        """Return the client of the price list; it sends each call once, and gives up soon."""
+        return self._client("pricing", _PRICING_REGION, once=True, limit=_PRICING_TIMEOUT)
 
     def region(self) -> str:
         """Return the default region of the profile or environment; raise ProvisionError if there is none."""
@@ -97,7 +99,7 @@ class Clients:
             self._session = botocore.session.Session(profile=self.profile)
         return self._session
 
-    def _client(self, service: str, region: str, *, once: bool = False) -> Any:
+    def _client(self, service: str, region: str, *, once: bool = False, limit: float = _LAUNCH_TIMEOUT) -> Any:
         with self._lock:
             key = (service, region, once)
             if key not in self._made:
@@ -105,8 +107,8 @@ class Clients:
                 from botocore.config import Config
 
                 config = Config(
-                    connect_timeout=_CONNECT_TIMEOUT,
-                    read_timeout=_LAUNCH_TIMEOUT if once else _READ_TIMEOUT,
+                    connect_timeout=min(limit, _CONNECT_TIMEOUT),
+                    read_timeout=limit if once else _READ_TIMEOUT,
                     retries={"mode": "standard", "total_max_attempts": 1 if once else _ATTEMPTS},
                     user_agent_extra="sky-jupyter",
                 )

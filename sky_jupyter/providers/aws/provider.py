@@ -80,7 +80,7 @@ class AWS:
     survives_manager = True
     offline = False
     power_file = POWER_FILE
-    supported_options = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
+    supported_options = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
     notice = "sky_jupyter.providers.aws.spot_notice:read"
 
     profile: str | None = None
@@ -199,7 +199,15 @@ class AWS:
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """Return instance types that fit the spec, by region and market, the best first."""
-        raise ProvisionError("AWS: offers are not there yet")
+        from . import offers
+
+        return offers.offers(self, self.clients, spec)
+
+    def price_list(self, spec: PoolSpec) -> tuple[Sequence[Offer], str]:
+        """Return offers for a table, also without credentials, and in words what is missing."""
+        from . import offers
+
+        return offers.price_list(self, spec)
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         """Launch instances in one zone, by one call; return their ids."""

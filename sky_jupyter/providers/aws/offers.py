@@ -1,0 +1,239 @@
+"""Offers of EC2: instance types that fit what is asked for, with places and prices, the best first."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import ProvisionError, SpecError, first_line
+from ...spec.accelerators import Accelerator
+from ..values import Offer
+from . import instance_types, prices
+from .api_errors import translated
+from .instance_types import InstanceType, catalogue
+
+if TYPE_CHECKING:
+    from ...spec.pool_spec import PoolSpec
+    from .clients import Clients
+    from .provider import AWS
+
+# The images' drivers and CUDA need Turing or later.
+_OLDEST = (7, 5)
+# A node of a pool without wishes, and the processors that packages are built for.
+_LEAST_VCPUS, _LEAST_GB, _ARCH = 2, 4, "x86_64"
+# Types without accelerators that are tried, the smallest ones: an order for 2 processors must not buy 192.
+_MOST_PLAIN = 8
+_SPOT, _ON_DEMAND = "spot", "on-demand"
+_DEFAULT = "spot-if-available"
+# Environment variables, and files, that credentials come from.
+_VARIABLES = ("ACCESS_KEY_ID", "PROFILE", "DEFAULT_PROFILE", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_")
+_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+
+
+class NothingFits(ProvisionError):
+    """Raised when EC2 has no instance type that fits."""
+
+
+def offers(aws: AWS, clients: Clients | None, spec: PoolSpec, *, everything: bool = False) -> list[Offer]:
+    """Return the offers that a pool's machines can be ordered by, the best first.
+
+    A spot offer has one zone, as prices differ by zone; one on demand has all zones of its region. Offers are sorted
+    by price; those of unknown price come last, the smallest first. Unless the allocation is ``"cheapest"``, the spot
+    offers that cost no more than the cheapest one on demand come before all others.
+
+    Parameters
+    ----------
+    aws : AWS
+        The provider.
+    clients : Clients or None
+        Clients to ask AWS with; with None, the packaged catalogue answers.
+    spec : PoolSpec
+        The pool.
+    everything : bool
+        Whether types that the pool has no use for are listed as well.
+
+    Returns
+    -------
+    list of Offer
+        The offers; those above ``max_hourly_cost`` are left out.
+
+    Raises
+    ------
+    NothingFits
+        When no instance type of these regions fits.
+    """
+    found: list[tuple[Offer, InstanceType]] = []
+    types: list[InstanceType] = []
+    for region in regions(aws, clients, spec):
+        there = _types(aws, clients, region)
+        types += there
+        fit = there if everything else _fitting(aws, there, spec)
+        found += _priced(aws, clients, region, fit, spec)
+    if not found:
+        raise NothingFits(_why_none(types, spec))
+    most = spec.max_hourly_cost
+    cheap = [row for row in found if most is None or row[0].hourly is None or row[0].hourly <= most]
+    if not cheap:
+        least = min(offer.hourly for offer, _ in found if offer.hourly is not None)
+        raise NothingFits(f"the cheapest machine of EC2 that fits is ${least:g} an hour, and max_hourly_cost ${most:g}")
+    return _sorted(cheap, apart=(spec.allocation or _DEFAULT) != "cheapest")
+
+
+def price_list(aws: AWS, spec: PoolSpec) -> tuple[list[Offer], str]:
+    """Return the offers for a table, and in words what is missing.
+
+    Without a wish for an accelerator, processors or memory, all types are listed. Without credentials, or if AWS does
+    not answer, the packaged catalogue is listed.
+    """
+    everything = not (spec.accelerator or spec.vcpus or spec.memory_gb or aws.instance_type)
+    why = "no AWS credentials were found"
+    if may_have_credentials(aws):
+        try:
+            return offers(aws, aws.clients, spec, everything=everything), ""
+        except NothingFits:
+            raise
+        except ProvisionError as error:
+            why = first_line(error)
+    told = f"from the package's catalogue ({catalogue()['priced']}, {catalogue()['region']})"
+    return offers(aws, None, spec, everything=everything), f"{told}; present prices and zones need an account: {why}"
+
+
+def regions(aws: AWS, clients: Clients | None, spec: PoolSpec) -> Sequence[str]:
+    """Return the regions to look in: the pool's, else the provider's, else the default one."""
+    if spec.region:
+        if aws.regions and spec.region not in aws.regions:
+            raise SpecError(f"region {spec.region!r} is not among the provider's regions {', '.join(aws.regions)}")
+        return (spec.region,)
+    if aws.region or aws.regions:
+        return (aws.region,) if aws.region else aws.regions
+    if clients is not None:
+        return (clients.region(),)
+    return (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or str(catalogue()["region"]),)
+
+
+def may_have_credentials(aws: AWS) -> bool:
+    """Return whether there are signs of credentials; botocore, which knows, takes a second to import."""
+    if aws.profile or any(name.startswith(tuple(f"AWS_{end}" for end in _VARIABLES)) for name in os.environ):
+        return True
+    if any(Path(os.environ.get(name, path)).expanduser().is_file() for name, path in _FILES.items()):
+        return True
+    # A machine of EC2 may have a role.
+    return any("Amazon EC2" in Path(path).read_text() for path in glob("/sys/class/dmi/id/sys_vendor"))
+
+
+def _types(aws: AWS, clients: Clients | None, region: str) -> list[InstanceType]:
+    if aws.instance_type is None:
+        known = instance_types.packaged() if clients is None else instance_types.available(clients, region)
+        return [one for one in known.values() if not one.is_metal]
+    if clients is not None:
+        return [instance_types.named(clients, region, aws.instance_type)]
+    return [one for name, one in instance_types.packaged().items() if name == aws.instance_type]
+
+
+def _fitting(aws: AWS, types: Iterable[InstanceType], spec: PoolSpec) -> list[InstanceType]:
+    """Return the types that a pool can use."""
+    chosen = aws.instance_type is not None
+    least = (0, 0) if spec.accelerator or chosen else (_LEAST_VCPUS, _LEAST_GB)
+    vcpus, memory = spec.vcpus or least[0], spec.memory_gb or least[1]
+    large = [one for one in types if one.vcpus >= vcpus and one.memory_gb >= memory]
+    if spec.accelerator is None:
+        # Burstable types cost more than their price when they compute for long.
+        plain = [one for one in large if not one.count and one.arch == _ARCH and not one.is_burstable]
+        return large if chosen else sorted(plain, key=_size)[:_MOST_PLAIN]
+    wanted = spec.accelerator
+    have = [one for one in large if one.count >= wanted.count and _is_of(wanted, one.accelerator)]
+    if not aws.ami:
+        have = [one for one in have if (Accelerator.parse(one.accelerator).capability or _OLDEST) >= _OLDEST]
+    # EC2 has some models by eights only: more of them than asked for are better than none.
+    count = min((one.count for one in have), default=0)
+    return [one for one in have if one.count == count]
+
+
+def _is_of(wanted: Accelerator, kind: str) -> bool:
+    if not kind or wanted.is_custom:
+        return bool(kind) and wanted.fits(kind)
+    there = Accelerator.parse(kind)
+    # The same B200 is sold as 180 and as 192 GB.
+    return there.name == wanted.name and (wanted.variant in (None, there.variant) or wanted.name == "B200")
+
+
+def _priced(
+    aws: AWS, clients: Clients | None, region: str, types: Sequence[InstanceType], spec: PoolSpec
+) -> Iterator[tuple[Offer, InstanceType]]:
+    """Yield the offers of a region, with their types."""
+    asked = spec.allocation or _DEFAULT
+    # A reservation is paid for as machines on demand.
+    markets = (_ON_DEMAND,) if aws.reservation else (asked,) if asked in (_SPOT, _ON_DEMAND) else (_SPOT, _ON_DEMAND)
+    names = [one.name for one in types]
+    listed = prices.listed(clients, names, region) if _ON_DEMAND in markets and names else {}
+    now = prices.spot(clients, names, region) if _SPOT in markets and names and clients else {}
+    only = _zone_of(clients, aws, region) if aws.subnet and clients else ""
+    for one in types:
+        zones = tuple(zone for zone in one.zones if only in ("", zone))
+        if clients and not zones:
+            continue
+        if _ON_DEMAND in markets and _ON_DEMAND in one.markets:
+            price, said = listed.get(one.name, (None, ""))
+            yield _offer(one, region, zones, _ON_DEMAND, price, said), one
+        if _SPOT not in markets or _SPOT not in one.markets:
+            continue
+        known = {zone: price for zone, price in now.get(one.name, {}).items() if zone in zones}
+        for zone, price in known.items():
+            yield _offer(one, region, (zone,), _SPOT, price, "spot price now"), one
+        if (others := tuple(zone for zone in zones if zone not in known)) or not known:
+            yield _offer(one, region, others, _SPOT, None, ""), one
+
+
+def _offer(
+    one: InstanceType, region: str, zones: tuple[str, ...], market: str, price: float | None, said: str
+) -> Offer:
+    what = (one.accelerator, one.count, one.vcpus, one.memory_gb)
+    return Offer(one.name, price, *what, region, zones, market, said)
+
+
+def _zone_of(clients: Clients, aws: AWS, region: str) -> str:
+    """Return the zone of the provider's subnet."""
+    with translated("find the subnet", region, profile=aws.profile):
+        found = clients.ec2(region).describe_subnets(SubnetIds=[aws.subnet])
+    return str(found["Subnets"][0]["AvailabilityZone"])
+
+
+def _sorted(found: Iterable[tuple[Offer, InstanceType]], *, apart: bool) -> list[Offer]:
+    rows = list(found)
+    listed = {(one.region, one.name): one.hourly for one, _ in rows if one.market == _ON_DEMAND and one.hourly}
+    least = min(listed.values(), default=math.inf)
+
+    def rank(row: tuple[Offer, InstanceType]) -> tuple[object, ...]:
+        offer, one = row
+        spot = offer.market == _SPOT
+        # No spot price is above the list price.
+        most = offer.hourly or listed.get((offer.region, offer.name)) or math.inf
+        first = apart and spot and most <= least
+        # At the same price, a machine that is not taken away is the better one.
+        return (not first, offer.hourly is None, offer.hourly or 0.0, spot, _size(one), one.name)
+
+    return [offer for offer, _ in sorted(rows, key=rank)]
+
+
+def _size(one: InstanceType) -> float:
+    return one.vcpus + one.memory_gb / 8
+
+
+def _why_none(types: Iterable[InstanceType], spec: PoolSpec) -> str:
+    """Return why no type fits, and what there is."""
+    wishes = {"vCPU": spec.vcpus, "GB of memory": spec.memory_gb}
+    asked = [f"{value:g} {name}" for name, value in wishes.items() if value]
+    there = [one for one in types if one.accelerator]
+    if spec.accelerator is None:
+        return f"EC2 has no instance type that fits here: {' and '.join(asked) or 'the instance type has no zone'}"
+    same = [one for one in there if _is_of(spec.accelerator, one.accelerator)]
+    kinds = {f"{one.accelerator}:{one.count} ({one.name})" for one in same} or {one.accelerator for one in there}
+    what = " with ".join([str(spec.accelerator), *([" and ".join(asked)] if asked else [])])
+    return f"EC2 has no instance type with {what} here; it has {', '.join(sorted(kinds)) or 'none with accelerators'}"
+
+
+__all__ = ["NothingFits", "may_have_credentials", "offers", "price_list", "regions"]
