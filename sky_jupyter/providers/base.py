@@ -48,12 +48,15 @@ class ConnectionSession:
         Set when the connections are not needed any more.
     known : mapping of str to mapping
         `Machine.facts` of machines to reconnect to, by id.
+    tell : callable
+        Called with a line for a person when a machine takes long.
     """
 
     prompts: Prompts | None = None
     open_link: Callable[[], Link] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tell: Callable[[str], None] = lambda line: None
 
 
 class Provider(Protocol):
@@ -223,6 +226,9 @@ class Provisioner(Provider, Protocol):
             End of the time that is charged, in seconds since 1970.
         """
         return by_the_hour(records, at)
+
+    def forget(self, pool: str) -> None:
+        """Remove this computer's files of a pool whose machines have all ended, such as keys."""
 
 
 def is_provisioner(provider: Provider) -> TypeGuard[Provisioner]:

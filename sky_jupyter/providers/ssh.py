@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MachineError, ProvisionError, SpecError
+from ..errors import ProvisionError, SpecError
 from ..machines.ssh.known_hosts import valid_fingerprint
 from ..machines.ssh.target import HostAddress, Target, resolve
 from ..spec.pool_spec import PoolSpec
-from ..util.background_tasks import run_all
 from ..util.validate import check_whole
 from .base import ConnectionSession, MachineRecord, Offer, Order
+from .ssh_connections import connect_all, known_target, opener
 
 if TYPE_CHECKING:
     from ..machines.base import Machine
-    from ..machines.ssh.session import Access
-    from ..machines.ssh.types import Prompts
 
 _MAX_HOSTS = 4096
-_BESIDE = 64
 
 
 @dataclass(frozen=True)
@@ -145,58 +142,23 @@ class SSH:
             raise SpecError(f"{id!r} is not one of the hosts {', '.join(self.hosts)}")
         return resolve(id, user=self.user, port=self.port, keys=self.key, jump=self.jump)
 
-    def access(self, prompts: Prompts | None = None) -> Access:
-        """Return the state that the connections share; raise SpecError without paramiko."""
-        _need_paramiko()
-        from ..machines.ssh.session import Access
-
-        return Access.of(self.accept_host_keys, prompts)
-
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
         """Connect to hosts in parallel, over the session's link if it has one.
 
         If one fails, close the others and raise its MachineError, whose message names all that failed.
         """
-        connect = self._connector(session)
-        futures = run_all(connect, ids, "sky-connect", most=_BESIDE)
-        failed = [error for future in futures if (error := future.exception()) is not None]
-        if not failed:
-            return [future.result() for future in futures]
-        for future in futures:
-            if future.exception() is None:
-                future.result().close()
-        if len(failed) > 1 and isinstance(failed[0], MachineError):
-            failed[0].args = ("; ".join(map(str, failed)),)
-        raise failed[0]
+        connect = opener(session, self.accept_host_keys)
 
-    def _connector(self, session: ConnectionSession) -> Callable[[str], Machine]:
-        """Return a function that connects to a host; passphrases are asked for once."""
-        if session.open_link is None:
-            access = self.access(session.prompts)
-            from ..machines.ssh.machine import SSHMachine
-
-            return lambda host: SSHMachine.connect(self.target(host), access)
-        link = session.open_link()
-
-        def connect(id: str) -> Machine:
-            if (known := session.known.get(id)) is not None:
+        def one(id: str) -> Machine:
+            if (known := known_target(session, id)) is not None:
                 # The recorded address and options, whatever the SSH configuration says now.
-                from ..machines.link import encoding
+                return opener(session)(*known)
+            return connect(self.target(id), None)
 
-                return link.connect(encoding.target(known["target"]), address=known["address"], prompts=session.prompts)
-            return link.connect(self.target(id), accept=self.accept_host_keys, prompts=session.prompts)
-
-        return connect
+        return connect_all(one, ids)
 
     def __str__(self) -> str:
         return f"ssh ({', '.join(self.hosts)})"
-
-
-def _need_paramiko() -> None:
-    try:
-        import paramiko  # noqa: F401
-    except ImportError as error:
-        raise SpecError(f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})") from None
 
 
 def _names(what: str, value: Any) -> tuple[str, ...]:

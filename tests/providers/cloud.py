@@ -157,6 +157,9 @@ class Cloud:
             found = [one for one in self.machines(pool) if one.id in ids]
             return [one for one in found if one.state != "ended" and (not regions or one.region in regions)]
 
+    def forget(self, pool: str) -> None:
+        """It keeps nothing of a pool."""
+
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
         known = {one.id: one for one in self.machines()}
         return [known.get(id, MachineRecord(id, "unknown")) for id in ids]

@@ -111,10 +111,14 @@ class PoolLink:
         return cls(None, folder, blobs, ours=True)
 
     def session(
-        self, prompts: Prompts | None, stop: threading.Event, known: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        prompts: Prompts | None,
+        stop: threading.Event,
+        known: Mapping[str, Mapping[str, Any]] | None = None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> ConnectionSession:
-        """Return a session that makes its connections in the link."""
-        return ConnectionSession(prompts, self.open, stop, known or {})
+        """Return a session that makes its connections in the link; ``tell`` hears what takes long."""
+        return ConnectionSession(prompts, self.open, stop, known or {}, tell)
 
     def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
         """Connect to targets in parallel; return their machines.

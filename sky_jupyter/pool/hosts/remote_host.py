@@ -196,7 +196,8 @@ def reopen(
     link = PoolLink.reopen(*here)
     try:
         machines: Sequence[Machine]
-        if all("target" in one for one in facts):
+        # The provider of bought machines knows where they are now, and lets this computer in.
+        if all("target" in one for one in facts) and (provider is None or not provider.provisions):
             machines = link.connect([(one["target"], one["address"]) for one in facts], prompts)
         elif provider is None:
             raise PoolError(

@@ -148,9 +148,9 @@ class PoolStart:
         async def connect() -> None:
             # Not part of connecting: a retry adopts the machines that exist.
             await asyncio.to_thread(self._acquire)
-            with pool.phase("connect", str(pool.spec.provider)):
+            with pool.phase("connect", str(pool.spec.provider)) as say:
                 await retries.within(
-                    asyncio.to_thread(self._connect), "ssh_timeout", options.ssh_timeout, self._not_connected
+                    asyncio.to_thread(self._connect, say), "ssh_timeout", options.ssh_timeout, self._not_connected
                 )
 
         await self._attempt(connect)
@@ -170,13 +170,14 @@ class PoolStart:
         self.pool.hang_up()
         return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}")
 
-    def _connect(self) -> None:
+    def _connect(self, say: Callable[[str], None]) -> None:
         """Connect to the machines in one thread: interrupts lose none."""
         pool = self.pool
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool.is_off)
         try:
-            pool.machines = list(pool.spec.provider.connect(pool.ids, pool.link.session(pool.prompts, pool.stop_event)))
+            session = pool.link.session(pool.prompts, pool.stop_event, tell=say)
+            pool.machines = list(pool.spec.provider.connect(pool.ids, session))
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:

@@ -101,6 +101,8 @@ def end_machines(
             if not left and looked >= complete:
                 if bill is not None:
                     _settle_bill(bill, provider)
+                with contextlib.suppress(Exception):
+                    provider.forget(pool)
                 return []
             if fresh := [id for id in left if id not in asked]:
                 asked.update(fresh)

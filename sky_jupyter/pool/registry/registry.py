@@ -23,6 +23,7 @@ from ...errors import PoolError
 from ...node.protocol.version import HOST_PROCESS
 from ...node.system import locks
 from ...util import process_identity
+from ...util.state_folder import registry_path as default_path
 from ...util.text import format_ranks
 from ..base.timeouts import TIMEOUTS
 from . import folders as pool_folders
@@ -40,16 +41,6 @@ _MAX_TOLD = 100
 # A pool without updates for this long counts as ended if its processes are visible from here; else it is not listed.
 _FORGOTTEN = 30 * 86_400.0
 _MAX_NODES, _MAX_WORDS = 1000, 10_000
-
-
-def default_path() -> Path:
-    """Return ``SKY_REGISTRY``, or a file in the user's data folder."""
-    given = os.environ.get("SKY_REGISTRY")
-    if given:
-        return Path(given)
-    import platformdirs
-
-    return platformdirs.user_data_path("sky_jupyter") / "registry.sqlite"
 
 
 class Registry:

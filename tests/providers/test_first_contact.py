@@ -1,0 +1,199 @@
+"""The first connection to a machine that was made for a pool: waited for, verified, and its key replaced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sky_jupyter.errors import HostKeyError, MachineError
+from sky_jupyter.machines.ssh import pool_keys
+from sky_jupyter.machines.ssh.pool_keys import PoolKeys
+from sky_jupyter.providers import first_contact
+from sky_jupyter.providers.base import ConnectionSession
+from sky_jupyter.providers.first_contact import BootAccess
+from sky_jupyter.providers.values import MachineRecord
+from tests.hosts.world import Host, World, hosts, skip_without_hosts
+
+ID, POOL = "i-0123456789abcdef0", "0123abcd"
+KEY_FILE = "/etc/ssh/ssh_host_ed25519_key"
+# Nobody is there (RFC 5737).
+NOBODY = "192.0.2.1"
+Describe = Callable[[Sequence[str]], Sequence[MachineRecord]]
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoolKeys:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    monkeypatch.setattr(first_contact, "_POLL", 0.05)
+    return pool_keys.make(POOL)
+
+
+def record(state: str, *addresses: str, reason: str = "") -> MachineRecord:
+    return MachineRecord(ID, state, POOL, addresses, reason=reason)
+
+
+def access(describe: Describe, *, console: str = "") -> BootAccess:
+    return BootAccess(describe, "root", None, lambda record: None, lambda record: console)
+
+
+def found_at(host: Host) -> BootAccess:
+    return access(lambda ids: [record("running", host.address, host.private)])
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (MachineRecord(ID, "unknown"), "not listed yet"),
+        (record("pending"), "pending, without an address"),
+        (record("running", NOBODY), f"running, and {NOBODY} port 22 does not answer; its console: no | root | disk"),
+    ],
+)
+def test_a_long_wait_says_for_what_and_obeys_stop(
+    there: MachineRecord, said: str, keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_contact, "_LONG", 0.01)
+    stop, told = threading.Event(), []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        stop.set()
+
+    with pytest.raises(MachineError, match="stopped"):
+        first_contact.connect(
+            access(lambda ids: [there], console="x\nno\nroot\n\ndisk\n"), [ID], ConnectionSession(stop=stop, tell=tell)
+        )
+    assert told
+    assert said in told[0]
+    assert ID in told[0]
+
+
+@pytest.mark.parametrize("addresses", [(), (NOBODY,)])
+def test_a_machine_that_ends_while_it_is_waited_for_is_an_error_with_its_reason(
+    addresses: tuple[str, ...], keys: PoolKeys
+) -> None:
+    states = iter([record("pending" if not addresses else "running", *addresses)])
+
+    def describe(ids: Sequence[str]) -> Sequence[MachineRecord]:
+        return [next(states, record("ended", reason="Server.SpotInstanceTermination"))]
+
+    with pytest.raises(MachineError, match="SpotInstanceTermination"):
+        first_contact.connect(access(describe), [ID], ConnectionSession())
+
+
+def test_without_the_keys_it_is_said_where_they_are(keys: PoolKeys) -> None:
+    pool_keys.forget(POOL)
+    with pytest.raises(MachineError, match=f"the one that made pool {POOL}"):
+        first_contact.connect(access(lambda ids: [record("running", NOBODY)]), [ID], ConnectionSession())
+
+
+def test_the_keys_of_a_pool_stay_the_same_and_are_for_their_user_only(keys: PoolKeys) -> None:
+    again = pool_keys.make(POOL)
+    assert (again.client, again.first_host) == (keys.client, keys.first_host)
+    assert [path.stat().st_mode & 0o77 for path in [keys.folder, *keys.folder.iterdir()]] == [0] * 5
+    assert [path.name for path in keys.folder.parent.iterdir()] == [POOL]
+    pool_keys.forget(POOL)
+    assert pool_keys.of(POOL) is None
+    assert list(keys.folder.parent.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    skip_without_hosts()
+    pytest.importorskip("paramiko", reason="needs paramiko (the `ssh` extra)")
+    with hosts(1) as made:
+        yield made
+
+
+@pytest.fixture
+def host(world: World, keys: PoolKeys) -> Host:
+    """A host that was booted with what user data gives it."""
+    made = world[0]
+    made.write("/root/.ssh/authorized_keys", f"{keys.client}\n", mode=0o600)
+    give(made, keys)
+    return made
+
+
+def give(host: Host, keys: PoolKeys) -> None:
+    """Let a host have the first host key."""
+    private, public = keys.first_host
+    host.write(KEY_FILE, private, mode=0o600)
+    host.write(f"{KEY_FILE}.pub", f"{public}\n")
+    host.restart_sshd()
+
+
+@pytest.mark.root
+def test_the_first_host_key_is_verified_and_replaced_by_one_that_only_the_machine_has(
+    host: Host, keys: PoolKeys
+) -> None:
+    first = keys.first_host[1]
+    [machine] = first_contact.connect(found_at(host), [ID], ConnectionSession())
+    try:
+        assert machine.run("id -u").out.strip() == b"0"
+        assert machine.address == host.private
+        [own] = keys.trusted(ID)
+        assert own != first
+        assert own.split() == host.read(f"{KEY_FILE}.pub").decode().split()[:2]
+        assert keys.first_host[0] not in host.read(KEY_FILE).decode()
+    finally:
+        machine.close()
+    [again] = first_contact.connect(found_at(host), [ID], ConnectionSession())
+    again.close()
+    assert keys.trusted(ID) == [own]
+    # Whoever read the user data is not taken for the machine any more.
+    give(host, keys)
+    with pytest.raises(HostKeyError):
+        first_contact.connect(found_at(host), [ID], ConnectionSession())
+
+
+@pytest.mark.root
+def test_a_replacement_that_was_cut_short_is_finished_by_the_next_connection(
+    host: Host, keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    use = first_contact._USE
+    monkeypatch.setattr(first_contact, "_USE", "exit 3 # {own}")
+    [machine] = first_contact.connect(found_at(host), [ID], ConnectionSession(tell=told.append))
+    machine.close()
+    assert "is not replaced" in told[0]
+    assert len(keys.trusted(ID)) == 2
+    monkeypatch.setattr(first_contact, "_USE", use)
+    [machine] = first_contact.connect(found_at(host), [ID], ConnectionSession())
+    machine.close()
+    [own] = keys.trusted(ID)
+    assert own.split() == host.read(f"{KEY_FILE}.pub").decode().split()[:2]
+
+
+@pytest.mark.root
+def test_another_host_key_than_the_given_one_is_refused_at_once(host: Host, keys: PoolKeys) -> None:
+    host.change_key()
+    with pytest.raises(HostKeyError):
+        first_contact.connect(found_at(host), [ID], ConnectionSession())
+
+
+@pytest.mark.root
+def test_a_machine_that_boots_slowly_is_waited_for(host: Host, keys: PoolKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is pending, then its port is closed, then it lets nobody in, and then it does."""
+    monkeypatch.setattr(first_contact, "_LONG", 0.01)
+    host.run("kill $(cat /run/sshd.pid)")
+    host.write("/root/.ssh/authorized_keys", "", mode=0o600)
+    there, heard = [record("pending")], []
+
+    def tell(line: str) -> None:
+        for said, act in acts.items():
+            if said in line:
+                heard.append(said)
+                del acts[said]
+                act()
+                return
+
+    acts: dict[str, Callable[[], object]] = {
+        "pending, without": lambda: there.append(record("running", host.address, host.private)),
+        "does not answer": lambda: host.run("/usr/sbin/sshd"),
+        "answers, but": lambda: host.write("/root/.ssh/authorized_keys", f"{keys.client}\n", mode=0o600),
+    }
+    [machine] = first_contact.connect(access(lambda ids: there[-1:]), [ID], ConnectionSession(tell=tell))
+    machine.close()
+    assert heard == ["pending, without", "does not answer", "answers, but"]
