@@ -1,0 +1,152 @@
+"""Launch of instances: one `run_instances` call, all or nothing, in one zone.
+
+The request follows from the order, the pool's keys and the account's network alone: one that is sent again with its
+token is the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ProvisionError
+from ...machines.ssh import pool_keys
+from . import instance_type, instances, machine_images, user_data, vpc_network
+from .api_errors import NotAuthorized, code_of, translated
+
+if TYPE_CHECKING:
+    from ...spec.pool_spec import PoolSpec
+    from ..values import Order
+    from .clients import Clients
+    from .instance_type import InstanceType
+    from .provider import AWS
+    from .vpc_network import Subnet
+
+instances.POOL, instances.OWNER, instances.UNTIL, DISK = (
+    "sky-jupyter",
+    "sky-jupyter-owner",
+    "sky-jupyter-until",
+    "sky-jupyter-disk-gb",
+)
+_MOST_TAG = 255
+# Just created, and not known everywhere yet.
+_NOT_YET = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown")
+
+
+def run(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order) -> list[str]:
+    """Launch an order's instances; return their ids.
+
+    Raises
+    ------
+    NoCapacity
+        When another place may have machines.
+    OrderSpent
+        When the order's token cannot be used again.
+    ProvisionError
+        In all other cases; ``passing`` if the same call may succeed later.
+    """
+    offer = order.offer
+    if offer is None:
+        raise ProvisionError("an order of AWS names an offer")
+    region, market = offer.region, offer.market
+    with translated("prepare the launch", region, order.zone, market, aws.profile, kind=offer.name):
+        wanted = request(aws, clients, spec, count, order)
+    try:
+        answer = _sent(aws, clients, order, count, wanted)
+    except ProvisionError as error:
+        error.passing = error.passing or code_of(error) in _NOT_YET
+        raise
+    ids = [str(one["InstanceId"]) for one in answer["Instances"]]
+    instances.remember(ids, region)
+    return ids
+
+
+def _sent(aws: AWS, clients: Clients, order: Order, count: int, wanted: dict[str, Any]) -> Any:
+    """Send the request; once more without tags of volumes if these are not allowed."""
+    offer = order.offer
+    assert offer is not None
+    vcpus = None if offer.vcpus is None else offer.vcpus * count
+
+    def send(tagged: list[dict[str, Any]]) -> Any:
+        where = (offer.region, order.zone, offer.market, aws.profile)
+        with translated("launch instances", *where, kind=offer.name, vcpus=vcpus):
+            return clients.launcher(offer.region).run_instances(**{**wanted, "TagSpecifications": tagged})
+
+    kinds = wanted["TagSpecifications"]
+    try:
+        return send(kinds)
+    except NotAuthorized as error:
+        if not error.action.endswith(":CreateTags") or ":volume/" not in error.resource:
+            raise
+    return send([one for one in kinds if one["ResourceType"] != "volume"])
+
+
+def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order) -> dict[str, Any]:
+    """Return the arguments of `run_instances`; the caller translates botocore's errors."""
+    assert order.offer is not None
+    region = order.offer.region
+    type = instance_type.describe(clients, region, order.offer.name)
+    place = vpc_network.subnet(aws, clients, region, order.zone)
+    image = machine_images.find(aws, clients, region, spec, type)
+    together = spec.nodes > 1 and type.efa > 0 and (type.nvidia or type.neuron)
+    group = vpc_network.group(aws, clients, region, place, efa=together)
+    made: dict[str, Any] = {
+        "ImageId": image.id,
+        "InstanceType": type.name,
+        "MinCount": count,
+        "MaxCount": count,
+        "ClientToken": order.token,
+        "BlockDeviceMappings": [image.root],
+        "NetworkInterfaces": _interfaces(place, group, type if together else None),
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "UserData": user_data.text(order, pool_keys.make(order.pool)),
+        "TagSpecifications": _tags(order, image.disk_gb),
+    }
+    if together:
+        made["Placement"] = {"GroupName": vpc_network.placement_group(clients, region, order.pool)}
+    if aws.iam_instance_profile:
+        by = "Arn" if aws.iam_instance_profile.startswith("arn:") else "Name"
+        made["IamInstanceProfile"] = {by: aws.iam_instance_profile}
+    if order.offer.market == "spot":
+        # Without a maximum price: a lower one is interrupted more often.
+        spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        made["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+    if aws.reservation:
+        target = {"CapacityReservationTarget": {"CapacityReservationId": aws.reservation}}
+        made["CapacityReservationSpecification"] = target
+        if _is_block(clients, region, aws.reservation):
+            made["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    return made
+
+
+def _interfaces(place: Subnet, group: str, efa: InstanceType | None) -> list[dict[str, Any]]:
+    """Return the network interfaces of each instance.
+
+    With several, EC2 gives no public address: in a public subnet only the first EFA card is used.
+    """
+    common = {"SubnetId": place.id, "Groups": [group], "DeleteOnTermination": True}
+    cards: list[dict[str, Any]] = [{"DeviceIndex": 0}]
+    if efa is not None:
+        cards = [efa.efa_card(card) for card in range(1 if place.public else efa.efa)]
+    if len(cards) == 1:
+        cards[0]["AssociatePublicIpAddress"] = place.public
+    return [{**common, **card} for card in cards]
+
+
+def _tags(order: Order, disk_gb: int) -> list[dict[str, Any]]:
+    values = {"Name": f"sky-jupyter {order.pool}", instances.POOL: order.pool, instances.OWNER: order.owner[:_MOST_TAG]}
+    if order.until is not None:
+        values[instances.UNTIL] = f"{order.until:.0f}"
+    kinds = ["instance", "volume", "network-interface"]
+    if order.offer is not None and order.offer.market == "spot":
+        kinds.append("spot-instances-request")
+    tags = [{"Key": name, "Value": text} for name, text in values.items()]
+    made = [{"ResourceType": kind, "Tags": tags} for kind in kinds]
+    made[0] = {"ResourceType": kinds[0], "Tags": [*tags, {"Key": DISK, "Value": str(disk_gb)}]}
+    return made
+
+
+def _is_block(clients: Clients, region: str, reservation: str) -> bool:
+    """Return whether a reservation is a capacity block, which is a market of its own."""
+    found = clients.ec2(region).describe_capacity_reservations(CapacityReservationIds=[reservation])
+    return any(one.get("ReservationType") == "capacity-block" for one in found["CapacityReservations"])

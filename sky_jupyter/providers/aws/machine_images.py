@@ -1,0 +1,69 @@
+"""Machine images (AMIs) and the root volume: by architecture and accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ProvisionError
+
+if TYPE_CHECKING:
+    from ...spec.pool_spec import PoolSpec
+    from .clients import Clients
+    from .instance_type import InstanceType
+    from .provider import AWS
+
+# Public SSM parameters: Ubuntu 24.04; with NVIDIA's driver and EFA; with the Neuron driver.
+_CPU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{debian}/hvm/ebs-gp3/ami-id"
+_NVIDIA = "/aws/service/deeplearning/ami/{arch}/base-with-single-cuda-ubuntu-24.04/latest/ami-id"
+_NEURON = "/aws/service/neuron/dlami/multi-framework/ubuntu-22.04/latest/image_id"
+_DEBIAN = {"x86_64": "amd64", "arm64": "arm64"}
+# For environments, caches and files, unless `disk_gb` says more.
+_FREE_GB = 50
+# MB/s; gp3's own 125 slow down the unpacking of packages.
+_THROUGHPUT = 500
+
+
+@dataclass(frozen=True)
+class MachineImage:
+    """Image with its root volume, found by `find`."""
+
+    id: str
+    device: str
+    disk_gb: int
+
+    @property
+    def root(self) -> dict[str, Any]:
+        """Block device mapping of the root volume, which ends with its instance."""
+        volume = {"VolumeSize": self.disk_gb, "VolumeType": "gp3", "Throughput": _THROUGHPUT}
+        return {"DeviceName": self.device, "Ebs": {**volume, "DeleteOnTermination": True}}
+
+
+def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: InstanceType) -> MachineImage:
+    """Return the image for an instance type in a region; the caller translates botocore's errors."""
+    id = aws.ami or str(clients.ssm(region).get_parameter(Name=parameter(type))["Parameter"]["Value"])
+    found = clients.ec2(region).describe_images(ImageIds=[id])["Images"]
+    if not found:
+        raise ProvisionError(f"there is no image {id} in {region}: check ami= and the region")
+    image = found[0]
+    if image.get("Architecture", type.architecture) != type.architecture:
+        raise ProvisionError(
+            f"the image {id} is for {image['Architecture']}, and {type.name} is {type.architecture}: "
+            "name another image (ami=) or another type (instance_type=)"
+        )
+    device = str(image.get("RootDeviceName") or "/dev/sda1")
+    sizes = [
+        one.get("Ebs", {}).get("VolumeSize")
+        for one in image.get("BlockDeviceMappings", ())
+        if one.get("DeviceName") == device
+    ]
+    least = int(next((size for size in sizes if size), 8))
+    asked = aws.disk_gb or getattr(spec, "disk_gb", None)
+    return MachineImage(id, device, least + _FREE_GB if asked is None else max(least, round(asked)))
+
+
+def parameter(type: InstanceType) -> str:
+    """Return the name of the public SSM parameter that has the current image's id."""
+    if type.neuron:
+        return _NEURON
+    return (_NVIDIA if type.nvidia else _CPU).format(arch=type.architecture, debian=_DEBIAN[type.architecture])
