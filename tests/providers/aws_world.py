@@ -48,6 +48,7 @@ class AwsWorld:
         """Variables by which AWS's own tools find it, as a caller of this name."""
         return {
             "AWS_ENDPOINT_URL": self.address,
+            "AWS_ENDPOINT_URL_CHECKIP": f"{self.address}/checkip",
             "AWS_ACCESS_KEY_ID": caller,
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_DEFAULT_REGION": REGION,

@@ -27,6 +27,8 @@ from moto.servicequotas.models import ServiceQuotasBackend
 from moto.ssm.models import Parameter, SimpleSystemManagerBackend
 
 ACCOUNT = "123456789012"
+# What stands for checkip.amazonaws.com.
+CHECKIP = "/checkip"
 USER_DATA_BYTES = 16_384
 # Dollars an hour in us-east-1; elsewhere a tenth more.
 PRICES = {

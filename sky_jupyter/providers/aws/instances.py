@@ -103,6 +103,11 @@ def find(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> dict[s
     return found
 
 
+def console(clients: Clients, record: MachineRecord) -> str:
+    """Return what an instance has written to its console, as far as EC2 has it."""
+    return str(clients.ec2(record.region).get_console_output(InstanceId=record.id).get("Output", ""))
+
+
 def terminate(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> None:
     """Terminate instances, and cancel their spot requests; ignore those that have ended.
 
@@ -175,6 +180,7 @@ __all__ = [
     "OWNER",
     "POOL",
     "UNTIL",
+    "console",
     "enabled_regions",
     "find",
     "record_of",

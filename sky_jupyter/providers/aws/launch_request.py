@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ProvisionError
 from ...machines.ssh import pool_keys
-from . import instance_type, instances, machine_images, user_data, vpc_network
+from . import instances, launch_type, machine_images, user_data, vpc_network
 from .api_errors import NotAuthorized, code_of, translated
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..values import Order
     from .clients import Clients
-    from .instance_type import InstanceType
+    from .launch_type import LaunchType
     from .provider import AWS
     from .vpc_network import Subnet
 
@@ -35,14 +35,8 @@ _NOT_YET = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown")
 def run(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order) -> list[str]:
     """Launch an order's instances; return their ids.
 
-    Raises
-    ------
-    NoCapacity
-        When another place may have machines.
-    OrderSpent
-        When the order's token cannot be used again.
-    ProvisionError
-        In all other cases; ``passing`` if the same call may succeed later.
+    Raises NoCapacity if another place may have machines, OrderSpent if the token cannot be used again, and
+    ProvisionError in all other cases; ``passing`` if the same call may succeed later.
     """
     offer = order.offer
     if offer is None:
@@ -84,7 +78,7 @@ def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order
     """Return the arguments of `run_instances`; the caller translates botocore's errors."""
     assert order.offer is not None
     region = order.offer.region
-    type = instance_type.describe(clients, region, order.offer.name)
+    type = launch_type.describe(clients, region, order.offer.name)
     place = vpc_network.subnet(aws, clients, region, order.zone)
     image = machine_images.find(aws, clients, region, spec, type)
     together = spec.nodes > 1 and type.efa > 0 and (type.nvidia or type.neuron)
@@ -119,7 +113,7 @@ def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order
     return made
 
 
-def _interfaces(place: Subnet, group: str, efa: InstanceType | None) -> list[dict[str, Any]]:
+def _interfaces(place: Subnet, group: str, efa: LaunchType | None) -> list[dict[str, Any]]:
     """Return the network interfaces of each instance.
 
     With several, EC2 gives no public address: in a public subnet only the first EFA card is used.

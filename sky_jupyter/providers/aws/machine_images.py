@@ -10,7 +10,7 @@ from ...errors import ProvisionError
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from .clients import Clients
-    from .instance_type import InstanceType
+    from .launch_type import LaunchType
     from .provider import AWS
 
 # Public SSM parameters: Ubuntu 24.04; with NVIDIA's driver and EFA; with the Neuron driver.
@@ -39,7 +39,7 @@ class MachineImage:
         return {"DeviceName": self.device, "Ebs": {**volume, "DeleteOnTermination": True}}
 
 
-def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: InstanceType) -> MachineImage:
+def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: LaunchType) -> MachineImage:
     """Return the image for an instance type in a region; the caller translates botocore's errors."""
     id = aws.ami or str(clients.ssm(region).get_parameter(Name=parameter(type))["Parameter"]["Value"])
     found = clients.ec2(region).describe_images(ImageIds=[id])["Images"]
@@ -62,7 +62,7 @@ def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: Instance
     return MachineImage(id, device, least + _FREE_GB if asked is None else max(least, round(asked)))
 
 
-def parameter(type: InstanceType) -> str:
+def parameter(type: LaunchType) -> str:
     """Return the name of the public SSM parameter that has the current image's id."""
     if type.neuron:
         return _NEURON

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ProvisionError, SpecError
 from ...machines.power_watchdog import POWER_FILE
+from ...machines.ssh import pool_keys
 from ...machines.ssh.target import HostAddress
 from ...spec.pool_spec import PoolSpec
 from ...util.validate import brief, check_whole, is_number
-from .. import kinds
+from .. import first_contact, kinds
 from ..base import ConnectionSession, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
@@ -211,11 +212,26 @@ class AWS:
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         """Launch instances in one zone, by one call; return their ids."""
-        raise ProvisionError("AWS: launches are not there yet")
+        from . import launch_request
+
+        return launch_request.run(self, self.clients, spec, count, order)
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
         """Connect to instances over SSH, once they have booted."""
-        raise ProvisionError("AWS: connections are not there yet")
+        from . import instances, vpc_network
+
+        def admit(record: MachineRecord) -> None:
+            vpc_network.admit(self, record)
+
+        def console(record: MachineRecord) -> str:
+            return instances.console(self.clients, record)
+
+        access = first_contact.BootAccess(self.describe, self.user, self.jump, admit, console)
+        return first_contact.connect(access, ids, session)
+
+    def forget(self, pool: str) -> None:
+        """Remove the keys of a pool."""
+        pool_keys.forget(pool)
 
 
 def _regions(value: Any) -> tuple[str, ...]:

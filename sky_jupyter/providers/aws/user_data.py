@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ProvisionError
+from ...machines import power_watchdog
 
 if TYPE_CHECKING:
     from ...machines.ssh.pool_keys import PoolKeys
@@ -28,7 +29,7 @@ def text(order: Order, keys: PoolKeys) -> str:
     """Return the user data of an order's machines."""
     private, public = keys.first_host
     config: dict[str, Any] = {
-        "bootcmd": [["sh", "-c", _watchdog(order)], ["sh", "-c", _QUIET_APT]],
+        "bootcmd": [["sh", "-c", power_watchdog.command(order.until)], ["sh", "-c", _QUIET_APT]],
         "ssh_authorized_keys": [keys.client],
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": private, "ed25519_public": public},
@@ -41,12 +42,3 @@ def text(order: Order, keys: PoolKeys) -> str:
     if len(made.encode()) > _MOST:
         raise ProvisionError(f"the user data has {len(made.encode())} bytes; EC2 takes {_MOST}")
     return made
-
-
-def _watchdog(order: Order) -> str:
-    """Return a shell script that powers the machine off at the order's deadline, measured on the machine's clock."""
-    if order.until is None:
-        return ":"
-    left = f"$(( {order.until:.0f} - $(date +%s) ))"
-    loop = f'n={left}; while [ "$(cut -d. -f1 /proc/uptime)" -lt "$n" ]; do sleep 20; done; shutdown -P now'
-    return f"( {loop} ) </dev/null >/dev/null 2>&1 &"

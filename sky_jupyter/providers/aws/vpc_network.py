@@ -116,7 +116,7 @@ def admit(aws: AWS, record: MachineRecord) -> None:
     """Allow SSH from this computer, wherever it is now, to an instance's kept group."""
     ec2 = aws.clients.ec2(record.region)
     found = ec2.describe_instances(InstanceIds=[record.id])["Reservations"][0]["Instances"][0]
-    ids = sorted({member["GroupId"] for member in found.get("SecurityGroups", ())})
+    ids = sorted({one["GroupId"] for card in found.get("NetworkInterfaces", ()) for one in card["Groups"]})
     for facts in ec2.describe_security_groups(GroupIds=ids)["SecurityGroups"] if ids else ():
         if facts["GroupName"].startswith(_GROUP):
             _allow_ssh(ec2, facts, _sources(aws, public=bool(found.get("PublicIpAddress"))))

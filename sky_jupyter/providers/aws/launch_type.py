@@ -16,7 +16,7 @@ _EFA_BY_FOUR = ("p5.", "p5e.")
 
 
 @dataclass(frozen=True)
-class InstanceType:
+class LaunchType:
     """Instance type, described by `describe`."""
 
     name: str
@@ -34,10 +34,10 @@ class InstanceType:
 
 
 _lock = threading.Lock()
-_known: dict[str, InstanceType] = {}
+_known: dict[str, LaunchType] = {}
 
 
-def describe(clients: Clients, region: str, name: str) -> InstanceType:
+def describe(clients: Clients, region: str, name: str) -> LaunchType:
     """Return an instance type; the caller translates botocore's errors."""
     with _lock:
         if name in _known:
@@ -47,7 +47,7 @@ def describe(clients: Clients, region: str, name: str) -> InstanceType:
         raise NoCapacity(f"{region}: no {name}")
     facts = found[0]
     network = facts.get("NetworkInfo", {})
-    made = InstanceType(
+    made = LaunchType(
         name,
         "arm64" if "arm64" in facts.get("ProcessorInfo", {}).get("SupportedArchitectures", ()) else "x86_64",
         nvidia=any(gpu.get("Manufacturer", "").upper() == "NVIDIA" for gpu in facts.get("GpuInfo", {}).get("Gpus", ())),
