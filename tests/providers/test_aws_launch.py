@@ -21,7 +21,7 @@ from tests.providers import aws_world
 from tests.providers.aws_world import REGION, AwsWorld
 
 POOL, ZONE, HERE = "0123abcd", "us-east-1b", "203.0.113.7/32"
-UNTIL = 2_000_000_000.4
+UNTIL = 2_000_000_000.0
 
 
 @pytest.fixture(autouse=True)
