@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ProvisionError, SpecError
+from ...errors import SpecError
 from ...machines.power_watchdog import POWER_FILE
 from ...machines.ssh import pool_keys
 from ...machines.ssh.target import HostAddress
