@@ -224,6 +224,11 @@ class Provisioner(Provider, Protocol):
             Machines, each in its state since ``launched``. A stopped one costs its disk only.
         at : float
             End of the time that is charged, in seconds since 1970.
+
+        Returns
+        -------
+        sequence of Charge
+            What each costs an hour now, and since it is in its state.
         """
         return by_the_hour(records, at)
 
