@@ -63,8 +63,12 @@ test("a pool is shown with its nodes, age, notebook and cell", () => {
 });
 
 test("what a pool has cost is shown where its provider has prices", () => {
-  view.show([pool({ cost: 1.5 })], NOW);
-  expect(words()).toContain("2 local nodes · 5 min · $1.50 so far");
+  const cost = { total: 1.5, hourly: 13.2, unknown: 0, at: NOW - 600 };
+  view.show([pool({ cost })], NOW);
+  // It goes on at its price since its manager looked last.
+  expect(words()).toContain("2 local nodes · 5 min · $3.70 so far, $13.20 an hour");
+  view.show([pool({ cost: { ...cost, total: null, hourly: null, unknown: 2 } })], NOW);
+  expect(words()).toContain("2 local nodes · 5 min · price unknown");
 });
 
 test("a pool that nobody manages is marked, and may be taken up or ended", () => {

@@ -171,7 +171,8 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
     payload = call.function.__wrapped__, call.args, call.kwargs
     blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
     title = f"{name_of(call)} @ {live.spec.name}"
-    view = display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name)
+    about: dict[str, Any] = {"results": False, "pool": live.spec.name, "cost": live.pricing}
+    view = display.run_view(title, range(live.spec.world_size), **about)
     with live.stopping():
         with display.DelayedView("values", pool=live.spec.name) as late:
             listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}

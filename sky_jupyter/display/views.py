@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..pool.base.events import Event, NullView, ProgressEvent, TroubleEvent
+from ..pool.base.pool_cost import PoolCost
 from .base.frontends import in_marimo, in_notebook
 from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
@@ -108,7 +109,13 @@ class DelayedView:
 
 
 def run_view(
-    title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "", unseen: Sequence[int] = ()
+    title: str,
+    ranks: Sequence[int],
+    *,
+    results: bool = True,
+    pool: str = "",
+    unseen: Sequence[int] = (),
+    cost: Callable[[], PoolCost | None] | None = None,
 ) -> RunView:
     """Return the view of a run for this process's front end.
 
@@ -124,12 +131,22 @@ def run_view(
         Name of the pool that runs it.
     unseen : sequence of int
         Other ranks of the run: only their state is shown.
+    cost : callable, optional
+        Returns what the pool costs, for the header; None if nothing is bought.
 
     Returns
     -------
     RunView
         The view.
     """
+    view = _run_view(title, ranks, results=results, pool=pool, unseen=unseen)
+    shown: Any = getattr(view, "model", view)
+    if cost is not None and hasattr(shown, "cost"):
+        shown.cost = cost
+    return view
+
+
+def _run_view(title: str, ranks: Sequence[int], *, results: bool, pool: str, unseen: Sequence[int]) -> RunView:
     if pool in _muted and not results:
         return NullView()
     if in_marimo():

@@ -785,6 +785,11 @@ class Pool:
         return self.lifecycle.meter.now
 
     @property
+    def pricing(self) -> Callable[[], PoolCost | None] | None:
+        """Return a function that returns `cost`; None if nothing is bought."""
+        return (lambda: self.cost) if self.lifecycle.meter.counts else None
+
+    @property
     def owner(self) -> int:
         """Return the pid of the process that manages it."""
         return self.lifecycle.owner

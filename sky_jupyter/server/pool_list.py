@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from ..pool.base import pool_cost
+from ..pool.registry import cost_rows, pool_bill
 from ..pool.registry.registry import PoolRow, Registry, RunRow, running
 from .kernels import Kernel, Kernels, manager_of
 
@@ -71,9 +73,13 @@ class Listing:
             # Only where its processes and its keys are can it be ended or attached to.
             "here": here,
             "running": [_run(run) for run in self._running(row, managed)],
-            # Nobody's prices are known yet.
-            "cost": None,
+            "cost": self._cost(row.id),
         }
+
+    def _cost(self, pool: str) -> dict[str, Any] | None:
+        """Return what a pool had cost when its manager last looked; pages count on from there."""
+        rows = cost_rows.of(self.registry, pool)
+        return pool_cost.to_json(pool_bill.account(rows, at=max((row.at for row in rows), default=0.0)))
 
     def _running(self, row: PoolRow, managed: bool) -> list[RunRow]:
         on = [run for run in self.registry.runs(row.id, _RUNS) if run.state == "running"]

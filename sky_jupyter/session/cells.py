@@ -244,7 +244,8 @@ def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = Non
     name = pool.spec.name
     title = f"sky · {name}" if name != "default" else "sky"
     seen = [rank for rank in ranks if shown is None or rank in shown]
-    return display.run_view(title, seen, pool=name, unseen=[rank for rank in ranks if rank not in seen])
+    unseen = [rank for rank in ranks if rank not in seen]
+    return display.run_view(title, seen, pool=name, unseen=unseen, cost=pool.pricing)
 
 
 # -- what the ranks have ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ..display import views as display
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError, nearest
+from ..pool.base.pool_cost import UNKNOWN, rate
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.registry.ended_pools import Gone
@@ -59,7 +60,7 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     with _failing(view), pools.being_started(pool), person.answering(_until(given_up, view.refresh)) as tick:
         pool.start(view.on_event, tick)
     _take_in(pool)
-    view.finish(f"{describe(spec)} ready{_unheeded(spec)}")
+    view.finish(f"{describe(spec)} ready{_price(pool)}{_unheeded(spec)}")
     return pool
 
 
@@ -78,6 +79,14 @@ def _failing(view: display.StartView, what: str = "failed", unless: type[Excepti
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else what, ok=False)
         raise
+
+
+def _price(pool: Pool) -> str:
+    """Return what the pool costs an hour, if its machines are bought."""
+    cost = pool.cost
+    if cost is None:
+        return ""
+    return f", {UNKNOWN if cost.hourly is None else f'{rate(cost.hourly)} an hour'}"
 
 
 def _unheeded(spec: PoolSpec) -> str:

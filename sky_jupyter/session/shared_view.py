@@ -53,7 +53,8 @@ class SharedRunView:
     def _make_view(self, title: str, waited: bool) -> display.RunView:
         ranks = range(self.pool.spec.world_size)
         if waited or in_notebook() or in_marimo():
-            return display.run_view(title, ranks, results=False, pool=self.pool.spec.name)
+            about: dict[str, Any] = {"results": False, "pool": self.pool.spec.name, "cost": self.pool.pricing}
+            return display.run_view(title, ranks, **about)
         # Rows that stand at the bottom of a terminal would be in the way of whoever works on there meanwhile.
         from ..display.terminal.line_view import TerminalRunView
 

@@ -1,5 +1,6 @@
 /** How a pool is told in words. As display/notebook/pool_panel.py. */
 
+import { costText } from "../page/cost";
 import { rankLabel } from "../run/folding";
 import { duration } from "../run/labels";
 import type { NodeFacts, PhaseFacts, PoolFacts, RankFacts, RunFacts } from "./model";
@@ -42,8 +43,8 @@ export function poolFacts(pool: PoolFacts): string[] {
   if (pool.plugins.length) {
     facts.push(pool.plugins.join(", "));
   }
-  if (typeof pool.cost === "number") {
-    facts.push(`$${pool.cost.toFixed(2)} so far`);
+  if (pool.cost) {
+    facts.push(costText(pool.cost));
   }
   return facts;
 }

@@ -2,6 +2,7 @@
 import * as v from "valibot";
 
 import { number, read, text, whole } from "../page/check";
+import { cost } from "../page/cost";
 
 export const MIME = "application/vnd.sky.pool.v1+json";
 
@@ -71,8 +72,8 @@ const pool = v.object({
   phases: v.array(phase),
   nodes: v.array(node),
   mark: number,
-  /** Dollars so far, where the provider has prices. */
-  cost: v.nullish(number),
+  /** Where machines are bought. */
+  cost: v.nullish(cost),
 });
 const saved = v.pipe(
   v.object({

@@ -2,6 +2,7 @@
 import * as v from "valibot";
 
 import { number, read, text, whole } from "../page/check";
+import { cost } from "../page/cost";
 
 // As the server's addresses have it.
 const id = v.pipe(text, v.regex(/^[A-Za-z0-9_-]{1,64}$/));
@@ -30,7 +31,8 @@ const pool = v.object({
   /** Its processes, or its keys, are on the server's machine. */
   here: v.boolean(),
   running: v.array(run),
-  cost: v.nullable(number),
+  /** As its manager looked last; null where nothing is bought. */
+  cost: v.nullable(cost),
 });
 const log = v.object({ run, ranks: v.array(v.object({ rank: whole, text })) });
 const outcome = v.object({

@@ -1,5 +1,6 @@
 // The list of pools as elements of the page. A row is changed in place, so that focus and selection stay.
 import { count, duration } from "../format";
+import { costText } from "../page/cost";
 import { make, mark, say } from "../page/dom";
 import type { Pool } from "./client";
 
@@ -133,7 +134,7 @@ class Row {
     this.node.dataset.state = lost ? "lost" : pool.state;
     say(this.name, pool.name);
     say(this.state, pool.running.length ? "running" : pool.state);
-    const cost = pool.cost === null ? "" : ` · $${pool.cost.toFixed(2)} so far`;
+    const cost = pool.cost === null ? "" : ` · ${costText(pool.cost, now - pool.cost.at)}`;
     say(this.facts, `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`);
     say(this.manager, lost ? NOBODY : `Managed by ${pool.manager?.path || pool.manager?.who}`);
     say(this.runs, pool.running.map((run) => `${run.title || "a cell"} · ${duration(now - run.began)}`).join("\n"));

@@ -66,7 +66,7 @@ export class Header {
   private drawFacts(model: RunModel): void {
     const count = model.every.length;
     const shown = model.unseen.length ? `, output of ${rankLabel(model.ranks.map((rank) => rank.rank))}` : "";
-    const words = status(model);
+    const words = [...status(model), model.costText].filter(Boolean);
     const tick = [model.finished, Math.floor(model.elapsed * TICKS), count, ...words].join();
     if (tick === this.tick) {
       return;

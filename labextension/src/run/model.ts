@@ -4,6 +4,7 @@ import { AllLog } from "./all-ranks";
 import { type Item, RankLog, Shown } from "./rank-output";
 import * as progress from "./progress";
 import type { Delta, Entry, Snapshot, State } from "./schema";
+import { type Cost, costText } from "../page/cost";
 import { TROUBLES } from "./labels";
 
 export { type Delta, MIME, type Snapshot, type State } from "./schema";
@@ -75,6 +76,9 @@ export class RunModel {
   private began = 0;
   private elapsedAtEnd = 0;
   private heard = 0;
+  private cost: Cost | undefined;
+  /** When the cost was told. */
+  private costed = 0;
 
   /** `clock` gives seconds. */
   constructor(private clock: () => number = () => performance.now() / 1000) {}
@@ -86,6 +90,11 @@ export class RunModel {
   /** Seconds since something came. */
   get idle(): number {
     return this.finished ? 0 : this.clock() - this.heard;
+  }
+
+  /** What the pool costs; empty where nothing is bought. */
+  get costText(): string {
+    return this.cost ? costText(this.cost, this.finished ? 0 : this.clock() - this.costed) : "";
   }
 
   get state(): State {
@@ -115,6 +124,8 @@ export class RunModel {
     this.heard = now - snapshot.idle;
     this.notices = [...snapshot.notices];
     this.number = snapshot.number ?? -1;
+    this.cost = undefined;
+    this.price(snapshot.cost);
     this.ranks = [];
     this.byRank.clear();
     this.all = new AllLog();
@@ -140,6 +151,10 @@ export class RunModel {
   /** Nobody will tell how it goes on: it is over, as it is. */
   end(notice: string): void {
     this.elapsedAtEnd = this.elapsed;
+    if (this.cost) {
+      const more = ((this.cost.hourly ?? 0) * (this.clock() - this.costed)) / 3600;
+      this.price({ ...this.cost, total: this.cost.total === null ? null : this.cost.total + more });
+    }
     this.finished = true;
     this.notices.push(notice);
     for (const rank of this.every.filter((one) => one.state === "running")) {
@@ -223,6 +238,7 @@ export class RunModel {
       this.heard = this.clock();
     }
     this.version += 1;
+    this.price(delta.cost);
     let offset = buffer?.byteOffset ?? 0;
     const decoder = new TextDecoder();
     for (const entry of delta.entries) {
@@ -243,6 +259,13 @@ export class RunModel {
     return true;
   }
 
+  private price(cost: Cost | null | undefined): void {
+    if (cost) {
+      this.cost = cost;
+      this.costed = this.clock();
+    }
+  }
+
   private take(entry: Entry, text: string): void {
     if (entry[0] === "n") {
       this.notices.push(entry[1]);
@@ -251,6 +274,7 @@ export class RunModel {
     if (entry[0] === "over") {
       this.finished = true;
       this.elapsedAtEnd = entry[1];
+      this.price(entry[2]);
       return;
     }
     const rank = this.byRank.get(entry[1]);

@@ -2,6 +2,7 @@
 import * as v from "valibot";
 
 import { Misfit, number, read, record, text, whole } from "../page/check";
+import { cost } from "../page/cost";
 
 export const MIME = "application/vnd.sky.run.v1+json";
 
@@ -41,6 +42,8 @@ const snapshot = v.pipe(
     /** The other ranks that it runs on, whose output is not shown. */
     unseen: v.optional(v.array(v.object({ rank: whole, state, note: v.optional(text), traceback: v.optional(text) }))),
     number: v.optional(whole),
+    /** Where the pool's machines are bought. */
+    cost: v.nullish(cost),
   }),
   v.check(({ ranks }) => new Set(ranks.map((one) => one.rank)).size === ranks.length, "a rank is there twice"),
   v.check(({ ranks, items }) => {
@@ -58,7 +61,7 @@ const ENTRIES = {
   c: v.tuple([v.literal("c"), whole, v.boolean()]),
   e: v.tuple([v.literal("e"), whole, v.object({ state, note: text, traceback: text })]),
   n: v.tuple([v.literal("n"), text]),
-  over: v.tuple([v.literal("over"), number]),
+  over: v.tuple([v.literal("over"), number, v.nullish(cost)]),
 };
 type Entries = { [K in keyof typeof ENTRIES]: v.InferOutput<(typeof ENTRIES)[K]> };
 export type Entry = Entries[keyof Entries];
@@ -76,6 +79,8 @@ const delta = v.object({
   /** Pairs of a rank and the journal's number of what comes after this. */
   next: v.optional(v.array(v.tuple([whole, whole]))),
   entries: v.array(entry),
+  /** Where the price per hour has changed. */
+  cost: v.nullish(cost),
   /** The buffer in base64, where buffers do not arrive. */
   data: v.optional(text),
 });

@@ -162,7 +162,7 @@ function pools(chance: Chance): unknown {
       runs: chance.list(2, () => ({ ...RUN, title: chance.text(), count: chance.number(), elapsed: chance.number(), ranks: chance.list(3, chance.whole) })),
       phases: chance.list(3, phase),
       nodes: chance.list(3, facts),
-      cost: chance.flag() ? chance.number() : null,
+      cost: chance.flag() ? { total: chance.number(), hourly: chance.number(), unknown: chance.whole(), at: chance.number() } : null,
     });
   return { version: 1, at: chance.number(), pools: [one(), ...chance.list(1, one)] };
 }

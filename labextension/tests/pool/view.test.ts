@@ -57,6 +57,13 @@ function visible(cell: Element): string {
 }
 
 describe("a pool", () => {
+  it("says what its machines cost, where they are bought", () => {
+    show(pool({ cost: { total: 0.004, hourly: 0.0416, unknown: 1, at: NOW } }));
+    expect(words(".sky-live-facts")[0]).toContain("under $0.01 so far, $0.0416 an hour, price of 1 machine unknown");
+    show(pool({ cost: null }));
+    expect(words(".sky-live-facts")[0]).not.toContain("$");
+  });
+
   it("is shown with its state, what runs, and its nodes with what they use", () => {
     const gpu = { name: "A100", memory: 80 * GB };
     const row0 = [0.5, 4 * GB, 0.9, 60 * GB];

@@ -78,6 +78,26 @@ describe("a run", () => {
     expect(model.apply(...delta(5, "0 next\n"))).toBe(true);
   });
 
+  it("counts what its pool costs, from what it was told to what it is told at the end", () => {
+    let now = 100;
+    const model = new RunModel(() => now);
+    const cost = (total: number | null, hourly: number | null) => ({ total, hourly, unknown: total === null ? 1 : 0, at: 0 });
+    model.load(snapshot());
+    expect(model.costText).toBe("");
+    model.load(snapshot({ cost: cost(1, 36) }));
+    now += 200;
+    expect(model.costText).toBe("$3.00 so far, $36.00 an hour");
+    const [told, buffer] = delta(1, "0 a\n");
+    model.apply({ ...told, cost: cost(3, 0.526) }, buffer);
+    now += 3600;
+    expect(model.costText).toBe("$3.53 so far, $0.526 an hour");
+    model.apply(...delta(2, ["over", 3802, cost(3.6, 0)]));
+    now += 3600;
+    expect(model.costText).toBe("$3.60 so far");
+    model.load(snapshot({ cost: cost(null, null) }));
+    expect(model.costText).toBe("price unknown");
+  });
+
   it("goes on from a snapshot's unfinished line, cursor and order", () => {
     const model = new RunModel();
     const ranks = [

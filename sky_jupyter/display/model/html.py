@@ -73,6 +73,8 @@ class RunViewModel:
         Notices about the run, such as new kernels.
     unseen : tuple of RankView
         Other ranks of the run, without their output.
+    cost : str
+        What its pool costs; empty if nothing is bought.
     """
 
     title: str
@@ -81,6 +83,7 @@ class RunViewModel:
     finished: bool = False
     notices: tuple[str, ...] = ()
     unseen: tuple[RankView, ...] = ()
+    cost: str = ""
 
     @property
     def all(self) -> tuple[RankView, ...]:
@@ -301,10 +304,11 @@ def _quiet_ranks(model: RunViewModel) -> list[int]:
 
 
 def header(model: RunViewModel) -> list[str]:
-    """Return the header: the title, how many ranks, how long, and their states."""
+    """Return the header: the title, how many ranks, how long, their states, and the cost."""
     count = len(model.all)
     shown = f", output of {rank_label(view.rank for view in model.ranks)}" if model.unseen else ""
-    return [model.title, f"{count} rank{'s' * (count != 1)}{shown}", duration(model.elapsed), *_status(model)]
+    said = [model.title, f"{count} rank{'s' * (count != 1)}{shown}", duration(model.elapsed), *_status(model)]
+    return [*said, model.cost] if model.cost else said
 
 
 def _status(model: RunViewModel) -> list[str]:

@@ -6,11 +6,13 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import cleaned
+from ...pool.base import pool_cost
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
+from ...pool.base.pool_cost import PoolCost
 from . import ansi
 from .html import RankView, RunViewModel, State
 from .transcript import OutputPart, RankOutput, Rich
@@ -102,6 +104,7 @@ class RunState:
     order: tuple[tuple[int, int], ...]
     notices: tuple[str, ...]
     unseen: tuple[RankView, ...] = ()
+    cost: dict[str, Any] | None = None
 
 
 class RunModel:
@@ -125,6 +128,8 @@ class RunModel:
         self.notices: list[str] = []
         # How many characters a saved notebook keeps; None for as many as it keeps unless asked.
         self.most_text: int | None = None
+        # Returns what the pool costs; None if nothing is bought.
+        self.cost: Callable[[], PoolCost | None] | None = None
         self.version = 0
         # The run's id, once something has come of it.
         self.run = ""
@@ -186,6 +191,9 @@ class RunModel:
         """Mark the run as over, with its seconds."""
         with self._lock:
             self._elapsed = elapsed
+            # From now on it is this run's header that says so, and not how the pool goes on.
+            last = self._cost()
+            self.cost = None if last is None else lambda: last
             self.version += 1
 
     def snapshot(self, max_lines: int) -> RunViewModel:
@@ -196,7 +204,8 @@ class RunModel:
                 segments, dropped = self._outputs[rank].segments(max_lines)
                 ranks.append(dataclasses.replace(view, segments=segments, dropped=dropped))
             said = self.finished, tuple(self.notices), tuple(self._unseen.values())
-            return RunViewModel(self.title, self._time(), tuple(ranks), *said)
+            cost = self._cost()
+            return RunViewModel(self.title, self._time(), tuple(ranks), *said, "" if cost is None else str(cost))
 
     def state(self, max_lines: int) -> RunState:
         """Return the run as it is now for a page; deltas go on from it."""
@@ -209,12 +218,20 @@ class RunModel:
             order, notices = tuple(self._order), tuple(self.notices)
             times = self._time(), idle, self.finished
             unseen = tuple(self._unseen.values())
-            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, unseen)
+            cost = pool_cost.to_json(self._cost())
+            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, unseen, cost)
 
     @property
     def finished(self) -> bool:
         """True after the run's end."""
         return self._elapsed is not None
+
+    def priced(self) -> dict[str, Any] | None:
+        """Return what the pool costs, for a page; None if nothing is bought."""
+        return pool_cost.to_json(self._cost())
+
+    def _cost(self) -> PoolCost | None:
+        return None if self.cost is None else self.cost()
 
     def _time(self) -> float:
         return time.perf_counter() - self.began if self._elapsed is None else self._elapsed

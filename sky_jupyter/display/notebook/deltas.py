@@ -168,6 +168,8 @@ class Feed:
         self.watched = threading.Event()
         self._pending = Pending(ranks)
         self._number = 0
+        # The price per hour that pages know.
+        self._hourly: float | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._news = threading.Event()
@@ -186,6 +188,7 @@ class Feed:
         with self._lock:
             self._flush()
             state = self.model.state(saved_output.WINDOW)
+            self._hourly = None if state.cost is None else state.cost["hourly"]
             if not state.finished and not self.watched.is_set():
                 self.watched.set()
                 self._thread = threading.Thread(target=self._run, name=f"sky-view-{self.view[:8]}", daemon=True)
@@ -200,7 +203,8 @@ class Feed:
             self._thread.join(5)
         with self._lock:
             if self.watched.is_set():
-                self._pending.add(["over", round(self.model.state(0).elapsed, 3)])
+                state = self.model.state(0)
+                self._pending.add(["over", round(state.elapsed, 3), *([state.cost] if state.cost else [])])
                 self._flush()
                 self.watched.clear()
 
@@ -221,7 +225,16 @@ class Feed:
         self._number += 1
         content: dict[str, Any] = {"sky": "delta", "view": self.view, "run": self.model.run, "number": self._number}
         content["next"] = self._pending.take_next()
+        content |= self._changed_price()
         self._send({**content, "entries": entries}, [data] if data else [])
+
+    def _changed_price(self) -> dict[str, Any]:
+        """Return the cost if its price per hour has changed: pages count on by themselves."""
+        cost = self.model.priced()
+        if cost is None or cost["hourly"] == self._hourly:
+            return {}
+        self._hourly = cost["hourly"]
+        return {"cost": cost}
 
     def _take(self, event: Event) -> None:
         if isinstance(event, NoticeEvent):

@@ -117,7 +117,8 @@ def _head(pool: HostFacts) -> str:
     text = f"pool {pool['name']}{' (current)' if pool['current'] else ''}: {pool['about']}, {pool['state']}"
     if pool["why"]:
         text += f" ({pool['why']})"
-    return f"{text}, up {render.duration(pool['uptime'])}" if pool["state"] == "ready" else text
+    text += f", up {render.duration(pool['uptime'])}" if pool["state"] == "ready" else ""
+    return f"{text}, {pool['cost']['text']}" if pool.get("cost") else text
 
 
 def _run(run: HostFacts) -> str:

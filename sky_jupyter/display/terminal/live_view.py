@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ...errors import cleaned
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
+from ...pool.base.pool_cost import PoolCost
 from ...util.text import rank_label
 from ..model import ansi, html, progress_bars
 from ..model.folding import fold
@@ -61,6 +62,8 @@ class ConsoleRunView(TerminalRunView):
         self._region = Region(sys.stdout)
         self._drawn = 0.0
         self._news = False
+        # Returns what the pool costs; None if nothing is bought.
+        self.cost: Callable[[], PoolCost | None] | None = None
 
     def on_event(self, event: Event) -> None:
         """Handle an event of the run; callable from any thread."""
@@ -116,7 +119,9 @@ class ConsoleRunView(TerminalRunView):
         state = run_state([view.state for view in every], finished=finished)
         ranks = tuple(view for view in every if view.rank not in self._unseen)
         unseen = tuple(view for view in every if view.rank in self._unseen)
-        said = html.header(RunViewModel(self._title, elapsed, ranks, finished, unseen=unseen))
+        cost = self.cost() if self.cost is not None else None
+        price = "" if cost is None else str(cost)
+        said = html.header(RunViewModel(self._title, elapsed, ranks, finished, unseen=unseen, cost=price))
         return Text().append("● ", _COLOURS[state]).append(" · ".join(said), "bold")
 
     def _fitting(self) -> list[tuple[list[int], _Row]]:

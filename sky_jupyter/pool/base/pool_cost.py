@@ -131,7 +131,8 @@ def to_json(cost: PoolCost | None) -> dict[str, Any] | None:
     """Return the numbers that views show; None if there are none."""
     if cost is None or not cost.machines:
         return None
-    return {"total": cost.total, "hourly": cost.hourly, "unknown": cost.unknown, "text": text(cost)}
+    numbers = {"total": cost.total, "hourly": cost.hourly, "unknown": cost.unknown}
+    return {**numbers, "at": round(cost.at, 1), "text": text(cost)}
 
 
 __all__: Sequence[str] = [

@@ -41,14 +41,19 @@ class CostMeter:
         self._task: asyncio.Future[None] | None = None
 
     @property
+    def counts(self) -> bool:
+        """Return whether the pool's machines are bought."""
+        return self._pool.provisioning.buys(self._pool.spec)
+
+    @property
     def now(self) -> PoolCost | None:
         """Return the cost as of now; None if nothing is bought. Asks nobody."""
         spec, provisioning = self._pool.spec, self._pool.provisioning
-        return provisioning.bill.now(spec.name) if provisioning.buys(spec) else None
+        return provisioning.bill.now(spec.name) if self.counts else None
 
     def begin(self, *, at_once: bool = False) -> None:
         """Start looking; ``at_once`` if other managers may have bought the machines."""
-        if self._task is None and self._pool.provisioning.buys(self._pool.spec):
+        if self._task is None and self.counts:
             self._task = loop().submit(self._follow(at_once))  # type: ignore[assignment]
 
     def stop(self) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...node.protocol import rpc
 from ...util.validate import is_number, is_whole
+from ..base import pool_cost
 from ..base.event_loop import loop
 from ..base.run_titles import title_of
 from ..base.timeouts import TIMEOUTS
@@ -26,6 +27,7 @@ from ..context import PoolContext
 
 if TYPE_CHECKING:
     from ..base.phases import PhaseLog
+    from ..base.pool_cost import PoolCost
     from ..execution.supervisor import Supervisor
     from ..hosts.launch import Host
 
@@ -196,6 +198,11 @@ class StatusContext(PoolContext, Protocol):
         ...
 
     @property
+    def cost(self) -> PoolCost | None:
+        """Return what its machines cost; None if nothing is bought."""
+        ...
+
+    @property
     def phases(self) -> PhaseLog: ...
 
     @property
@@ -252,6 +259,7 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
         "plugins": [str(plugin) for plugin in spec.plugins],
         "keep": spec.keep,
         "uptime": round(time.perf_counter() - pool.began, 1) if pool.began else 0.0,
+        "cost": pool_cost.to_json(pool.cost),
         "runs": [_run(pool, run, now) for run in list(pool.supervisor.runs.values()) if not run.over.is_set()],
         "away": {**pool.away, **pool.supervisor.interruptions.told},
         "apart": pool.apart,

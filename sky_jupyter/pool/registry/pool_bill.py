@@ -153,9 +153,9 @@ class PoolBill:
                     cost_rows.write(self._registry, changed)
 
 
-def account(rows: Sequence[CostRow], name: str = "", budget: float | None = None) -> PoolCost:
-    """Return the cost of a pool from its rows, as of now."""
-    now = time.time()
+def account(rows: Sequence[CostRow], name: str = "", budget: float | None = None, at: float | None = None) -> PoolCost:
+    """Return the cost of a pool from its rows, by default as of now."""
+    now = time.time() if at is None else at
     stays: dict[str, list[CostRow]] = {}
     for row in sorted(rows, key=lambda row: (row.began, row.number)):
         stays.setdefault(row.machine, []).append(row)
