@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from ..capture.project_files import check_path
 from ..errors import PoolError, SpecError
 from ..plugins import Plugin, parse_plugins
-from ..pool.base.pool_cost import PoolCost
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.transfer.base import Transfer
@@ -24,6 +23,7 @@ from ..providers import Local
 from ..session.pools import end_pool, get_files, kept_pool, live_pool, pull_value, put_files, resize_pool, start_pool
 from ..spec.options import Options, Worker
 from ..spec.pool_spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
+from ..util.pool_cost import PoolCost
 from .calls import PendingCall
 from .compute_shared_objects import SharedNames
 from .dispatch import Runner, run_all

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..pool.base.events import Event, NullView, ProgressEvent, TroubleEvent
-from ..pool.base.pool_cost import PoolCost
+from ..util.pool_cost import PoolCost
 from .base.frontends import in_marimo, in_notebook
 from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw

@@ -9,11 +9,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 from ..errors import PoolError
 from ..pool.base.event_loop import in_thread, loop
-from ..pool.base.pool_cost import ENDED, UNKNOWN, MachineCost, PoolCost, dollars, rate, text
 from ..pool.base.timeouts import TIMEOUTS
 from ..pool.open_pools import pools
 from ..pool.registry import cost_rows, pool_bill
 from ..pool.registry.registry import Registry
+from ..util.pool_cost import ENDED, UNKNOWN, MachineCost, PoolCost, dollars, rate, text
 
 # Pools that are shown, the newest last.
 _SHOWN = 20

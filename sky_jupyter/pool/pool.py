@@ -19,11 +19,11 @@ from ..capture.ledger import Ledger
 from ..errors import PoolError, SkyError, SpecError
 from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
+from ..util.pool_cost import PoolCost
 from ..util.text import rank_label
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
-from .base.pool_cost import PoolCost
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
 from .execution.executor import Call, PoolExecutor

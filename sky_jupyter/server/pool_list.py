@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from ..pool.base import pool_cost
 from ..pool.registry import cost_rows, pool_bill
 from ..pool.registry.registry import PoolRow, Registry, RunRow, running
+from ..util import pool_cost
 from .kernels import Kernel, Kernels, manager_of
 
 _RUNS = 20

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from ..display import views as display
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError, nearest
-from ..pool.base.pool_cost import UNKNOWN, rate
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.transfer.base import Transfer
 from ..spec.pool_spec import PoolSpec
+from ..util.pool_cost import UNKNOWN, rate
 from ..widgets import manager as widgets
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from sky_jupyter.display.notebook import pool_panel
 from sky_jupyter.display.notebook.deltas import Feed
 from sky_jupyter.display.terminal.live_view import ConsoleRunView
 from sky_jupyter.pool.base.events import OutputEvent
-from sky_jupyter.pool.base.pool_cost import MachineCost, PoolCost, to_json
+from sky_jupyter.util.pool_cost import MachineCost, PoolCost, to_json
 
 
 def cost(total: float | None, hourly: float | None) -> PoolCost:

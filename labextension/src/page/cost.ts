@@ -1,4 +1,4 @@
-/** What a pool's machines cost, in the words of pool/base/pool_cost.py. */
+/** What a pool's machines cost, in the words of util/pool_cost.py. */
 import * as v from "valibot";
 
 import { number, whole } from "./check";

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ...errors import cleaned
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
-from ...pool.base.pool_cost import PoolCost
+from ...util.pool_cost import PoolCost
 from ...util.text import rank_label
 from ..model import ansi, html, progress_bars
 from ..model.folding import fold

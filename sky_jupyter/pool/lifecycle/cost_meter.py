@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Protocol
 
+from ...util.pool_cost import PoolCost
 from ..base.event_loop import in_thread, loop
-from ..base.pool_cost import PoolCost
 from ..base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:

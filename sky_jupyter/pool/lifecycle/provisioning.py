@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
 from ...providers.base import Provisioner, is_provisioner
 from ...providers.values import MachineRecord, Order
-from ..base.pool_cost import purchase
+from ...util.pool_cost import purchase
 from ..base.timeouts import TIMEOUTS
 from ..registry import orders
 from ..registry.machine_sweep import end_machines

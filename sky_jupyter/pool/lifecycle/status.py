@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...node.protocol import rpc
+from ...util import pool_cost
 from ...util.validate import is_number, is_whole
-from ..base import pool_cost
 from ..base.event_loop import loop
 from ..base.run_titles import title_of
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 
 if TYPE_CHECKING:
+    from ...util.pool_cost import PoolCost
     from ..base.phases import PhaseLog
-    from ..base.pool_cost import PoolCost
     from ..execution.supervisor import Supervisor
     from ..hosts.launch import Host
 

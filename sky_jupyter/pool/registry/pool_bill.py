@@ -13,7 +13,7 @@ from ...errors import PoolError
 from ...providers import machine_costs
 from ...providers import values as machine_states
 from ...providers.values import MachineRecord
-from ..base.pool_cost import ENDED, MachineCost, PoolCost
+from ...util.pool_cost import ENDED, MachineCost, PoolCost
 from . import cost_rows
 from .cost_rows import RUNNING, STOPPED, CostRow
 
