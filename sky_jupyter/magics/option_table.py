@@ -15,6 +15,7 @@ from ..providers import AWS, SSH, Local
 from ..spec import accelerators
 from ..spec.options import DEFAULT_EXIT_TIMEOUT
 from ..spec.pool_spec import (
+    ALLOCATIONS,
     DEFAULT_IDLE_TIMEOUT,
     DEFAULT_JOURNAL,
     DEFAULT_PROVISIONED_TTL,
@@ -228,11 +229,35 @@ _NAMES = "names with a comma between"
 # What `sky.SSH` takes.
 HOSTS = (
     Option("--hosts", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "ssh: the nodes"),
-    Option("--user", "NAME", str, "a name", "ssh: who logs in where the host does not say"),
+    Option(
+        "--user",
+        "NAME",
+        str,
+        "a name",
+        "ssh: who logs in where the host does not say; aws: who the image lets in (ubuntu)",
+    ),
     Option("--port", "N", int, "a whole number", "ssh: the port where the host does not say"),
     Option("--key", "FILE", _words, "files with a comma between", "ssh: private keys to log in with"),
-    Option("--jump", "HOST", str, "a host", "ssh: the host to go through"),
+    Option("--jump", "HOST", str, "a host", "ssh, aws: the host to go through"),
 )
+# What `sky.AWS` takes besides; its region is the pool's.
+AWS_OPTIONS = (
+    Option("--profile", "NAME", str, "a name", "aws: the profile of the AWS configuration (AWS_PROFILE's, or default)"),
+    Option("--regions", "A,B", _words, "regions with a comma between", "aws: the regions to choose from"),
+    Option(
+        "--instance-type", "TYPE", str, "a type such as g5.xlarge", "aws: the machines' type (the cheapest that fits)"
+    ),
+    Option("--subnet", "ID", str, "a subnet's id", "aws: the subnet (those of the default VPC)"),
+    Option("--ami", "ID", str, "an image's id", "aws: the image that the machines boot (Ubuntu, with drivers)"),
+    Option("--iam-instance-profile", "NAME", str, "a name or ARN", "aws: the machines' role (none)"),
+    Option("--reservation", "ID", str, "a reservation's id", "aws: the capacity reservation to launch into"),
+    Option("--ssh-from", "CIDR", str, "a network, or any", "aws: who may reach the machines' port 22 (this machine)"),
+)
+# Options of single providers, by their kind.
+PROVIDER_OPTIONS: dict[str, tuple[Option, ...]] = {
+    "ssh": HOSTS,
+    "aws": (*AWS_OPTIONS, *(option for option in HOSTS if option.key in ("user", "jump"))),
+}
 POOL = (
     Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
     Option("--ranks-per-node", "N", int, "a whole number", "rank processes on each node (1)"),
@@ -255,6 +280,16 @@ POOL = (
     ),
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
     *HOSTS,
+    Option("--region", "NAME", str, "a region such as us-east-1", "where machines are made (the provider's default)"),
+    Option(
+        "--allocation",
+        "KIND",
+        str,
+        f"one of {', '.join(ALLOCATIONS)}",
+        "how machines are bought: at spot prices, which may be taken away, or on demand",
+        ALLOCATIONS,
+    ),
+    *AWS_OPTIONS,
     Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
     Option("--python", "3.X", str, "a version such as 3.12", "the nodes' Python (the notebook's)"),
     Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
@@ -301,8 +336,10 @@ HOST_SWITCHES = (
     Switch("--offline", "ssh: send the hosts all packages from here; they need no internet"),
 )
 CROWDED = Switch("--yes", "local nodes may be more processes than this machine bears")
+SPOT = Switch("--spot", "buy machines at spot prices: they may be taken away (--allocation spot)")
 POOL_SWITCHES = (
     CROWDED,
+    SPOT,
     Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
     Switch("--no-cluster", "nodes stand alone: each rank is a world of its own, without collectives"),
     *HOST_SWITCHES,

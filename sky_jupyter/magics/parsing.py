@@ -17,7 +17,7 @@ from ..errors import SpecError, cleaned, nearest, shortened
 from ..plugins import parse_plugins
 from ..plugins.core import entry_points
 from ..pool.pool import DEFAULT_GRACE
-from ..providers import SSH, Local
+from ..providers import AWS, SSH, Local
 from ..spec.pool_spec import PoolSpec
 from ..util.text import rank_label
 from . import toml_config
@@ -35,9 +35,11 @@ from .option_table import (
     PATHS,
     POOL,
     POOL_SWITCHES,
+    PROVIDER_OPTIONS,
     PROVIDERS,
     REMOVE,
     SEVERAL,
+    SPOT,
     STACK,
     TARGETS,
     VERBS,
@@ -124,6 +126,8 @@ class ParsedLine:
         changes = dict(self.pool)
         if "no_cluster" in changes:
             changes["options"] = replace(spec.options, cluster=not changes.pop("no_cluster"))
+        if changes.pop("spot", False):
+            changes["allocation"] = "spot"
         if changes.pop("yes", False):
             changes["options"] = replace(changes.get("options", spec.options), crowded=True)
         if "exit_timeout" in changes:
@@ -342,6 +346,8 @@ def _agree(given: ParsedLine, prog: str) -> None:
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.last is not None and given.to is not None:
         raise UsageError(f"{prog}: --last and --to contradict each other: --to writes all; give one of them")
+    if given.pool.get("spot") and given.pool.get("allocation", "spot") != "spot":
+        raise UsageError(f"{prog}: {SPOT.flag} and --allocation contradict each other; give one of them")
     if given.stack and given.concat:
         raise UsageError(f"{prog}: {STACK.flag} and {CONCAT.flag} contradict each other; give one of them")
     if given.on is not None and given.only is not None and all(map(_is_number, given.on + given.only)):
@@ -414,17 +420,33 @@ def _make_provider(pool: dict[str, Any], prog: str) -> None:
         pool.setdefault("provider", "ssh")
     name = pool.get("provider")
     factory = None if name is None else entry_points.find(entry_points.PROVIDERS, name, PROVIDERS)
-    given = {item.key: pool.pop(item.key) for item in (*HOSTS, *HOST_SWITCHES) if item.key in pool}
-    flags = {item.key: item.flag for item in (*HOSTS, *HOST_SWITCHES)}
+    special = _special_options()
+    given = {key: pool.pop(key) for key in special if key in pool}
+    # A switch that is off in a file asks for nothing.
+    if asked := [key for key, value in given.items() if name not in special[key][1] and value is not False]:
+        kinds = [kind for kind in special[asked[0]][1] if all(kind in special[key][1] for key in asked)]
+        flags = ", ".join(special[key][0] for key in asked)
+        which = " or ".join(kinds or special[asked[0]][1])
+        raise UsageError(f"{prog}: {flags} {'are' if len(asked) > 1 else 'is'} for --provider {which}")
+    given = {key: value for key, value in given.items() if name in special[key][1]}
     if name == "ssh":
         if "hosts" not in given:
             raise UsageError(f"{prog}: --provider ssh needs --hosts, such as --hosts gpu1,me@gpu2:2222")
         pool["provider"] = SSH(**given)
         pool.setdefault("nodes", pool["provider"].default_nodes())
         return
-    # A switch that is off in a file asks for nothing.
-    asked = [flags[key] for key, value in given.items() if value is not False]
-    if asked:
-        raise UsageError(f"{prog}: {', '.join(asked)} {'are' if len(asked) > 1 else 'is'} for --provider ssh")
+    if name == "aws":
+        pool["provider"] = AWS(**given, region=pool.pop("region", None))
+        return
     if factory is not None:
         pool["provider"] = factory()
+
+
+def _special_options() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return flag and providers of each option that is for some providers only, by its key."""
+    kinds: dict[str, tuple[str, tuple[str, ...]]] = {switch.key: (switch.flag, ("ssh",)) for switch in HOST_SWITCHES}
+    for kind, options in PROVIDER_OPTIONS.items():
+        for option in options:
+            kinds[option.key] = option.flag, (*kinds.get(option.key, ("", ()))[1], kind)
+    # In the order of the help.
+    return {item.key: kinds[item.key] for item in (*POOL, *HOST_SWITCHES) if item.key in kinds}

@@ -25,6 +25,9 @@ from tests.magics.notebook import notebook
         "--provider ssh --hosts me@gpu1:2222,gpu2,gpu3 --nodes 2 --ranks-per-node 4 --ttl 90s --keep --offline",
         "--provider ssh --hosts a --plugins jax,keras(backend=jax) --pip numpy,scipy --python 3.12 --name far "
         "--accelerator A100:8 --idle-timeout 2h --journal 64MB --no-cluster --user ada --jump door --accept-host-keys",
+        "--provider aws --nodes 2 --accelerator A100:8 --spot --profile lab --regions us-east-1,us-west-2 "
+        "--instance-type p4d.24xlarge --subnet subnet-0123abcd --ami ami-0123abcd --user ec2-user --jump me@door",
+        "--provider aws --iam-instance-profile nodes --reservation cr-0123abcd --ssh-from any --allocation cheapest",
     ],
 )
 def test_the_line_that_makes_a_pool_anew_makes_the_same_pool(given: str) -> None:

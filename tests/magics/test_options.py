@@ -9,6 +9,8 @@ import re
 import shlex
 import sys
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -33,8 +35,8 @@ from sky_jupyter.magics.option_table import (
 from sky_jupyter.magics.parsing import HelpRequested, ParsedLine, parse
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.pool import DEFAULT_GRACE
-from sky_jupyter.providers import Local
-from sky_jupyter.spec.pool_spec import Image, PoolSpec
+from sky_jupyter.providers import AWS, Local
+from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 
 
 def cell(line: str) -> ParsedLine:
@@ -93,6 +95,33 @@ def test_every_option_is_read_into_its_value():
     assert (given.saved, cell("").saved) == (5 * 10**6, None)
     assert not cell("").detach
     assert cell("").grace == DEFAULT_GRACE
+
+
+def test_a_line_asks_for_machines_of_aws() -> None:
+    given = cell("--provider aws --accelerator A100:8 --nodes 2 --spot --region us-east-1 --profile lab").spec()
+    assert given == PoolSpec(
+        provider=AWS(region="us-east-1", profile="lab"),
+        accelerator=Accelerator("A100", 8),
+        nodes=2,
+        allocation="spot",
+    )
+    assert cell("--provider aws").spec() == PoolSpec(provider=AWS())
+    # Of the pool that there is, only what is given changes.
+    assert cell("--allocation on-demand --region eu-west-1").spec(given) == replace(
+        given, allocation="on-demand", region="eu-west-1"
+    )
+
+
+def test_a_section_of_a_file_asks_for_machines_of_aws(tmp_path: Path) -> None:
+    (tmp_path / "pool.toml").write_text(
+        '[pool.gpu]\nprovider = "aws"\nregion = "us-east-1"\nregions = ["us-east-1", "us-west-2"]\nspot = true\n'
+        'instance-type = "g5.xlarge"\nssh_from = "10.0.0.0/8"\n'
+    )
+    spec = cell(f"--config {tmp_path}/pool.toml#pool.gpu").spec()
+    provider = AWS(region="us-east-1", regions=("us-east-1", "us-west-2"), instance_type="g5.xlarge")
+    assert (spec.provider, spec.allocation) == (provider, "spot")
+    assert isinstance(spec.provider, AWS)
+    assert spec.provider.ssh_from == "10.0.0.0/8"
 
 
 @pytest.mark.parametrize(
@@ -315,6 +344,13 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--accelerator A1000", "--accelerator: unknown accelerator 'A1000'; did you mean 'A100'?"),
         ("--accelerator H100-70GB", "H100 has 80 or 94 GB, not 70"),
         (f"--plugins huggingface(token=hf_{'x' * 30})", "token is a secret, and a cell is saved with its notebook"),
+        ("--provider local --profile lab --user ada", "--user, --profile are for --provider aws"),
+        ("--provider ssh --hosts a --spot --ami ami-1", "--ami is for --provider aws"),
+        ("--provider aws --hosts a", "--hosts is for --provider ssh"),
+        ("--provider local --jump a", "--jump is for --provider ssh or aws"),
+        ("--provider aws --instance-type big", "instance_type must be an instance type such as 'g5.xlarge'"),
+        ("--provider aws --spot --allocation on-demand", "--spot and --allocation contradict each other"),
+        ("--allocation spott", "did you mean 'spot'?"),
         ("--provider lokal", "unknown provider 'lokal'; did you mean 'local'?"),
         ("--pip 'numpy=>1'", "requirement 'numpy=>1' cannot be read"),
         ("--python 2.7", "python '2.7' is not supported; use one of 3.10 to 3.14"),

@@ -43,6 +43,13 @@ class Gone:
         return f"{self.text}. `{self.again}` makes it anew{use}, and `{cell}` uses this machine"
 
 
+# Fields of providers that are options of a line.
+_OF_PROVIDERS = (
+    *("user", "port", "jump", "profile", "region", "regions", "instance_type", "subnet", "ami"),
+    *("iam_instance_profile", "reservation", "ssh_from"),
+)
+
+
 def line(spec: PoolSpec) -> str:
     """Return the magic line that makes such a pool, without secrets."""
     return " ".join(["%sky", "up", *_words(_given(spec)), *_switches(spec)])
@@ -63,9 +70,15 @@ def _given(spec: PoolSpec) -> dict[str, object]:
         given["name"] = spec.name
     if hosts := getattr(provider, "hosts", ()):
         given["hosts"] = ",".join(hosts)
-        given |= {name: value for name in ("user", "port", "jump") if (value := getattr(provider, name, None))}
         given["key"] = ",".join(getattr(provider, "key", ()))
-    if spec.nodes != len(hosts):
+    for name in _OF_PROVIDERS:
+        value = getattr(provider, name, None)
+        # A class has the default of its fields.
+        if value and value != getattr(type(provider), name, None):
+            given[name.replace("_", "-")] = ",".join(value) if isinstance(value, tuple) else value
+    given["region"] = spec.region or given.get("region")
+    given["allocation"] = spec.allocation
+    if spec.nodes != (len(hosts) or 1):
         given["nodes"] = spec.nodes
     if spec.ranks_per_node > 1:
         given["ranks-per-node"] = spec.ranks_per_node

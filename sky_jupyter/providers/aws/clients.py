@@ -12,8 +12,10 @@ from typing import Any
 
 from ...errors import ProvisionError, SpecError
 
+# The region that every account may use.
+FIRST_REGION = "us-east-1"
 # AWS's price list is served in a few regions only.
-_PRICING_REGION = "us-east-1"
+_PRICING_REGION = FIRST_REGION
 _CONNECT_TIMEOUT, _READ_TIMEOUT, _LAUNCH_TIMEOUT = 10.0, 30.0, 60.0
 # A launch does not wait for prices.
 _PRICING_TIMEOUT = 4.0
@@ -53,7 +55,7 @@ class Clients:
 
     def sts(self, region: str = "") -> Any:
         """Return the STS client of a region, or of the default one."""
-        return self._client("sts", region or self._default_region() or "us-east-1")
+        return self._client("sts", region or self.default_region() or FIRST_REGION)
 
     def quotas(self, region: str) -> Any:
         """Return the client of Service Quotas of a region."""
@@ -65,7 +67,7 @@ class Clients:
 
     def region(self) -> str:
         """Return the default region of the profile or environment; raise ProvisionError if there is none."""
-        if found := self._default_region():
+        if found := self.default_region():
             return found
         raise ProvisionError(
             "no AWS region is set: give --region us-east-1 (sky.AWS(region='us-east-1')), set AWS_REGION, or run "
@@ -85,7 +87,8 @@ class Clients:
             return f"aws sso login{suffix}"
         return f"aws login{suffix}" if "login_session" in config else ""
 
-    def _default_region(self) -> str | None:
+    def default_region(self) -> str | None:
+        """Return the default region of the profile or environment, if there is one."""
         with self._lock:
             # AWS_REGION is what other SDKs read; botocore knows AWS_DEFAULT_REGION only.
             return os.environ.get("AWS_REGION") or self._open().get_config_variable("region")
@@ -142,4 +145,4 @@ def forget(profile: str | None) -> None:
         _known.pop(profile, None)
 
 
-__all__ = ["Clients", "clients", "forget"]
+__all__ = ["FIRST_REGION", "Clients", "clients", "forget"]

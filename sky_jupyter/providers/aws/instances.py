@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...util.background_tasks import map_all
 from ..values import ENDED, ENDING, PENDING, RUNNING, STOPPED, MachineRecord
 from .api_errors import code_of, translated
+from .clients import FIRST_REGION
 
 if TYPE_CHECKING:
     from .clients import Clients
@@ -24,9 +25,11 @@ _STATES = {
     "stopped": STOPPED,
 }
 _SEEN = ("pending", "running", "shutting-down", "stopping", "stopped")
-_UNKNOWN = "InvalidInstanceID.NotFound"
+_UNKNOWN = ("InvalidInstanceID.NotFound", "InvalidSpotInstanceRequestID.NotFound")
 # Values of one filter, at most.
 _MOST_VALUES = 200
+Found = tuple[str, dict[str, Any]]
+"""Region of an instance, and its description."""
 # Id -> region of the instances that this process has seen: EC2's calls need both.
 _regions: dict[str, str] = {}
 
@@ -77,28 +80,40 @@ def remember(ids: Iterable[str], region: str) -> None:
 
 def enabled_regions(clients: Clients) -> list[str]:
     """Return the regions that the account may use."""
-    region = clients.region()
+    region = clients.default_region() or FIRST_REGION
     with translated("list the regions", region, profile=clients.profile):
         return sorted(found["RegionName"] for found in clients.ec2(region).describe_regions()["Regions"])
 
 
-def find(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+def find(clients: Clients, ids: Sequence[str], home: Callable[[], Sequence[str]]) -> dict[str, Found]:
     """Return region and description of the instances with these ids.
 
-    The regions where they were seen, or the given ones, are asked first; then all that the account may use.
+    Parameters
+    ----------
+    clients : Clients
+        The API's clients.
+    ids : sequence of str
+        Ids, which may be unknown.
+    home : callable
+        Returns the regions to ask for instances that this process has not seen; then all regions are asked.
+
+    Returns
+    -------
+    dict
+        By id; EC2 lists an instance a moment after its launch, and until an hour after its end.
     """
-    wanted, found = set(ids), {}
-    seen = {_regions[id] for id in ids if id in _regions}
+    found: dict[str, Found] = {}
     asked: set[str] = set()
-    for places in (lambda: seen or regions, lambda: regions, lambda: enabled_regions(clients)):
+    seen = {_regions[id] for id in ids if id in _regions}
+    for places in (lambda: seen, home, lambda: enabled_regions(clients)):
         names = [region for region in places() if region not in asked]
         asked.update(names)
-        for region, several in zip(names, _by_id(clients, sorted(wanted), names), strict=True):
+        wanted = [id for id in ids if id not in found]
+        for region, several in zip(names, _by_id(clients, wanted, names), strict=True):
             found.update({one["InstanceId"]: (region, one) for one in several})
         _regions.update({id: region for id, (region, _) in found.items()})
-        wanted -= found.keys()
-        # What was seen once has no other region: it is not listed yet, or no more.
-        if not wanted - _regions.keys():
+        # One that was seen is in no other region.
+        if all(id in _regions for id in ids):
             break
     return found
 
@@ -108,54 +123,49 @@ def console(clients: Clients, record: MachineRecord) -> str:
     return str(clients.ec2(record.region).get_console_output(InstanceId=record.id).get("Output", ""))
 
 
-def terminate(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> None:
+def terminate(clients: Clients, ids: Sequence[str], home: Callable[[], Sequence[str]]) -> None:
     """Terminate instances, and cancel their spot requests; ignore those that have ended.
 
-    EC2 terminates none if it does not know one of them.
+    Parameters
+    ----------
+    clients : Clients
+        The API's clients.
+    ids : sequence of str
+        Ids, which may be unknown.
+    home : callable
+        As for `find`.
     """
-    found = find(clients, ids, regions)
-    going = ("shutting-down", "terminated")
-    alive = {id: place for id, (place, one) in found.items() if one["State"]["Name"] not in going}
-    unlisted = {id: _regions[id] for id in ids if id not in found and id in _regions}
-    for region in dict.fromkeys([*alive.values(), *unlisted.values()]):
-        ec2 = clients.ec2(region)
-        with translated("terminate instances", region, profile=clients.profile):
-            _terminate(ec2, [id for id, place in alive.items() if place == region])
-            for id in (id for id, place in unlisted.items() if place == region):
-                _terminate(ec2, [id])
-    # An open request counts against the quota until EC2 notices.
-    for region in {place for place, _ in found.values()}:
-        ours = [one for place, one in found.values() if place == region]
-        requests = {str(one["SpotInstanceRequestId"]) for one in ours if one.get("SpotInstanceRequestId")}
-        if requests:
+    found = find(clients, ids, home)
+    unlisted = [id for id in ids if id not in found and id in _regions]
+    for region in dict.fromkeys([*(place for place, _ in found.values()), *(_regions[id] for id in unlisted)]):
+        ours = {id: one for id, (place, one) in found.items() if place == region}
+        alive = [id for id, one in ours.items() if one["State"]["Name"] not in ("shutting-down", "terminated")]
+        requests = [one["SpotInstanceRequestId"] for one in ours.values() if one.get("SpotInstanceRequestId")]
+        try:
+            # An open request counts against the quota until EC2 notices that its instance has ended.
             with translated("cancel spot requests", region, profile=clients.profile):
-                _cancel(clients.ec2(region), sorted(requests))
+                _each(clients.ec2(region).cancel_spot_instance_requests, "SpotInstanceRequestIds", requests)
+        finally:
+            with translated("terminate instances", region, profile=clients.profile):
+                end = clients.ec2(region).terminate_instances
+                _each(end, "InstanceIds", alive)
+                for id in (id for id in unlisted if _regions[id] == region):
+                    _each(end, "InstanceIds", [id])
 
 
-def _terminate(ec2: Any, ids: Sequence[str]) -> None:
+def _each(call: Callable[..., Any], name: str, ids: Sequence[str]) -> None:
+    """Call for all ids at once; one by one if EC2 does not know one of them, as it does nothing then."""
     from botocore.exceptions import ClientError
 
     if not ids:
         return
     try:
-        ec2.terminate_instances(InstanceIds=list(ids))
+        call(**{name: list(ids)})
     except ClientError as error:
-        if code_of(error) != _UNKNOWN:
+        if code_of(error) not in _UNKNOWN:
             raise
         for id in ids if len(ids) > 1 else ():
-            _terminate(ec2, [id])
-
-
-def _cancel(ec2: Any, requests: Sequence[str]) -> None:
-    from botocore.exceptions import ClientError
-
-    try:
-        ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=list(requests))
-    except ClientError as error:
-        if code_of(error) != "InvalidSpotInstanceRequestID.NotFound":
-            raise
-        for request in requests if len(requests) > 1 else ():
-            _cancel(ec2, [request])
+            _each(call, name, [id])
 
 
 def _all(clients: Clients, filters: Sequence[Mapping[str, Any]], regions: Sequence[str]) -> list[list[dict[str, Any]]]:

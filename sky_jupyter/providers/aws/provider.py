@@ -183,7 +183,7 @@ class AWS:
         """Return the state of instances; ``"unknown"`` for one that EC2 does not list."""
         from . import instances
 
-        found = instances.find(self.clients, ids, self.home_regions())
+        found = instances.find(self.clients, ids, self.home_regions)
         known = {id: instances.record_of(one, region) for id, (region, one) in found.items()}
         return [known.get(id, MachineRecord(id, "unknown")) for id in ids]
 
@@ -192,11 +192,14 @@ class AWS:
         from . import instances
 
         if ids:
-            instances.terminate(self.clients, ids, self.home_regions())
+            instances.terminate(self.clients, ids, self.home_regions)
 
     def home_regions(self) -> Sequence[str]:
         """Return the regions to look in unless others are named."""
-        return self.regions or (self.region or self.clients.region(),)
+        from . import instances
+
+        named = self.regions or tuple(filter(None, [self.region or self.clients.default_region()]))
+        return named or instances.enabled_regions(self.clients)
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """Return instance types that fit the spec, by region and market, the best first."""
@@ -212,9 +215,11 @@ class AWS:
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         """Launch instances in one zone, by one call; return their ids."""
-        from . import launch_request
+        from . import instances, launch_request
 
-        return launch_request.run(self, self.clients, spec, count, order)
+        ids = launch_request.run(self, self.clients, spec, count, order)
+        instances.remember(ids, order.offer.region if order.offer else "")
+        return ids
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
         """Connect to instances over SSH, once they have booted."""
