@@ -215,11 +215,9 @@ class AWS:
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         """Launch instances in one zone, by one call; return their ids."""
-        from . import instances, launch_request
+        from . import launch_request
 
-        ids = launch_request.run(self, self.clients, spec, count, order)
-        instances.remember(ids, order.offer.region if order.offer else "")
-        return ids
+        return launch_request.run(self, self.clients, spec, count, order)
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
         """Connect to instances over SSH, once they have booted."""
