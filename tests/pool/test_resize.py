@@ -17,6 +17,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, SpecError
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import PhaseEvent
 from sky_jupyter.pool.lifecycle import resize_plan, status
 from sky_jupyter.pool.pool import Pool
@@ -56,8 +57,24 @@ def roots(pool: Pool) -> dict[str, int]:
     return {str(child.pid): child.ppid() for child in host.children() if child.pid not in agents}
 
 
+class Followed:
+    """Extension of a supervisor that knows in which threads each of its methods was called."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, set[str]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given: self.calls.setdefault(name, set()).add(threading.current_thread().name)
+
+
+async def this_thread() -> str:
+    return threading.current_thread().name
+
+
 def test_nodes_are_added_and_removed_with_new_kernels_and_all_else_as_it_was() -> None:
+    followed = Followed()
     with local_pool(nodes=1) as pool:
+        pool.supervisor.extend("followed", followed)
         namespace = {"shared": [1, 2]}
         assert run(pool, "kept = 1; print('first'); sum(shared)", namespace).values == [3]
         before, first = roots(pool), pool.registry.runs(pool.id)[0].id
@@ -83,6 +100,8 @@ def test_nodes_are_added_and_removed_with_new_kernels_and_all_else_as_it_was() -
         assert "its node was removed from the pool" in str(old.errors[2])
         assert pool.page(first, 0)[0].text == "first\n3\n"
         assert [(node["node"], node["state"]) for node in status.of(pool, 0)["nodes"]] == [(0, "idle"), (1, "idle")]
+    assert {"suit", "close"} <= followed.calls.keys()
+    assert set().union(*followed.calls.values()) == {loop().call(this_thread())}, "parts of a pool have one thread"
 
 
 @pytest.mark.slow
