@@ -8,6 +8,7 @@ compares the file with the code.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -23,8 +24,12 @@ PROVIDER = ROOT / "sky_jupyter" / "providers" / "aws"
 POLICY = ROOT / "docs" / "aws-policy.json"
 # Methods of the provider's `Clients`, with the service that each is a client of.
 CLIENTS = {
-    **{"ec2": "ec2", "launcher": "ec2", "ssm": "ssm", "sts": "sts"},
-    **{"quotas": "service-quotas", "pricing": "pricing"},
+    "ec2": "ec2",
+    "launcher": "ec2",
+    "ssm": "ssm",
+    "sts": "sts",
+    "quotas": "service-quotas",
+    "pricing": "pricing",
 }
 # What a client has besides operations.
 OTHERS = {"get_paginator", "can_paginate", "meta", "exceptions", "close"}
@@ -48,6 +53,7 @@ LAUNCHED = [
 SPOT_ROLE = "arn:*:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot*"
 
 
+@functools.cache
 def models() -> dict[str, ServiceModel]:
     """Return botocore's models of the services that are used."""
     session = botocore.session.get_session()
