@@ -54,6 +54,7 @@ _HOMES = {
     "interruption": "node.runtime.interruption",
     "is_head": "node.runtime.instance_info",
     "lock": "node.shared.named_objects",
+    "offers": "providers.offer_list",
     "on_interruption": "node.runtime.interruption",
     "queue": "node.shared.named_objects",
     "set": "node.shared.named_objects",
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
     from .providers import AWS as AWS
     from .providers import SSH as SSH
     from .providers import Local as Local
+    from .providers.offer_list import offers as offers
     from .spec import accelerators as accelerators
     from .spec.accelerators import Accelerator as Accelerator
     from .spec.image import Image as Image

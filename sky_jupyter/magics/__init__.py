@@ -10,12 +10,14 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.display import display as display_value
 
 from ..capture.cell_names import analyse
 from ..capture.changed_settings import Settings
 from ..capture.project_files import check_path
 from ..capture.untracked_changes import statements
 from ..display import views as display
+from ..display.base import frontends
 from ..display.base.prompts import agrees
 from ..display.notebook import pool_panel
 from ..errors import PoolError, SkyError, SpecError, shortened
@@ -25,6 +27,7 @@ from ..pool.pool import Pool
 from ..pool.registry.pool_record import PoolRecord
 from ..pool.runs.result import CellError
 from ..pool.transfer import send_values
+from ..providers import offer_list
 from ..session import cells
 from ..session.cells import Cell
 from ..session.pools import (
@@ -330,6 +333,13 @@ class SkyMagics(Magics):
 
     def do_cost(self, given: ParsedLine) -> None:
         print(cost_table.table(given.name))
+
+    def do_offers(self, given: ParsedLine) -> None:
+        found = offer_list.listed(given.spec())
+        if frontends.in_notebook():
+            display_value(found)
+        else:
+            print(found)
 
     def do_names(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)

@@ -329,6 +329,10 @@ POOL = (
         "a size such as 64MB or 1GB",
         "how much of what was sent is kept once no name holds it (a quarter of what is free)",
     ),
+    Option("--vcpus", "N", _number, "a number above 0", "processors that a machine that is made must have"),
+    Option("--memory-gb", "N", _number, "a number above 0", "memory that a machine that is made must have"),
+    Option("--disk-gb", "N", _number, "a number above 0", "disk that a machine that is made must have"),
+    Option("--max-hourly-cost", "N", _number, "a number of dollars above 0", "what a machine may cost an hour"),
 )
 ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
 HOST_SWITCHES = (
@@ -397,6 +401,7 @@ VERBS = {
     "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
     "cost": "what bought machines cost: by the hour and so far, of ended pools too",
+    "offers": "the machines that a provider could make, and their prices",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",
     "freeze": "the nodes' packages as requirements that make the same environment again",
@@ -434,6 +439,11 @@ _GET = (
         f"{'':24}of several nodes, the folder that has each one's in node-K",
     ),
 )
+# What says which machines `offers` lists.
+_ABOUT_MACHINES = (
+    *("--provider", "--accelerator", "--region", "--allocation", "--spot", "--vcpus", "--memory-gb"),
+    *("--max-hourly-cost", "--profile", "--regions", "--instance-type"),
+)
 # The verbs that take more, or other things, than --name.
 _OPTIONS = {
     "up": (*POOL, NAME, CONFIG),
@@ -445,6 +455,7 @@ _OPTIONS = {
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
     "pull": (NAME, PULLED, AS),
     "clean": (HOST, *HOSTS[1:]),
+    "offers": tuple(option for option in POOL if option.flag in _ABOUT_MACHINES),
 }
 _SWITCHES = {
     "up": (*POOL_SWITCHES, SYNC),
@@ -454,6 +465,7 @@ _SWITCHES = {
     "attach": (TAKE_OVER,),
     "pull": (STACK, CONCAT),
     "clean": (ACCEPT,),
+    "offers": tuple(switch for switch in POOL_SWITCHES if switch.flag in _ABOUT_MACHINES),
 }
 TARGETS = {
     "resize": (_COUNT,),

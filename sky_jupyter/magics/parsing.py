@@ -317,6 +317,8 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> ParsedLine:
     # (`resize` has a --yes of its own.)
     pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)} - ({"yes"} if verb == "resize" else set())
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
+    if verb == "offers":
+        pool.setdefault("provider", "aws")
     if verb == "clean":
         _choose_hosts(pool, values.pop("host", None), prog)
     else:

@@ -39,7 +39,7 @@ def live(monkeypatch):
         ("%%sky --j", ["--journal", "--jump"]),
         ("%%sky --kee", ["--keep"]),
         ("%%sky --keep --kee", []),
-        ("%%sky --d", ["--detach"]),
+        ("%%sky --de", ["--detach"]),
         ("%%sky --idle-timeout ", []),
         ("%%sky --n", ["--name", "--no-capture", "--no-cluster", "--nodes"]),
         ("%%sky --nodes 2 --no", ["--no-capture", "--no-cluster"]),

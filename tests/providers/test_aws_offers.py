@@ -203,7 +203,7 @@ def test_a_price_that_is_not_told_blocks_nothing(aws: AwsWorld, action: str) -> 
     market = "spot" if action == "DescribeSpotPriceHistory" else "on-demand"
     (one,) = [offer for offer in found if (offer.name, offer.market) == (T4, market)]
     assert one.hourly == (None if market == "spot" else 0.526)
-    assert one.priced == ("" if market == "spot" else "list price of July 2026")
+    assert one.priced == ("" if market == "spot" else "list price of July 2026, us-east-1")
     # Others' orders are sorted all the same: the smallest first.
     assert found[0].name == T4
 
@@ -225,7 +225,7 @@ from sky_jupyter.spec.pool_spec import PoolSpec
 found, told = sky.AWS().price_list(PoolSpec(provider=sky.AWS()))
 print(json.dumps([len(found), told, sorted({"boto3", "botocore", "paramiko", "distributed"} & set(sys.modules))]))
 """
-    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true"}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     count, told, heavy = json.loads(said.stdout)
     assert count > 100
@@ -234,3 +234,43 @@ print(json.dumps([len(found), told, sorted({"boto3", "botocore", "paramiko", "di
         "no AWS credentials were found"
     )
     assert heavy == []
+
+
+def test_a_table_has_a_row_for_each_type_and_region_with_both_prices(aws: AwsWorld) -> None:
+    aws.spot_price(T4, "us-east-1b", 0.15)
+    aws.spot_price(T4, "us-east-1a", 0.2)
+    found = sky.offers(accelerator="T4", region="us-east-1")
+    assert all(isinstance(one, Offer) for one in found)
+    lines = repr(found).splitlines()
+    assert lines[0].split("  ")[0] == "type"
+    assert [head for head in ("on demand", "spot") if head in lines[0]] == ["on demand", "spot"]
+    (row,) = [line for line in lines if line.startswith(f"{T4} ")]
+    assert row.split() == [T4, "T4", "4", "16", "GB", "us-east-1", *row.split()[6:-2], "$0.5260", "$0.1500"]
+    assert row.split()[6] == "b"
+    assert lines[-1].startswith("dollars an hour; on demand: list price of ")
+    html = found._repr_html_()
+    assert html.count("<tr>") == len(lines) - 1
+    assert "<td" in html
+    assert "$0.1500" in html
+    assert {one.market for one in sky.offers(accelerator="T4", spot=True)} == {"spot"}
+    assert {one.market for one in sky.offers(accelerator="T4", spot=False)} == {"on-demand"}
+
+
+def test_a_table_without_wishes_has_all_types_and_one_with_wishes_what_fits(aws: AwsWorld) -> None:
+    everything = {one.name for one in sky.offers()}
+    assert {"t3.medium", "m7g.large", T4, "p5.48xlarge", "trn1.2xlarge"} <= everything
+    assert {one.name for one in sky.offers(vcpus=90, memory_gb=700)} == {"m7i.48xlarge", "r7i.24xlarge", "r7i.48xlarge"}
+
+
+def test_a_table_is_shown_from_the_catalogue_where_aws_refuses(aws: AwsWorld) -> None:
+    aws.plan("DescribeInstanceTypes", code="RequestExpired", status=400, times=0)
+    found = sky.offers(accelerator="T4")
+    assert found[0].hourly == 0.526
+    assert found.note.startswith("from the package's catalogue (July 2026, us-east-1); present prices and zones need")
+    assert "xpired" in found.note
+
+
+def test_a_table_of_another_provider_has_what_that_offers() -> None:
+    assert repr(sky.offers("local")).split() == ["type", "on", "demand", "this", "machine", "$0.0000"]
+    with pytest.raises(SpecError, match="unknown provider 'azure'"):
+        sky.offers("azure")

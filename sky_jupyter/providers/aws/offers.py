@@ -122,7 +122,8 @@ def may_have_credentials(aws: AWS) -> bool:
     if any(Path(os.environ.get(name, path)).expanduser().is_file() for name, path in _FILES.items()):
         return True
     # A machine of EC2 may have a role.
-    return any("Amazon EC2" in Path(path).read_text() for path in glob("/sys/class/dmi/id/sys_vendor"))
+    asked = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true"
+    return asked and any("Amazon EC2" in Path(path).read_text() for path in glob("/sys/class/dmi/id/sys_vendor"))
 
 
 def _types(aws: AWS, clients: Clients | None, region: str) -> list[InstanceType]:

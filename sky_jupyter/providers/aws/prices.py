@@ -139,7 +139,7 @@ def _history(
 
 
 def _packaged(names: Iterable[str]) -> dict[str, tuple[float, str]]:
-    said = f"list price of {catalogue()['priced']}"
+    said = f"list price of {catalogue()['priced']}, {catalogue()['region']}"
     found = {}
     for name in names:
         family, _, size = name.partition(".")
