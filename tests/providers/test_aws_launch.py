@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sky_jupyter.providers.aws import vpc_network
 from sky_jupyter.providers.aws.clients import clients
 from sky_jupyter.providers.values import MachineRecord, Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.pool.remote import wait_until
 from tests.providers import aws_world
 from tests.providers.aws_world import REGION, AwsWorld
 
@@ -29,9 +31,16 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
 
 
+@pytest.fixture(scope="module")
+def known_types(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache of instance types: moto takes seconds to list them."""
+    return str(tmp_path_factory.mktemp("types"))
+
+
 @pytest.fixture
-def world() -> Iterator[AwsWorld]:
+def world(known_types: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsWorld]:
     with aws_world.light() as made:
+        monkeypatch.setenv("SKY_AWS_CACHE", known_types)
         yield made
 
 
@@ -386,6 +395,27 @@ def test_a_group_that_is_not_known_everywhere_yet_is_worth_another_try(world: Aw
     with pytest.raises(ProvisionError) as caught:
         launched(AWS(), order())
     assert caught.value.passing
+
+
+def test_the_placement_group_goes_with_its_last_machine(world: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vpc_network, "_GOING_PAUSE", 0.05)
+    aws = AWS()
+    ids = launched(aws, order("p4d.24xlarge", zone=zone_of("p4d.24xlarge")), 2)
+    aws.forget(POOL)
+    wait_until(lambda: bool(world.calls("DeletePlacementGroup")))
+    assert world.left()["placement_groups"] == 1
+    aws.destroy(ids)
+    wait_until(lambda: world.left()["placement_groups"] == 0)
+
+
+def test_a_launch_deletes_the_placement_groups_that_others_left(world: AwsWorld) -> None:
+    zone = zone_of("p4d.24xlarge")
+    used = order("p4d.24xlarge", zone=zone)
+    launched(AWS(), used, 2)
+    vpc_network.placement_group(clients(None), REGION, "gone")
+    launched(AWS(), replace(used, pool="other", token="t1"), 2)
+    names = {group["GroupName"] for group in ec2().describe_placement_groups()["PlacementGroups"]}
+    assert names == {f"sky-jupyter-{POOL}", "sky-jupyter-other"}
 
 
 def test_the_keys_of_a_pool_go_when_its_machines_have_ended(world: AwsWorld) -> None:

@@ -53,6 +53,15 @@ class PoolKeys:
             with atomic_write(self.folder / _KNOWN) as file:
                 file.write("".join(f"{name} {key}\n" for name, key in lines).encode("ascii"))
 
+    def note(self, name: str, text: str = "") -> str:
+        """Return what a provider noted beside the keys, after writing it if ``text`` is given; empty if nothing."""
+        if text:
+            with atomic_write(self.folder / name) as file:
+                file.write(text.encode())
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / name).read_text(encoding="utf-8")
+        return ""
+
     def target(self, id: str, host: str, user: str, jump: Target | None = None) -> Target:
         """Return how to connect to a machine; of ``~/.ssh``, only the jump host's part is used."""
         if not self.trusted(id):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ProvisionError
 from ...machines.ssh import pool_keys
-from . import instances, launch_type, machine_images, user_data, vpc_network
+from . import instance_types, instances, machine_images, user_data, vpc_network
 from .api_errors import NotAuthorized, code_of, translated
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..values import Order
     from .clients import Clients
-    from .launch_type import LaunchType
+    from .instance_types import InstanceType
     from .provider import AWS
     from .vpc_network import Subnet
 
@@ -27,7 +27,11 @@ instances.POOL, instances.OWNER, instances.UNTIL, DISK = (
     "sky-jupyter-until",
     "sky-jupyter-disk-gb",
 )
+# Note beside a pool's keys: the region of its placement group.
+PLACEMENT = "placement_group_region"
 _MOST_TAG = 255
+# Every fourth EFA card of these has an IP address too.
+_EFA_BY_FOUR = ("p5.", "p5e.")
 # Just created, and not known everywhere yet.
 _NOT_YET = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown")
 
@@ -78,11 +82,12 @@ def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order
     """Return the arguments of `run_instances`; the caller translates botocore's errors."""
     assert order.offer is not None
     region = order.offer.region
-    type = launch_type.describe(clients, region, order.offer.name)
+    type = instance_types.named(clients, region, order.offer.name)
     place = vpc_network.subnet(aws, clients, region, order.zone)
     image = machine_images.find(aws, clients, region, spec, type)
-    together = spec.nodes > 1 and type.efa > 0 and (type.nvidia or type.neuron)
+    together = spec.nodes > 1 and type.efa > 0 and bool(type.accelerator)
     group = vpc_network.group(aws, clients, region, place, efa=together)
+    keys = pool_keys.make(order.pool)
     made: dict[str, Any] = {
         "ImageId": image.id,
         "InstanceType": type.name,
@@ -93,10 +98,11 @@ def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order
         "NetworkInterfaces": _interfaces(place, group, type if together else None),
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "UserData": user_data.text(order, pool_keys.make(order.pool)),
+        "UserData": user_data.text(order, keys),
         "TagSpecifications": _tags(order, image.disk_gb),
     }
     if together:
+        keys.note(PLACEMENT, region)
         made["Placement"] = {"GroupName": vpc_network.placement_group(clients, region, order.pool)}
     if aws.iam_instance_profile:
         by = "Arn" if aws.iam_instance_profile.startswith("arn:") else "Name"
@@ -113,7 +119,7 @@ def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order
     return made
 
 
-def _interfaces(place: Subnet, group: str, efa: LaunchType | None) -> list[dict[str, Any]]:
+def _interfaces(place: Subnet, group: str, efa: InstanceType | None) -> list[dict[str, Any]]:
     """Return the network interfaces of each instance.
 
     With several, EC2 gives no public address: in a public subnet only the first EFA card is used.
@@ -121,10 +127,17 @@ def _interfaces(place: Subnet, group: str, efa: LaunchType | None) -> list[dict[
     common = {"SubnetId": place.id, "Groups": [group], "DeleteOnTermination": True}
     cards: list[dict[str, Any]] = [{"DeviceIndex": 0}]
     if efa is not None:
-        cards = [efa.efa_card(card) for card in range(1 if place.public else efa.efa)]
+        cards = [_efa_card(efa, card) for card in range(1 if place.public else efa.efa)]
     if len(cards) == 1:
         cards[0]["AssociatePublicIpAddress"] = place.public
     return [{**common, **card} for card in cards]
+
+
+def _efa_card(type: InstanceType, card: int) -> dict[str, Any]:
+    if card == 0:
+        return {"NetworkCardIndex": 0, "DeviceIndex": 0, "InterfaceType": "efa"}
+    both = card % 4 == 0 and type.name.startswith(_EFA_BY_FOUR)
+    return {"NetworkCardIndex": card, "DeviceIndex": 1, "InterfaceType": "efa" if both else "efa-only"}
 
 
 def _tags(order: Order, disk_gb: int) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from ...errors import ProvisionError
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from .clients import Clients
-    from .launch_type import LaunchType
+    from .instance_types import InstanceType
     from .provider import AWS
 
 # Public SSM parameters: Ubuntu 24.04; with NVIDIA's driver and EFA; with the Neuron driver.
@@ -18,6 +18,8 @@ _CPU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{debian}/hvm/e
 _NVIDIA = "/aws/service/deeplearning/ami/{arch}/base-with-single-cuda-ubuntu-24.04/latest/ami-id"
 _NEURON = "/aws/service/neuron/dlami/multi-framework/ubuntu-22.04/latest/image_id"
 _DEBIAN = {"x86_64": "amd64", "arm64": "arm64"}
+# Amazon's accelerators; and those whose drivers no image has.
+_AMAZON, _NOT_NVIDIA = ("Trainium", "Inferentia"), ("Radeon", "Gaudi", "Qualcomm")
 # For environments, caches and files, unless `disk_gb` says more.
 _FREE_GB = 50
 # MB/s; gp3's own 125 slow down the unpacking of packages.
@@ -39,16 +41,16 @@ class MachineImage:
         return {"DeviceName": self.device, "Ebs": {**volume, "DeleteOnTermination": True}}
 
 
-def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: LaunchType) -> MachineImage:
+def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: InstanceType) -> MachineImage:
     """Return the image for an instance type in a region; the caller translates botocore's errors."""
     id = aws.ami or str(clients.ssm(region).get_parameter(Name=parameter(type))["Parameter"]["Value"])
     found = clients.ec2(region).describe_images(ImageIds=[id])["Images"]
     if not found:
         raise ProvisionError(f"there is no image {id} in {region}: check ami= and the region")
     image = found[0]
-    if image.get("Architecture", type.architecture) != type.architecture:
+    if image.get("Architecture", type.arch) != type.arch:
         raise ProvisionError(
-            f"the image {id} is for {image['Architecture']}, and {type.name} is {type.architecture}: "
+            f"the image {id} is for {image['Architecture']}, and {type.name} is {type.arch}: "
             "name another image (ami=) or another type (instance_type=)"
         )
     device = str(image.get("RootDeviceName") or "/dev/sda1")
@@ -62,8 +64,9 @@ def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: LaunchTy
     return MachineImage(id, device, least + _FREE_GB if asked is None else max(least, round(asked)))
 
 
-def parameter(type: LaunchType) -> str:
+def parameter(type: InstanceType) -> str:
     """Return the name of the public SSM parameter that has the current image's id."""
-    if type.neuron:
+    if type.accelerator.startswith(_AMAZON):
         return _NEURON
-    return (_NVIDIA if type.nvidia else _CPU).format(arch=type.architecture, debian=_DEBIAN[type.architecture])
+    gpu = type.accelerator and not any(maker in type.accelerator for maker in _NOT_NVIDIA)
+    return (_NVIDIA if gpu else _CPU).format(arch=type.arch, debian=_DEBIAN[type.arch])

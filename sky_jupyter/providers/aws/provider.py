@@ -233,8 +233,14 @@ class AWS:
         return first_contact.connect(access, ids, session)
 
     def forget(self, pool: str) -> None:
-        """Remove the keys of a pool."""
+        """Remove the keys of a pool, and its placement group once its machines are gone."""
+        from . import launch_request, vpc_network
+
+        keys = pool_keys.of(pool)
+        region = "" if keys is None else keys.note(launch_request.PLACEMENT)
         pool_keys.forget(pool)
+        if region:
+            vpc_network.remove_placement_group(self.clients, region, pool)
 
 
 def _regions(value: Any) -> tuple[str, ...]:

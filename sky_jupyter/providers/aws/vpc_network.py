@@ -10,6 +10,7 @@ import getpass
 import os
 import re
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NoCapacity, ProvisionError
+from .api_errors import code_of
 
 if TYPE_CHECKING:
     from ..values import MachineRecord
@@ -30,6 +32,8 @@ _ANY = "0.0.0.0/0"
 # Nobody else can reach a machine without a public address.
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 _EVENTUALLY, _PAUSE = 10, 0.5
+# How long machines take to end that are in a placement group, at most.
+_GOING, _GOING_PAUSE = 600.0, 5.0
 _GROUP = "sky-jupyter-"
 # URL -> when it was asked, and the address.
 _addresses: dict[str, tuple[float, str]] = {}
@@ -169,11 +173,15 @@ def _allows_itself(rules: Sequence[dict[str, Any]], group: str) -> bool:
 
 
 def placement_group(clients: Clients, region: str, pool: str) -> str:
-    """Return the name of a pool's cluster placement group; create it if needed."""
-    name = placement_name(pool)
+    """Return the name of a pool's cluster placement group; create it if needed.
+
+    Those that ended pools have left are deleted first.
+    """
+    ec2, name = clients.ec2(region), _GROUP + pool
+    remove_placement_groups(clients, region, but=name)
     tags = [{"Key": "sky-jupyter", "Value": pool}]
     with _existing("InvalidPlacementGroup.Duplicate"):
-        clients.ec2(region).create_placement_group(
+        ec2.create_placement_group(
             GroupName=name,
             Strategy="cluster",
             TagSpecifications=[{"ResourceType": "placement-group", "Tags": tags}],
@@ -181,21 +189,52 @@ def placement_group(clients: Clients, region: str, pool: str) -> str:
     return name
 
 
-def placement_name(pool: str) -> str:
-    """Return the name of a pool's placement group."""
-    return f"{_GROUP}{pool}"
+def remove_placement_groups(clients: Clients, region: str, *, but: str = "") -> list[str]:
+    """Delete the region's placement groups of pools; return the names of those that machines are in.
+
+    A pool that has just made its group makes it again: its launch is refused and sent once more.
+    """
+    ec2, used = clients.ec2(region), []
+    tagged = [{"Name": "tag-key", "Values": ["sky-jupyter"]}]
+    for group in ec2.describe_placement_groups(Filters=tagged)["PlacementGroups"]:
+        if (name := str(group["GroupName"])) != but:
+            with _existing("InvalidPlacementGroup.InUse", "InvalidPlacementGroup.Unknown") as refused:
+                ec2.delete_placement_group(GroupName=name)
+            used += [name] if "InvalidPlacementGroup.InUse" in refused else []
+    return used
+
+
+def remove_placement_group(clients: Clients, region: str, pool: str) -> threading.Thread:
+    """Delete a pool's placement group once its machines are gone, in the background.
+
+    If this process ends first, a sweep or the next launch with a placement group deletes it; it costs nothing.
+    """
+
+    def work() -> None:
+        until = time.monotonic() + _GOING
+        while time.monotonic() < until:
+            with contextlib.suppress(Exception):
+                if _GROUP + pool not in remove_placement_groups(clients, region):
+                    return
+            time.sleep(_GOING_PAUSE)
+
+    thread = threading.Thread(target=work, name="sky-placement", daemon=True)
+    thread.start()
+    return thread
 
 
 @contextlib.contextmanager
-def _existing(*codes: str) -> Iterator[None]:
-    """Ignore errors that say that it is so already; another process may have been first."""
+def _existing(*codes: str) -> Iterator[list[str]]:
+    """Ignore errors that say that it is so already, and yield a list of them: another process may have been first."""
     from botocore.exceptions import ClientError
 
+    ignored: list[str] = []
     try:
-        yield
+        yield ignored
     except ClientError as error:
-        if error.response.get("Error", {}).get("Code") not in codes:
+        if (code := code_of(error)) not in codes:
             raise
+        ignored.append(code)
 
 
 def own_address() -> str:
