@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write `aws-policy.json`: the IAM policy that the AWS provider needs, from the calls that its code makes.
 
-Run it after a change of those calls. It stops at a call that no rule below covers. `tests/providers/test_aws_policy.py`
+Run it after a change of those calls. It stops at a call that no rule below covers. `tests/providers/test_aws_docs.py`
 compares the file with the code.
 """
 

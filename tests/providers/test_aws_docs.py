@@ -1,17 +1,25 @@
-"""The IAM policy of the documentation allows what the AWS provider's code calls, and nothing else."""
+"""docs/aws.md tells the truth: its IAM policy allows what the code calls, and its commands and options are there."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import sky_jupyter as sky
+from sky_jupyter.providers.aws import vcpu_quotas
+
 pytest.importorskip("botocore", reason="needs the Python package boto3")
 ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+# Options of the AWS command line itself.
+COMMON = {"region", "profile", "query", "output"}
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +71,34 @@ def test_a_call_that_no_rule_covers_is_told(policy: ModuleType, tmp_path: Path) 
     (tmp_path / "one.py").write_text("def f(clients):\n    clients.ssm('x').put_parameter()\n")
     with pytest.raises(SystemExit, match="how far ssm:PutParameter is allowed"):
         policy.policy(tmp_path)
+
+
+def test_the_page_has_every_field_of_the_provider() -> None:
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", PAGE, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"\w+", row)}
+    assert {field.name for field in dataclasses.fields(sky.AWS)} - {"visible_within"} <= named
+
+
+def test_the_commands_of_the_page_are_those_of_aws() -> None:
+    import botocore.session
+    from botocore import xform_name
+
+    session, seen = botocore.session.get_session(), set()
+    text = PAGE.replace("\\\n", " ")
+    for service, verb, rest in re.findall(r"aws (ec2|iam|service-quotas) ([a-z-]+)([^\n]*)", text):
+        model = session.get_service_model(service)
+        operations = {xform_name(name, "-"): name for name in model.operation_names}
+        shape = model.operation_model(operations[verb]).input_shape
+        taken = {xform_name(name, "-") for name in shape.members} | COMMON
+        assert {*re.findall(r"--([a-z-]+)", rest)} <= taken, verb
+        seen.add(verb)
+    assert {"describe-instances", "terminate-instances", "describe-volumes", "get-service-quota"} <= seen
+
+
+def test_the_quotas_of_the_page_are_those_of_the_code() -> None:
+    types = {"G and VT": "g6.xlarge", "P": "p5.48xlarge", "Trn": "trn1.2xlarge", "Inf": "inf2.xlarge"}
+    types["Standard"] = "m7i.large"
+    rows = re.findall(r"^\| ([\w ]+?) \([^|]*\) \| `(L-\w+)` \| `(L-\w+)` \|", PAGE, re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == sorted(types)
+    for name, *codes in rows:
+        assert codes == [vcpu_quotas.code(types[name], market) for market in ("on-demand", "spot")]
