@@ -39,6 +39,37 @@ int uname(struct utsname *found) {
 """
 
 
+_SUDO = r"""
+#define _GNU_SOURCE
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int main(int count, char **words) {
+    int first = 1;
+    while (first < count && words[first][0] == '-' && strcmp(words[first], "--")) first++;
+    if (first < count && !strcmp(words[first], "--")) first++;
+    if (first >= count || setgroups(0, 0) || setgid(0) || setuid(0)) return 1;
+    setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 1);
+    execvp(words[first], words + first);
+    return 127;
+}
+"""
+
+
+class Sudo:
+    """The program by which each user is root, as on a cloud's machines; its options are all passed over."""
+
+    PROGRAM = "/usr/bin/sudo"
+
+    @staticmethod
+    def program(folder: Path) -> Path:
+        """The program, compiled once and kept in this folder."""
+        path = folder / f"sudo-{hashlib.sha256(_SUDO.encode()).hexdigest()[:8]}"
+        return path if path.exists() else _compiled(path, _SUDO)
+
+
 class Face:
     """Where the library and what it reads lie on a host."""
 
@@ -58,12 +89,17 @@ class Face:
         path = folder / f"face-{hashlib.sha256(source.encode()).hexdigest()[:8]}.so"
         if path.exists():
             return path
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("needs a C compiler (Debian: gcc libc6-dev), for a host with a wrong clock or architecture")
-        half = path.with_name(f"{path.name}.{os.getpid()}")
-        command = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(half), "-ldl"]
-        command += [f'-DCLOCK_FILE="{Face.CLOCK}"', f'-DMACHINE_FILE="{Face.MACHINE}"']
-        subprocess.run(command, input=source, text=True, check=True)
-        half.rename(path)
-        return path
+        files = [f'-DCLOCK_FILE="{Face.CLOCK}"', f'-DMACHINE_FILE="{Face.MACHINE}"']
+        return _compiled(path, source, "-shared", "-fPIC", "-ldl", *files)
+
+
+def _compiled(path: Path, source: str, *options: str) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler (Debian: gcc libc6-dev), for a host with a wrong clock, another face or sudo")
+    half = path.with_name(f"{path.name}.{os.getpid()}")
+    # Libraries come after what needs them.
+    command = [compiler, "-O1", "-x", "c", "-", "-o", str(half), *options]
+    subprocess.run(command, input=source, text=True, check=True)
+    half.rename(path)
+    return path

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import inspect
 import itertools
@@ -57,8 +58,9 @@ def python_version(image: Path) -> str:
     return os.readlink(found).removeprefix("python") if found.is_symlink() else ""
 
 
+@functools.cache
 def cache() -> Path:
-    """Where images are kept."""
+    """Where images are kept: the user's cache as it was when first asked for, whatever a test makes of it later."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "sky-jupyter-tests" / "hosts"
     folder.mkdir(parents=True, exist_ok=True)

@@ -75,8 +75,10 @@ table bridge world {
     chain forward { type filter hook forward priority 0; policy accept; ip saddr . ip daddr @apart drop; }
 }
 """
-# As the first process of a host it collects whatever is orphaned there.
-_INIT = "#!/bin/sh\n/usr/sbin/sshd\nwhile :; do sleep 86400 & wait; done\n"
+# As the first process of a host it collects whatever is orphaned there, and ends all when told that power fails.
+_INIT = "#!/bin/sh\ntrap 'exit 0' PWR\n/usr/sbin/sshd\nwhile :; do sleep 86400 & wait; done\n"
+# There is no init system that would do it.
+_SHUTDOWN = "#!/bin/sh\nkill -PWR 1\nsleep 60\n"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -127,6 +129,8 @@ class Machine:
         for path, source in self.asked["copies"].items():
             self.write(path, Path(source).read_bytes(), 0o755)
         self.write("/usr/sbin/init", _INIT, 0o755)
+        for name in ("shutdown", "poweroff"):
+            self.write(f"/usr/sbin/{name}", _SHUTDOWN, 0o755)
         image, keys = Path(self.asked["image"]), self.asked["authorized"]
         for uid, user in enumerate(self.asked["users"], start=1000):
             home = self.homes / user
@@ -206,6 +210,9 @@ class Machine:
         root = self.folder / "root"
         self._mount_over(self.asked["image"], self.folder / "upper", root)
         _mount("proc", root / "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+        trigger = root / "proc" / "sysrq-trigger"
+        if trigger.exists():  # what is written there is meant for the kernel of all
+            _mount("/dev/null", trigger, None, _BIND)
         _mount("sysfs", root / "sys", "sysfs", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
         device = root / "dev"
         _mount("dev", device, "tmpfs", _NOSUID, "mode=755")
@@ -356,7 +363,8 @@ class World:
     def kill(self, index: int) -> None:
         """Its interface goes before its processes do: nobody is told that connections end."""
         machine = self.machines[index]
-        _ip(f"link del {machine.wire}")
+        with contextlib.suppress(OSError):  # it has shut itself down, and its interface went with it
+            _ip(f"link del {machine.wire}")
         os.kill(machine.pid, signal.SIGKILL)
         os.waitpid(machine.pid, 0)
         machine.pid, machine.stopped = 0, set()

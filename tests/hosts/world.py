@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.hosts import images, warm
-from tests.hosts.faces import Face
+from tests.hosts.faces import Face, Sudo
 from tests.hosts.inside import BRIDGE, LINK
 
 __all__ = ["Host", "HostsError", "Kind", "World", "hosts", "missing", "skip_unless_hosts_run", "skip_without_hosts"]
@@ -74,6 +74,14 @@ class Kind:
         By how many seconds its clock is ahead; a number, 0 too, makes `Host.set_clock` possible.
     warm : bool
         Whether a plain pool has been there, and left its environment to the first user; see `warm`.
+    user : str
+        The first user's name, with the same home; that of the image unless given.
+    keys : str
+        Lines of authorized_keys, instead of the world's own key.
+    host_key : tuple of str
+        Its private and its public one; drawn unless given.
+    sudo : bool
+        Whether its users may do everything as root without a password.
     """
 
     python: bool = False
@@ -84,6 +92,10 @@ class Kind:
     machine: str = ""
     clock: int | None = None
     warm: bool = False
+    user: str = ""
+    keys: str = ""
+    host_key: tuple[str, str] | tuple[()] = ()
+    sudo: bool = False
 
 
 class Host:
@@ -109,11 +121,11 @@ class Host:
         self.private = f"{network}.{index + 1}"
         self.address = f"{network}.{index + 129}" if world.nat else self.private
         self.port = kind.port
-        self.user = images.USERS[0]
-        self.users = images.USERS
+        self.user = kind.user or images.USERS[0]
+        self.users = (self.user, *images.USERS[1:])
         self.password = images.PASSWORD
         self.key = world.key
-        self._private, self.host_key = _keys()
+        self._private, self.host_key = kind.host_key or _keys()
         self.pid = 0
 
     @property
@@ -228,7 +240,7 @@ class Host:
         if not self.pid:
             raise HostsError(f"{self.name} is powered off")
         uid = 0 if user == "root" else 1000 + self.users.index(user)
-        home = "/root" if uid == 0 else f"/home/{user}"
+        home = "/root" if uid == 0 else f"/home/{images.USERS[uid - 1000]}"
         enter = ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid"]
         enter += [f"--setuid={uid}", f"--setgid={uid}", "--", "sh", "-c", 'cd && exec "$@"', "sh"]
         words = ["sh", "-c", command] if isinstance(command, str) else list(command)
@@ -346,6 +358,15 @@ class World:
         """Bytes that came down the laptop's link from the hosts, and that went up to them, all headers included."""
         return _card(self.pid, LINK)[1], _card(self.pid, BRIDGE)[1]
 
+    def add(self, *kinds: Kind) -> list[Host]:
+        """Boot more hosts; they get the next addresses."""
+        if any(kind.warm for kind in kinds):
+            warm.home()
+        made = [Host(self, len(self._hosts) + number, kind, self.network) for number, kind in enumerate(kinds)]
+        self._hosts += made
+        self._boot(made)
+        return made
+
     def close(self) -> None:
         """End all hosts and remove their network."""
         process, self._process = self._process, None
@@ -412,9 +433,17 @@ class World:
             _KEY_FILE: (host._private, 0o600),
             f"{_KEY_FILE}.pub": (f"{host.host_key}\n", 0o644),
         }
-        copies = {}
+        image = images.image(release=kind.release, python=kind.python)
+        if kind.user:
+            for path, mode in (("/etc/passwd", 0o644), ("/etc/group", 0o644), ("/etc/shadow", 0o640)):
+                text = (image / path.lstrip("/")).read_text()
+                files[path] = (text.replace(f"{images.USERS[0]}:", f"{kind.user}:", 1), mode)
+        copies: dict[str, str] = {}
+        if kind.sudo:
+            copies[Sudo.PROGRAM] = str(Sudo.program(images.cache()))
+            files["/usr/bin/kill"] = ('#!/bin/sh\nkill "$@"\n', 0o755)  # a program, for sudo
         if kind.machine or kind.clock is not None:
-            copies = {Face.LIBRARY: str(Face.library(images.cache()))}
+            copies[Face.LIBRARY] = str(Face.library(images.cache()))
             files["/etc/ld.so.preload"] = (f"{Face.LIBRARY}\n", 0o644)
         if kind.machine:
             files[Face.MACHINE] = (kind.machine, 0o644)
@@ -424,10 +453,10 @@ class World:
             "name": host.name,
             "address": host.private,
             "port": host.port,
-            "image": str(images.image(release=kind.release, python=kind.python)),
-            "users": host.users,
+            "image": str(image),
+            "users": images.USERS,
             "home": str(warm.home()) if kind.warm else "",
-            "authorized": f"{self.public}\n",
+            "authorized": kind.keys or f"{self.public}\n",
             "files": files,
             "copies": copies,
         }

@@ -26,12 +26,16 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
-__all__ = ["CALLER", "REGION", "AwsWorld", "light", "serve"]
+if TYPE_CHECKING:
+    from tests.hosts.world import World
+    from tests.providers.aws_hosts import HostedAws
+
+__all__ = ["CALLER", "REGION", "AwsWorld", "hosts", "light", "serve"]
 
 REGION, CALLER = "us-east-1", "testing"
 _ROOT = Path(__file__).parents[2]
@@ -160,13 +164,34 @@ def light() -> Iterator[AwsWorld]:
     pytest.importorskip("moto", reason="AWS's tests need moto")
     world = serve()
     world.reset()
+    with here(world):
+        yield world
+
+
+@contextlib.contextmanager
+def hosts(world: World) -> Iterator[HostedAws]:
+    """Have each instance be a host of this world, with the address that the API says, until the block ends.
+
+    It has what its user data says: keys, files and commands at boot. It ends as the instance ends, and the instance as
+    it does.
+    """
+    from tests.providers.aws_hosts import HostedAws
+
+    serve().reset()
+    with HostedAws(serve().address, world) as made, here(made):
+        yield made
+
+
+@contextlib.contextmanager
+def here(world: AwsWorld) -> Iterator[None]:
+    """Have this process, and those that it starts meanwhile, find this cloud and no files of the user's."""
     dropped = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_EC2", "AWS_ROLE_ARN")
     with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, world.environment()):
         # What AWS answered once is kept there; the next cloud answers anew.
         os.environ["SKY_AWS_CACHE"] = cache
         for name in dropped:
             os.environ.pop(name, None)
-        yield world
+        yield
 
 
 if __name__ == "__main__":
