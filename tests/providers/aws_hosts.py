@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
 import shlex
 import threading
 import time
@@ -46,6 +44,7 @@ class HostedAws(AwsWorld):
         self.trouble: list[BaseException] = []
         self._user_data: dict[str, str] = {}
         self._done = threading.Event()
+        self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         # Of hosts that end because their instance does: nothing is told of that.
         self._ended: set[str] = set()
@@ -145,28 +144,32 @@ class HostedAws(AwsWorld):
 
     def _await_end(self, id: str, host: Host, pid: int) -> None:
         """Tell moto when a host has shut itself down."""
-        with contextlib.suppress(ProcessLookupError):
-            process = os.pidfd_open(pid)
-            try:
-                select.select([process], [], [])
-            finally:
-                os.close(process)
-        if id in self._ended:
-            return
-        self._ended.add(id)
-        host.kill()  # what is left of it here
-        if not self._done.is_set():
-            self._ask("ended", id=id)
+        # What has ended is seen as such before anybody has waited for it, which no descriptor tells everywhere.
+        while _runs(pid) and host.pid == pid and not self._done.wait(0.05):
+            pass
+        with self._lock:
+            if self._done.is_set() or host.pid != pid or id in self._ended:
+                return
+            self._ended.add(id)
+            host.kill()  # what is left of it here
+        self._ask("ended", id=id)
 
     def _power_off(self, id: str, host: Host) -> None:
-        if id not in self._ended:
-            self._ended.add(id)
-            host.kill()
+        with self._lock:
+            if id not in self._ended:
+                self._ended.add(id)
+                host.kill()
 
     def _follow_in_thread(self, function: Any, *arguments: Any) -> None:
         thread = threading.Thread(target=function, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def cloud_config(text: str) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def test_instances_boot_with_their_user_data_and_end_with_their_hosts(aws: Hoste
     key = tmp_path / "key"
     key.touch(mode=0o600)
     key.write_text(private)
-    ids = launch(count=2, spot=True, UserData=user_data(public, host_key))
+    data = user_data(public, host_key)
+    ids = launch(count=2, spot=True, UserData=data, InstanceInitiatedShutdownBehavior="terminate")
     ec2 = boto3.client("ec2")
 
     def addresses() -> list[str]:
