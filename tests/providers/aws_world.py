@@ -188,7 +188,7 @@ def here(world: AwsWorld) -> Iterator[None]:
     dropped = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_EC2", "AWS_ROLE_ARN")
     with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, world.environment()):
         # What AWS answered once is kept there; the next cloud answers anew.
-        os.environ["SKY_AWS_CACHE"] = cache
+        os.environ["SKY_ANSWER_CACHE"] = cache
         for name in dropped:
             os.environ.pop(name, None)
         yield

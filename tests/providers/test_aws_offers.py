@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +21,7 @@ from sky_jupyter.providers.aws.offers import NothingFits
 from sky_jupyter.providers.values import Offer
 from sky_jupyter.spec.accelerators import Accelerator
 from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.programs import ROOT
 from tests.providers import aws_world
 from tests.providers.aws_world import AwsWorld
 
@@ -274,3 +277,28 @@ def test_a_table_of_another_provider_has_what_that_offers() -> None:
     assert repr(sky.offers("local")).split() == ["type", "on", "demand", "this", "machine", "$0.0000"]
     with pytest.raises(SpecError, match="unknown provider 'azure'"):
         sky.offers("azure")
+
+
+def test_the_catalogue_is_made_anew_from_what_aws_tells(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = importlib.util.spec_from_file_location("aws_catalog", ROOT / "docs" / "aws_catalog.py")
+    assert at is not None
+    assert at.loader is not None
+    script = importlib.util.module_from_spec(at)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    at.loader.exec_module(script)
+    made = json.loads(script.text(sky.AWS(), "2026-12-24"))
+    typed = instance_types.catalogue()
+    assert (made["priced"], made["region"]) == ("2026-12-24", "us-east-1")
+    for family, row in typed["families"].items():
+        new = made["families"][family]
+        assert {key: new[key] for key in row if key != "sizes"} == {key: row[key] for key in row if key != "sizes"}
+        assert {size: values[:3] for size, values in row["sizes"].items()}.items() <= {
+            size: values[:3] for size, values in new["sizes"].items()
+        }.items()
+    assert made["families"]["g4dn"]["sizes"]["xlarge"][3] == 0.526
+    assert set(made["families"]) == set(typed["families"])
+    aws.plan("GetProducts", code="AccessDeniedException", status=400, times=0)
+    with tempfile.TemporaryDirectory() as empty, monkeypatch.context() as patched:
+        patched.setenv("SKY_ANSWER_CACHE", empty)
+        with pytest.raises(SystemExit, match="pricing:GetProducts"):
+            script.text(sky.AWS(), "2026-12-24")

@@ -1,7 +1,7 @@
 """Instance types of EC2: what each has, and in which zones there are any.
 
 They come from EC2, and are kept in the user's cache for a week. Without credentials they come from ``catalog.json``.
-`tools/aws_catalog.py` makes that file anew.
+`docs/aws_catalog.py` makes that file anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SpecError
 from ...spec.accelerators import CATALOGUE, Accelerator
-from . import answer_cache
+from .. import answer_cache
 from .api_errors import translated
 
 if TYPE_CHECKING:
@@ -88,9 +88,11 @@ def packaged() -> Mapping[str, InstanceType]:
 
 def available(clients: Clients, region: str) -> Mapping[str, InstanceType]:
     """Return a region's types by name: all with accelerators, and those without of the catalogue's families."""
-    plain = [f"{family}.*" for family, row in catalogue()["families"].items() if "accelerator" not in row]
-    asked = {"Filters": [{"Name": "instance-type", "Values": [*_ACCELERATED, *plain]}]}
-    return _cached(clients, region, "types", asked)
+    plain = [family for family, row in catalogue()["families"].items() if "accelerator" not in row]
+    values = [*_ACCELERATED, *(f"{family}.*" for family in plain)]
+    found = _cached(clients, region, "types", {"Filters": [{"Name": "instance-type", "Values": values}]})
+    # EC2 does not tell the accelerators of some types.
+    return {name: one for name, one in found.items() if one.count or name.partition(".")[0] in plain}
 
 
 def named(clients: Clients, region: str, name: str) -> InstanceType:
@@ -104,7 +106,7 @@ def _cached(clients: Clients, region: str, key: str, asked: Mapping[str, Any]) -
     def fetch(keys: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         return {key: [asdict(one) for one in described(clients, region, asked)]}
 
-    subject = ("types", *identity(clients, region), region)
+    subject = ("aws", "types", *identity(clients, region), region)
     rows = answer_cache.lookup(subject, [key], _WEEK, fetch)[key][1]
     return {row["name"]: InstanceType(**{**row, **_tuples(row)}) for row in rows}
 

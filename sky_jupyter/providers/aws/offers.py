@@ -148,10 +148,17 @@ def _fitting(aws: AWS, types: Iterable[InstanceType], spec: PoolSpec) -> list[In
     wanted = spec.accelerator
     have = [one for one in large if one.count >= wanted.count and _is_of(wanted, one.accelerator)]
     if not aws.ami:
-        have = [one for one in have if (Accelerator.parse(one.accelerator).capability or _OLDEST) >= _OLDEST]
+        have = [one for one in have if is_supported(one)]
     # EC2 has some models by eights only: more of them than asked for are better than none.
     count = min((one.count for one in have), default=0)
     return [one for one in have if one.count == count]
+
+
+def is_supported(one: InstanceType) -> bool:
+    """Return whether the provider's images have drivers for a type's accelerator, if it has one."""
+    if one.accelerator.startswith("custom:"):
+        return False
+    return not one.accelerator or (Accelerator.parse(one.accelerator).capability or _OLDEST) >= _OLDEST
 
 
 def _is_of(wanted: Accelerator, kind: str) -> bool:
@@ -237,4 +244,4 @@ def _why_none(types: Iterable[InstanceType], spec: PoolSpec) -> str:
     return f"EC2 has no instance type with {what} here; it has {', '.join(sorted(kinds)) or 'none with accelerators'}"
 
 
-__all__ = ["NothingFits", "may_have_credentials", "offers", "price_list", "regions"]
+__all__ = ["NothingFits", "is_supported", "may_have_credentials", "offers", "price_list", "regions"]

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SkyError
-from . import answer_cache
+from .. import answer_cache
 from .api_errors import translated
 from .instance_types import catalogue, identity
 
@@ -68,7 +68,7 @@ def listed(clients: Clients | None, names: Sequence[str], region: str) -> dict[s
     """Return prices on demand, and in words where each comes from; unknown ones are left out."""
     found = _packaged(names) if region == catalogue()["region"] else {}
     if clients is not None:
-        subject = ("prices", region, str(clients.pricing().meta.endpoint_url))
+        subject = ("aws", "prices", region, str(clients.pricing().meta.endpoint_url))
         asked = answer_cache.lookup(subject, names, _DAY, lambda missing: _ask_list(clients, missing, region))
         for name, (at, price) in asked.items():
             if price is not None:
@@ -88,7 +88,7 @@ def spot(clients: Clients, names: Sequence[str], region: str) -> dict[str, dict[
         return found
 
     with contextlib.suppress(SkyError):
-        asked = answer_cache.lookup(("spot", *identity(clients, region), region), names, _QUARTER, fetch)
+        asked = answer_cache.lookup(("aws", "spot", *identity(clients, region), region), names, _QUARTER, fetch)
         return {name: zones for name, (at, zones) in asked.items() if time.time() - at < _QUARTER and zones}
     return {}
 

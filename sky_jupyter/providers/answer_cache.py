@@ -1,4 +1,4 @@
-"""Cache of what AWS answered: one JSON file a subject, in the user's cache folder."""
+"""Cache of what clouds answered, such as prices: one JSON file a subject, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 import platformdirs
 
-from ...util.atomic_write import atomic_write
+from ..util.atomic_write import atomic_write
 
 
 def folder() -> Path:
-    """Return the folder of the cache: SKY_AWS_CACHE, or one of the user's cache."""
-    named = os.environ.get("SKY_AWS_CACHE")
-    return Path(named) if named else platformdirs.user_cache_path("sky_jupyter") / "aws"
+    """Return the folder of the cache: SKY_ANSWER_CACHE, or one of the user's cache."""
+    named = os.environ.get("SKY_ANSWER_CACHE")
+    return Path(named) if named else platformdirs.user_cache_path("sky_jupyter") / "answers"
 
 
 def lookup(
     subject: Iterable[str], keys: Iterable[str], age: float, fetch: Callable[[list[str]], Mapping[str, Any]]
 ) -> dict[str, tuple[float, Any]]:
-    """Return the values of keys with the times at which AWS gave them.
+    """Return the values of keys with the times at which the cloud gave them.
 
     Values that are missing or older than ``age`` seconds are fetched. What ``fetch`` leaves out has its old value, or
     none. A cache that cannot be read or written counts as empty.
@@ -34,13 +34,13 @@ def lookup(
     Parameters
     ----------
     subject : iterable of str
-        What the values are about, such as an account and a region.
+        Cloud and kind of the values, and what else they depend on, such as account and region.
     keys : iterable of str
         Keys to look up.
     age : float
         Seconds that a value is used.
     fetch : callable
-        Asks AWS for some keys; returns JSON by key.
+        Asks the cloud for some keys; returns JSON by key.
 
     Returns
     -------
