@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import LoginRefused, MachineError, ProvisionError, Unreachable, first_line
+from ..errors import HostKeyError, LoginRefused, MachineError, ProvisionError, Unreachable, first_line
 from ..machines.ssh import pool_keys
 from ..machines.ssh.target import Target, resolve
 from ..machines.ssh.types import shown
@@ -66,7 +66,8 @@ class BootAccess:
     jump : str or None
         Jump hosts, separated by commas, in order.
     admit : callable
-        Lets this computer in, given a machine's record, wherever it is now.
+        Lets this computer in, given a machine's record, wherever it is now. Returns a notice about the machines for a
+        person, or an empty text.
     console : callable
         Returns the text of a machine's console, given its record; for messages.
     """
@@ -74,7 +75,7 @@ class BootAccess:
     describe: Callable[[Sequence[str]], Sequence[MachineRecord]]
     user: str
     jump: str | None
-    admit: Callable[[MachineRecord], None]
+    admit: Callable[[MachineRecord], str]
     console: Callable[[MachineRecord], str]
 
 
@@ -97,7 +98,8 @@ class _Contacts:
 
     def connect(self, id: str) -> Machine:
         if (known := ssh_connections.known_target(self._session, id)) is not None and self._is_open(known[0]):
-            with contextlib.suppress(Unreachable):
+            # A machine that was stopped may have another address, and its old one another machine.
+            with contextlib.suppress(Unreachable, HostKeyError, LoginRefused):
                 return self._open(*known)
         record = self._booted(id)
         keys = pool_keys.of(record.pool)
@@ -108,7 +110,9 @@ class _Contacts:
                 f"its keys are not on this computer: the one that made pool {record.pool} has them, beside its "
                 "registry, until the pool ends; attach there",
             )
-        target = keys.target(id, record.addresses[0], self._access.user, self._jump)
+        # A jump host is in the machines' own network.
+        address = record.addresses[-1 if self._jump else 0]
+        target = keys.target(id, address, self._access.user, self._jump)
         machine = self._dialled(target, record)
         try:
             _replace_first_key(machine, id, keys)
@@ -175,7 +179,8 @@ class _Contacts:
                 return
             self._admitted = True
             try:
-                self._access.admit(record)
+                if notice := self._access.admit(record):
+                    self._session.tell(notice)
             except Exception as error:
                 self._session.tell(f"the rule for SSH could not be renewed: {first_line(error)}")
 

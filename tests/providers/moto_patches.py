@@ -107,6 +107,8 @@ class Settings:
     ----------
     pending, shown, ending : float
         Seconds until an instance runs, until it is listed, and between its end and its being gone.
+    reservations : dict
+        Type of each capacity reservation, by its id.
     network : str
         What the addresses of instances begin with, where each is a host; else instances run by themselves.
     """
@@ -121,6 +123,7 @@ class Settings:
     spot: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
     tokens: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     placement: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    reservations: dict[str, str] = field(default_factory=dict)
 
 
 settings = Settings()
@@ -589,6 +592,13 @@ def delete_placement_group(self: Any) -> EmptyResult:
     return EmptyResult()
 
 
+def describe_capacity_reservations(self: Any) -> ActionResult:
+    """List reservations by id, with the type that the settings give each."""
+    ids = self._get_param("CapacityReservationId", []) or self._get_param("CapacityReservationIds", [])
+    rows = [{"CapacityReservationId": id, "ReservationType": settings.reservations[id]} for id in ids]
+    return ActionResult({"CapacityReservations": rows})
+
+
 _respond_run = EC2Response.run_instances
 
 
@@ -672,4 +682,5 @@ def install() -> None:
     for function in (create_placement_group, describe_placement_groups, delete_placement_group):
         setattr(EC2Response, function.__name__, function)
     EC2Response.describe_spot_price_history = describe_spot_price_history
+    EC2Response.describe_capacity_reservations = describe_capacity_reservations
     EC2Response.run_instances = respond_run

@@ -337,13 +337,14 @@ def zone_of(kind: str) -> str:
 
 def test_several_nodes_with_efa_are_near_each_other_and_have_its_card(world: AwsWorld) -> None:
     zone = zone_of("p4d.24xlarge")
-    launched(AWS(), order("p4d.24xlarge", zone=zone), 2)
+    ids = launched(AWS(), order("p4d.24xlarge", zone=zone), 2)
     request = sent(world)
     assert efa_cards(request) == [("0", "0", "efa")]
     assert request["NetworkInterface.1.AssociatePublicIpAddress"] == "true"
     assert request["Placement.GroupName"] == f"sky-jupyter-{POOL}"
     [group] = ec2().describe_placement_groups()["PlacementGroups"]
     assert (group["Strategy"], group["Tags"]) == ("cluster", [{"Key": "sky-jupyter", "Value": POOL}])
+    assert "one of the 4 EFA cards of p4d.24xlarge is used" in vpc_network.admit(AWS(), AWS().describe(ids)[0])
     egress = rules(world)["IpPermissionsEgress"]
     assert any(pair["GroupId"] == rules(world)["GroupId"] for rule in egress for pair in rule["UserIdGroupPairs"])
 
@@ -369,6 +370,19 @@ def test_a_role_is_given_by_name_or_arn(world: AwsWorld) -> None:
     for given, prefix in (("nodes", "Name"), (arn, "Arn")):
         launched(AWS(iam_instance_profile=given), order(token=prefix))
         assert of(sent(world), "IamInstanceProfile.") == {prefix: given}
+
+
+@pytest.mark.parametrize(("kind", "market"), [("default", {}), ("capacity-block", {"MarketType": "capacity-block"})])
+def test_a_reservation_is_launched_into_and_a_capacity_block_as_its_own_market(
+    kind: str, market: dict[str, str], world: AwsWorld
+) -> None:
+    id = "cr-0123456789abcdef0"
+    world.configure(reservations={id: kind})
+    launched(AWS(reservation=id), order())
+    assert of(sent(world), "CapacityReservationSpecification.CapacityReservationTarget.") == {
+        "CapacityReservationId": id
+    }
+    assert of(sent(world), "InstanceMarketOptions.") == market
 
 
 def test_a_zone_without_capacity_is_asked_once_and_says_so(world: AwsWorld) -> None:

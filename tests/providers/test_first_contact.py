@@ -36,7 +36,7 @@ def record(state: str, *addresses: str, reason: str = "") -> MachineRecord:
 
 
 def access(describe: Describe, *, console: str = "") -> BootAccess:
-    return BootAccess(describe, "root", None, lambda record: None, lambda record: console)
+    return BootAccess(describe, "root", None, lambda record: "", lambda record: console)
 
 
 def found_at(host: Host) -> BootAccess:

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
     from .provider import AWS
     from .vpc_network import Subnet
 
-instances.POOL, instances.OWNER, instances.UNTIL, DISK = (
-    "sky-jupyter",
-    "sky-jupyter-owner",
-    "sky-jupyter-until",
-    "sky-jupyter-disk-gb",
-)
+DISK = "sky-jupyter-disk-gb"
 # Note beside a pool's keys: the region of its placement group.
 PLACEMENT = "placement_group_region"
 _MOST_TAG = 255

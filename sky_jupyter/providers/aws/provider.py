@@ -223,8 +223,8 @@ class AWS:
         """Connect to instances over SSH, once they have booted."""
         from . import instances, vpc_network
 
-        def admit(record: MachineRecord) -> None:
-            vpc_network.admit(self, record)
+        def admit(record: MachineRecord) -> str:
+            return vpc_network.admit(self, record)
 
         def console(record: MachineRecord) -> str:
             return instances.console(self.clients, record)

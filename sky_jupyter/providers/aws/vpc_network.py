@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NoCapacity, ProvisionError
+from . import instance_types
 from .api_errors import code_of
 
 if TYPE_CHECKING:
@@ -116,14 +117,26 @@ def group(aws: AWS, clients: Clients, region: str, place: Subnet, *, efa: bool) 
     return str(facts["GroupId"])
 
 
-def admit(aws: AWS, record: MachineRecord) -> None:
-    """Allow SSH from this computer, wherever it is now, to an instance's kept group."""
+def admit(aws: AWS, record: MachineRecord) -> str:
+    """Allow SSH from this computer, wherever it is now, to an instance's kept group.
+
+    Returns a notice if the instance has not all of its EFA cards.
+    """
     ec2 = aws.clients.ec2(record.region)
     found = ec2.describe_instances(InstanceIds=[record.id])["Reservations"][0]["Instances"][0]
-    ids = sorted({one["GroupId"] for card in found.get("NetworkInterfaces", ()) for one in card["Groups"]})
+    cards = found.get("NetworkInterfaces", ())
+    ids = sorted({one["GroupId"] for card in cards for one in card["Groups"]})
     for facts in ec2.describe_security_groups(GroupIds=ids)["SecurityGroups"] if ids else ():
         if facts["GroupName"].startswith(_GROUP):
             _allow_ssh(ec2, facts, _sources(aws, public=bool(found.get("PublicIpAddress"))))
+    if len(cards) > 1 or not found.get("Placement", {}).get("GroupName", "").startswith(_GROUP):
+        return ""
+    if (most := instance_types.named(aws.clients, record.region, record.kind).efa) < 2:
+        return ""
+    return (
+        f"one of the {most} EFA cards of {record.kind} is used: with several, EC2 gives no public address. In a "
+        "private subnet (sky.AWS(subnet=…)) all are"
+    )
 
 
 def group_name() -> str:
