@@ -34,7 +34,7 @@ _TERMS = {
     "marketoption": "OnDemand",
     "tenancy": "Shared",
 }
-_refused: dict[str, float] = {}
+_refused: dict[tuple[str | None, str, str], float] = {}
 
 
 def hourly(clients: Clients | None, name: str, region: str, zone: str = "", market: str = "on-demand") -> float | None:
@@ -151,7 +151,7 @@ def _packaged(names: Iterable[str]) -> dict[str, tuple[float, str]]:
 
 def _ask_list(clients: Clients, names: Sequence[str], region: str) -> dict[str, float | None]:
     """Ask for list prices, a call a type; return what came in time, and nothing if AWS refuses."""
-    key = f"{clients.profile}/{clients.pricing().meta.endpoint_url}"
+    key = (clients.profile, clients.pricing().meta.endpoint_url, str(answer_cache.folder()))
     if time.monotonic() - _refused.get(key, -_PAUSE) < _PAUSE:
         return {}
     workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sky-prices")
