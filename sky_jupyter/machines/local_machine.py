@@ -23,6 +23,9 @@ from .forwards import LocalForward, dial
 from .process_handle import ProcessHandle
 
 _LOOK = 0.5
+# Commands that may be running, whoever still knows them: a Popen that is dropped before its process has ended warns of
+# it, and the process stays a zombie until another one is started.
+_started: set[subprocess.Popen[str]] = set()
 
 
 def working_folder() -> Path:
@@ -54,6 +57,12 @@ class LocalCommand:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        _started.difference_update([other for other in tuple(_started) if other.poll() is not None])
+        _started.add(process)
+
+    def __del__(self) -> None:
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     @property
     def identity(self) -> ProcessId:

@@ -417,7 +417,9 @@ def test_dask_runs_in_plain_workers_that_end_with_the_pool() -> None:
         control = pool.pool.control
         assert control is not None
         before = dict(control.incarnations)
-        names = {facts["name"]: address for address, facts in client.scheduler_info()["workers"].items()}
+        # Not `scheduler_info`, whose answer the client's own refresh may replace by one without workers.
+        scheduled = client.sync(client.scheduler.identity, n_workers=-1)
+        names = {facts["name"]: address for address, facts in scheduled["workers"].items()}
         killed = client.run(os.getpid)[names["node-1"]]
         psutil.Process(psutil.Process(killed).ppid()).kill()
         wait_until(lambda: control.incarnations.get(1) not in (None, before[1]))

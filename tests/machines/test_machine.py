@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import stat
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 from sky_jupyter.errors import LinkLost, MachineError, SpecError
+from sky_jupyter.machines.local_machine import LocalMachine
 from sky_jupyter.machines.ssh.target import Target
 from sky_jupyter.util import process_identity
 
@@ -230,3 +233,17 @@ def test_a_login_that_says_much_is_not_taken_for_an_answer(target_of: TargetOf, 
 def test_a_machine_says_which_it_is(machine: Any, server: Server) -> None:
     assert machine.key == f"ssh {server.user}@127.0.0.1:{server.port}"
     assert machine.address == "127.0.0.1"
+
+
+def test_a_command_of_this_machine_that_nobody_holds_is_reaped_and_nothing_is_warned_of(tmp_path: Path) -> None:
+    machine = LocalMachine()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pid, _ = start(machine, tmp_path, "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done").identity
+        gc.collect()
+        (tmp_path / "go").touch()
+        eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        assert start(machine, tmp_path, "true").wait() == 0
+        assert not psutil.pid_exists(pid)
+        gc.collect()
+    assert [str(one.message) for one in caught if one.category is ResourceWarning] == []
