@@ -246,6 +246,9 @@ class Machines:
     refusal: float = 180.0
     # What machines may live, and be waited for, beyond the pool's own limits.
     margin: float = 600.0
+    # Machines that are prepared are kept on at this interval, by a call each.
+    power: float = 300.0
+    power_call: float = 60.0
 
 
 @dataclass(frozen=True)

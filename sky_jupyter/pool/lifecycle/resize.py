@@ -24,6 +24,7 @@ from ..context import PoolContext
 from ..control.control_client import Control
 from ..hosts import remote_host
 from ..hosts.launch import Host
+from .power_renewal import kept_on
 from .resize_plan import Plan
 from .state_machine import PoolState
 
@@ -268,9 +269,10 @@ class Resizing:
         preparation = HostPreparation(
             machines, plan.spec, offline=offline, stop=pool.stop_event, on_node=told, standing=standing
         )
-        for name, text, work in preparation.phases:
-            with pool.phase(name, text) as say:
-                await self._aside(work, say)
+        with kept_on(self._connected, plan.spec.provider):
+            for name, text, work in preparation.phases:
+                with pool.phase(name, text) as say:
+                    await self._aside(work, say)
         several = "s" if len(plan.added) > 1 else ""
         with pool.phase("agent", f"starting {len(plan.added)} node{several} ({plan.spec.provider.kind})"):
             pool.control.joining = pool.control.crowded = True

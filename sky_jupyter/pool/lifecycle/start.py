@@ -19,6 +19,7 @@ from ..base import retries
 from ..context import PoolContext
 from ..hosts import launch, remote_host
 from ..hosts.link import PoolLink
+from .power_renewal import kept_on
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import HostPreparation
@@ -220,9 +221,10 @@ class PoolStart:
         preparation = HostPreparation(
             pool.machines, pool.spec, offline=provider.offline, stop=pool.stop_event, on_node=told
         )
-        for name, text, work in preparation.phases:
-            with pool.phase(name, text) as say:
-                await asyncio.to_thread(work, say)
+        with kept_on(pool.machines, provider):
+            for name, text, work in preparation.phases:
+                with pool.phase(name, text) as say:
+                    await asyncio.to_thread(work, say)
         await importing
         # Of remote machines, only the scheduler's port is reachable from here.
         return functools.partial(self._launch_remote, preparation), False

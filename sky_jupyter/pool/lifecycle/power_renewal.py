@@ -1,0 +1,58 @@
+"""Keep made machines on while they are prepared: no host process writes their power file yet."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import SkyError
+from ...machines import power_watchdog
+from ...util.background_tasks import run_all
+from ..base.timeouts import TIMEOUTS
+
+if TYPE_CHECKING:
+    from ...machines.base import Machine
+    from ...providers.base import Provider
+
+
+@contextlib.contextmanager
+def kept_on(machines: Sequence[Machine], provider: Provider) -> Iterator[None]:
+    """Renew the machines' power files until the block ends.
+
+    Parameters
+    ----------
+    machines : sequence of Machine
+        The machines.
+    provider : Provider
+        Their provider; nothing is done if it has no power file.
+
+    Yields
+    ------
+    None
+        While they are kept on.
+    """
+    file = getattr(provider, "power_file", "")
+    if not file:
+        yield
+        return
+    over, line = threading.Event(), power_watchdog.keep_line(file)
+
+    def renew(machine: Machine) -> None:
+        with contextlib.suppress(SkyError, OSError, TimeoutError):
+            machine.run(line, timeout=TIMEOUTS.machines.power_call)
+
+    def go_on() -> None:
+        while not over.wait(TIMEOUTS.machines.power):
+            run_all(renew, machines, "sky-power")
+
+    thread = threading.Thread(target=go_on, name="sky-power", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+__all__ = ["kept_on"]
