@@ -13,7 +13,7 @@ from ..node.protocol.version import PROTOCOL
 from ..pool import end_pool
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
-from ..pool.registry import remote_parts
+from ..pool.registry import purchases, remote_parts
 from ..pool.registry.ended_pools import Gone
 from ..pool.registry.machine_sweep import left_over, sweep_machines
 from ..pool.registry.pool_record import protocol_of, unfit
@@ -122,9 +122,15 @@ def news() -> list[str]:
         with contextlib.suppress(PoolError):
             bought = left_over(registry)
             lines += [_bought(name) for name in bought]
-        if left or bought:
+        if left or bought or _has_bought(registry):
             threading.Thread(target=_end_left, name="sky-traces", daemon=True).start()
         return [*lines, *registry.take_warnings()]
+
+
+def _has_bought(registry: Registry) -> bool:
+    with contextlib.suppress(PoolError):
+        return bool(purchases.of(registry))
+    return False
 
 
 def _by_pool(left: Sequence[remote_parts.RemotePart]) -> dict[str, str]:

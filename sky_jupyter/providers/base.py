@@ -212,6 +212,10 @@ class Provisioner(Provider, Protocol):
         Machines that have ended may be left out.
         """
 
+    def all_regions(self) -> Sequence[str]:
+        """Return every region that its account may use; by default none, for a provider without regions."""
+        return ()
+
     def costs(self, records: Sequence[MachineRecord], at: float) -> Sequence[Charge]:
         """Return what machines cost, in the order of ``records``.
 

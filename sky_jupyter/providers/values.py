@@ -65,6 +65,8 @@ class MachineRecord:
         Reason of its end, in the provider's words.
     hourly : float or None
         Dollars per hour while it runs; None if unknown here, as `Provisioner.costs` may know it.
+    owner, name : str
+        The order's owner, and the name of its pool; empty if the machine does not say.
     """
 
     id: str
@@ -79,6 +81,8 @@ class MachineRecord:
     until: float | None = None
     reason: str = ""
     hourly: float | None = None
+    owner: str = ""
+    name: str = ""
 
     @property
     def is_there(self) -> bool:
@@ -124,7 +128,9 @@ class Order:
     until : float or None
         Time from which any sweeper may end the machines, in seconds since 1970, for their tags.
     owner : str
-        Creator of the machines, as a text for people, for their tags.
+        Creator of the machines, for their tags: a host's name, and the id of the registry that has their pool.
+    name : str
+        The pool's name, for the machines' tags.
     """
 
     pool: str
@@ -133,6 +139,7 @@ class Order:
     zone: str = ""
     until: float | None = None
     owner: str = ""
+    name: str = ""
 
 
 __all__ = ["ENDED", "ENDING", "PENDING", "RUNNING", "STOPPED", "Charge", "MachineRecord", "Offer", "Order"]

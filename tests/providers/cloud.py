@@ -62,7 +62,7 @@ FAULTS = {
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS machines (
     id TEXT PRIMARY KEY, pool TEXT, token TEXT, region TEXT, zone TEXT, kind TEXT, made REAL, shown REAL,
-    until REAL, owner TEXT, ending REAL, address TEXT);
+    until REAL, owner TEXT, ending REAL, address TEXT, name TEXT, stopped INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS faults (number INTEGER PRIMARY KEY, call TEXT, fault TEXT, skip INTEGER);
 CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY, pool TEXT, call TEXT, said TEXT);
 """
@@ -160,6 +160,9 @@ class Cloud:
     def forget(self, pool: str) -> None:
         """It keeps nothing of a pool."""
 
+    def all_regions(self) -> Sequence[str]:
+        return list(dict.fromkeys(zone.partition("-")[0] for zone in self.zones))
+
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
         known = {one.id: one for one in self.machines()}
         return [known.get(id, MachineRecord(id, "unknown")) for id in ids]
@@ -251,10 +254,11 @@ class Cloud:
     def machines(self, pool: str | None = None) -> list[MachineRecord]:
         """All machines there ever were, as the cloud itself knows them."""
         rows = self._rows(
-            "SELECT id, pool, region, zone, kind, made, until, ending, address FROM machines ORDER BY made, id"
+            "SELECT id, pool, region, zone, kind, made, until, ending, address, owner, name "
+            "FROM machines ORDER BY made, id"
         )
         found = []
-        for id, its, region, zone, kind, made, until, ending, address in rows:
+        for id, its, region, zone, kind, made, until, ending, address, owner, name in rows:
             state = "running" if ending is None else "ending" if time.time() < ending + _ENDING else "ended"
             facts = {
                 "region": region,
@@ -264,6 +268,8 @@ class Cloud:
                 "until": until,
                 "addresses": (address,) if address else (),
                 "hourly": self.hourly,
+                "owner": owner,
+                "name": name,
             }
             found.append(MachineRecord(id, state, its, **facts))
         return [one for one in found if pool in (None, one.pool)]
@@ -305,7 +311,7 @@ class Cloud:
             now, region = time.time(), order.zone.partition("-")[0]
             for id, address in zip(ids, [*free[:count], *[""] * count], strict=False):
                 connection.execute(
-                    "INSERT INTO machines VALUES (?, ?, ?, ?, ?, 'small', ?, ?, ?, ?, NULL, ?)",
+                    "INSERT INTO machines VALUES (?, ?, ?, ?, ?, 'small', ?, ?, ?, ?, NULL, ?, ?, 0)",
                     (
                         id,
                         order.pool,
@@ -317,6 +323,7 @@ class Cloud:
                         order.until,
                         order.owner,
                         address,
+                        order.name,
                     ),
                 )
             return ids

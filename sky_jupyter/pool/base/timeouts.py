@@ -244,6 +244,8 @@ class Machines:
     longest_sweep_pause: float = 5.0
     # How long a place that had no machines is tried last.
     refusal: float = 180.0
+    # Providers are asked for machines of no pool at this interval, by whichever process sweeps.
+    strays: float = 600.0
     # What machines may live, and be waited for, beyond the pool's own limits.
     margin: float = 600.0
     # Machines that are prepared are kept on at this interval, by a call each.

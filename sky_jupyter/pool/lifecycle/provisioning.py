@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from ...providers.base import Provisioner, is_provisioner
 from ...providers.values import MachineRecord, Order
 from ...util.pool_cost import purchase
 from ..base.timeouts import TIMEOUTS
-from ..registry import orders
+from ..registry import orders, purchases
 from ..registry.machine_sweep import end_machines
 from ..registry.orders import OrderRow
 from ..registry.pool_bill import PoolBill
@@ -277,6 +276,7 @@ class Provisioning:
         """Create machines at the first place that has capacity."""
         whys: list[str] = []
         number = sum(1 for row in self._known() if row.token)
+        owner = purchases.owner(self._registry)
         # Only a lack of capacity passes by waiting.
         passing = False
         places = self._places(spec)
@@ -285,7 +285,7 @@ class Provisioning:
             untried.remove(place)
             offer, zone = place
             token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
-            order = Order(self._pool, token, offer, zone, self.deadline(spec), _owner())
+            order = Order(self._pool, token, offer, zone, self.deadline(spec), owner, spec.name)
             self._tell(purchase(count, offer.name, offer.market, zone or offer.region, offer.hourly))
             try:
                 if made := self._send(spec, order, count, halt):
@@ -404,8 +404,6 @@ def _after(spec: PoolSpec) -> float:
     return spec.options.shutdown_timeout + _MARGIN
 
 
-def _owner() -> str:
-    return socket.gethostname()[:64]
 
 
 def _passing(text: str) -> ProvisionError:

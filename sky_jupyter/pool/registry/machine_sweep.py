@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import PoolError, SkyError, first_line
+from ..base.pool_cost import PoolCost
 from ..base.timeouts import TIMEOUTS
-from . import folders, leases, orders, remote_parts
+from . import folders, leases, orders, purchases, remote_parts, strays
 from .orders import OrderRow
 from .pool_bill import PoolBill
+from .strays import destroy
 
 if TYPE_CHECKING:
     from ...providers.base import Provisioner
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 SWEEP_LIMIT = TIMEOUTS.machines.sweep
 _FIRST_PAUSE, _LONGEST_PAUSE = TIMEOUTS.machines.sweep_pause, TIMEOUTS.machines.longest_sweep_pause
+_STRAYS = TIMEOUTS.machines.strays
 _BESIDE = 8
 _MOST_RUNS = 1000
 
@@ -41,11 +44,14 @@ class Swept:
         Number of machines that were told to end.
     failed : dict of str to str
         Pool -> machines that were not seen to end, or the reason.
+    costs : dict of str to PoolCost
+        Pool -> what its machines have cost.
     """
 
     pools: list[str] = field(default_factory=list)
     machines: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    costs: dict[str, PoolCost] = field(default_factory=dict)
 
 
 def end_machines(
@@ -107,7 +113,7 @@ def end_machines(
             if fresh := [id for id in left if id not in asked]:
                 asked.update(fresh)
                 told(fresh)
-            _destroy(provider, left)
+            destroy(provider, left)
         except Exception as error:
             why = first_line(error)
         if time.monotonic() - began >= limit:
@@ -134,20 +140,6 @@ def _settle_bill(bill: PoolBill, provider: Provisioner) -> None:
         bill.price(provider)
 
 
-def _destroy(provider: Provisioner, ids: Sequence[str]) -> None:
-    """Destroy machines; if that fails, one by one."""
-    if not ids:
-        return
-    try:
-        provider.destroy(ids)
-    except Exception:
-        if len(ids) == 1:
-            raise
-        for id in ids:
-            with contextlib.suppress(Exception):
-                provider.destroy([id])
-
-
 def left_over(registry: Registry) -> list[str]:
     """Return the names of pools whose machines a sweep would end."""
     names = []
@@ -171,10 +163,11 @@ def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT)
 
 
 def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
-    """Destroy the machines of abandoned pools, and record the pools' end.
+    """Destroy the machines of abandoned pools, and of none; record the pools' end.
 
     A pool is abandoned if its owner died during its start or end, its lease has expired, its row is gone, or its
-    deadline (`OrderRow.until`) has passed. Pools that are recorded on another machine are left to that.
+    deadline (`OrderRow.until`) has passed. Pools that are recorded on another machine are left to that. Machines of no
+    pool are those of `strays`; their providers are asked every few minutes only.
 
     Parameters
     ----------
@@ -193,13 +186,18 @@ def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
     PoolError
         If the registry cannot be used.
     """
+    swept = sweep_pools(registry, limit)
+    _sweep_strays(registry, swept)
+    return swept
+
+
+def sweep_pools(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
+    """Do the same for pools alone: not for machines of no pool."""
     swept = Swept()
     pools = _by_pool(registry)
-    if not pools:
-        return swept
-    with ThreadPoolExecutor(min(_BESIDE, len(pools)), thread_name_prefix="sky-sweep") as several:
-        list(several.map(lambda pool: _sweep_pool(registry, pool, pools[pool], limit, swept), pools))
-    _sweep_strays(registry, pools, swept)
+    if pools:
+        with ThreadPoolExecutor(min(_BESIDE, len(pools)), thread_name_prefix="sky-sweep") as several:
+            list(several.map(lambda pool: _sweep_pool(registry, pool, pools[pool], limit, swept), pools))
     return swept
 
 
@@ -223,6 +221,7 @@ def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: 
             _settle(registry, pool, row, rows)
         if any(one.token for one in rows):
             swept.pools.append(name)
+            swept.costs[name] = PoolBill(registry, pool).now(name)
     except PoolError as error:
         # Another process has attached to it, or is ending it.
         swept.failed[pool] = first_line(error)
@@ -281,23 +280,16 @@ def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[O
         registry.update(pool, "ended")
 
 
-def _sweep_strays(registry: Registry, pools: dict[str, list[OrderRow]], swept: Swept) -> None:
-    """Destroy machines past their deadline, of these pools' providers."""
+def _sweep_strays(registry: Registry, swept: Swept) -> None:
+    """Destroy machines of no pool, at the providers that have sold any; each is asked every few minutes."""
     from ...providers import kinds
 
-    seen: dict[tuple[str, str], set[str]] = {}
-    for row in (row for rows in pools.values() for row in rows if row.state != orders.PLANNED):
-        seen.setdefault((row.provider, row.recipe), set()).update([row.region] if row.region else [])
-    for (kind, recipe), regions in seen.items():
+    for purchase in purchases.of(registry, _STRAYS):
         with contextlib.suppress(Exception):
-            provider = kinds.restore(kind, recipe)
-            past = [
-                record.id
-                for record in provider.list(None, sorted(regions))
-                if record.is_there and record.until is not None and record.until < time.time()
-            ]
-            swept.machines += len(past)
-            _destroy(provider, past)
+            provider = kinds.restore(purchase.provider, purchase.recipe)
+            found = [stray for stray in strays.look(registry, provider, purchase.regions) if stray.ends]
+            swept.machines += len(found)
+            destroy(provider, [stray.record.id for stray in found])
 
 
-__all__ = ["SWEEP_LIMIT", "Swept", "end_machines", "end_pool_machines", "left_over", "sweep_machines"]
+__all__ = ["SWEEP_LIMIT", "Swept", "end_machines", "end_pool_machines", "left_over", "sweep_machines", "sweep_pools"]

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import purchases
+
 if TYPE_CHECKING:
     from .registry import Registry
 
@@ -76,6 +78,8 @@ def write(registry: Registry, row: OrderRow) -> None:
             f"INSERT OR REPLACE INTO orders ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*values, row.state, json.dumps(list(row.ids)), row.touched),
         )
+        if row.token:
+            purchases.note(connection, row)
 
 
 def of(registry: Registry, pool: str) -> list[OrderRow]:

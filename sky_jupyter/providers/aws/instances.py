@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .clients import Clients
 
 POOL, OWNER, UNTIL = "sky-jupyter", "sky-jupyter-owner", "sky-jupyter-until"
+# The tag "Name" is this and the pool's name.
+NAME = "sky-jupyter "
 _STATES = {
     "pending": PENDING,
     "running": RUNNING,
@@ -69,6 +71,8 @@ def record_of(instance: Mapping[str, Any], region: str) -> MachineRecord:
         market=instance.get("InstanceLifecycle", "on-demand"),
         launched=launched.timestamp() if launched else None,
         until=until,
+        owner=tags.get(OWNER, ""),
+        name=tags.get("Name", "").removeprefix(NAME),
         reason=str(instance.get("StateReason", {}).get("Message") or instance.get("StateTransitionReason") or ""),
     )
 
@@ -187,6 +191,7 @@ def _by_id(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> list
 
 
 __all__ = [
+    "NAME",
     "OWNER",
     "POOL",
     "UNTIL",

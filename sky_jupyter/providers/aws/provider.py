@@ -201,6 +201,12 @@ class AWS:
         named = self.regions or tuple(filter(None, [self.region or self.clients.default_region()]))
         return named or instances.enabled_regions(self.clients)
 
+    def all_regions(self) -> Sequence[str]:
+        """Return the regions that the account may use."""
+        from . import instances
+
+        return instances.enabled_regions(self.clients)
+
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """Return instance types that fit the spec, by region and market, the best first."""
         from . import offers

@@ -1,0 +1,119 @@
+"""Providers that this registry has bought machines from, kept after their pools: sweeps ask them.
+
+A row is a provider, as `Provisioner.recipe` has it, and a region. No row has a secret.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .orders import OrderRow
+    from .registry import Registry
+
+# Created on first use, like the table of orders.
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS purchases (provider TEXT NOT NULL, recipe TEXT NOT NULL, region TEXT NOT NULL, "
+    "bought REAL NOT NULL, looked REAL NOT NULL DEFAULT 0, PRIMARY KEY (provider, recipe, region))",
+    "CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL)",
+)
+# A provider that sold nothing for so long is not asked any more: its machines have had their deadline.
+_MOVED = 30 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """Provider that sold machines in some regions.
+
+    Attributes
+    ----------
+    provider, recipe : str
+        The provider's kind, and the JSON from which it is rebuilt.
+    regions : tuple of str
+        The regions; empty if it has none.
+    """
+
+    provider: str
+    recipe: str
+    regions: tuple[str, ...]
+
+
+def note(connection: sqlite3.Connection, row: OrderRow) -> None:
+    """Note the provider and the region of an order, within its transaction."""
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute("DELETE FROM purchases WHERE bought < ?", (time.time() - _MOVED,))
+    connection.execute(
+        "INSERT INTO purchases (provider, recipe, region, bought) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (provider, recipe, region) DO UPDATE SET bought = excluded.bought",
+        (row.provider, row.recipe, row.region, time.time()),
+    )
+
+
+def of(registry: Registry, pause: float = 0.0) -> list[Purchase]:
+    """Return the providers that are to be asked now.
+
+    Parameters
+    ----------
+    registry : Registry
+        The registry.
+    pause : float
+        Seconds for which one that was asked, by any process, is left out. With 0, all are returned, and none is noted
+        as asked.
+
+    Returns
+    -------
+    list of Purchase
+        The providers, each with its regions.
+    """
+    now = time.time()
+    with registry.connection() as connection:
+        rows = _read(connection, now)
+    # A clock that was put back must not silence it.
+    due = {(kind, recipe) for kind, recipe, _, looked in rows if not pause or not now - pause < looked <= now}
+    if pause and due:
+        with registry.transaction() as connection:
+            for key in due:
+                connection.execute("UPDATE purchases SET looked = ? WHERE provider = ? AND recipe = ?", (now, *key))
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, recipe, region, _ in rows:
+        if (kind, recipe) in due:
+            found.setdefault((kind, recipe), []).extend([region] if region else [])
+    return [Purchase(kind, recipe, tuple(regions)) for (kind, recipe), regions in found.items()]
+
+
+def _read(connection: sqlite3.Connection, now: float) -> list[tuple[str, str, str, float]]:
+    select = "SELECT provider, recipe, region, looked FROM purchases WHERE bought > ? ORDER BY bought"
+    try:
+        return connection.execute(select, (now - _MOVED,)).fetchall()
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return []
+        raise
+
+
+def owner(registry: Registry) -> str:
+    """Return the owner of this registry's machines, for their tags: the host's name, and the registry's id.
+
+    The id is random, so that no other registry takes the machines for its own; a registry that was removed loses it.
+    """
+    with registry.transaction() as connection:
+        for statement in _TABLES:
+            connection.execute(statement)
+        connection.execute("INSERT OR IGNORE INTO identity VALUES (1, ?)", (secrets.token_hex(4),))
+        (id,) = connection.execute("SELECT id FROM identity").fetchone()
+    return f"{socket.gethostname()[:64]}/{id}"
+
+
+def is_mine(owner_tag: str, mine: str) -> bool:
+    """Return whether a machine's owner is this registry, under whatever name of the host."""
+    id = mine.rpartition("/")[2]
+    return bool(id) and owner_tag.rpartition("/")[2] == id
+
+
+__all__ = ["Purchase", "is_mine", "note", "of", "owner"]
