@@ -42,7 +42,7 @@ from ..session.pools import (
     start_pool,
 )
 from ..spec.pool_spec import PoolSpec
-from . import clean, control_channel, cost_table, logs, pull, refusals, runs_table, tracebacks
+from . import clean, control_channel, cost_table, logs, pull, refusals, runs_table, sweep, tracebacks
 from . import kernel_status as busy
 from . import names_table as names
 from .completion import sky_matcher
@@ -354,6 +354,10 @@ class SkyMagics(Magics):
     def do_clean(self, given: ParsedLine) -> None:
         provider = given.pool.get("provider")
         print("\n".join([*clean.machines(), clean.here()] if provider is None else clean.hosts(provider)))
+
+    def do_sweep(self, given: ParsedLine) -> None:
+        for line in sweep.lines(given.target, given.pool.get("provider"), all_regions=given.all_regions):
+            print(line)
 
     # -- the notebook's own cells ------------------------------------------------------------------
 

@@ -389,6 +389,7 @@ REMOVE = Option("--remove", "2,4-5", ranks, "nodes such as 2,4-5", "nodes that a
 YES = Switch("--yes", "do not ask whether what only the nodes have may be lost, or whether local nodes are too many")
 EXIT_TIMEOUT = next(option for option in POOL if option.flag == "--exit-timeout")
 HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "those hosts")
+ALL_REGIONS = Switch("--all-regions", "look in all regions of the account, not only where machines were bought")
 VERBS = {
     "up": "make a pool, or see that it is there",
     "status": "the live pools and what their ranks do",
@@ -409,6 +410,7 @@ VERBS = {
     "get": "fetch a file or folder from the head, or other nodes",
     "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
+    "sweep": "end machines that were bought for pools and that no pool has any more, and say what they cost",
 }
 _VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
@@ -456,6 +458,7 @@ _OPTIONS = {
     "pull": (NAME, PULLED, AS),
     "clean": (HOST, *HOSTS[1:]),
     "offers": tuple(option for option in POOL if option.flag in _ABOUT_MACHINES),
+    "sweep": tuple(option for option in POOL if option.flag in ("--provider", "--profile", "--region")),
 }
 _SWITCHES = {
     "up": (*POOL_SWITCHES, SYNC),
@@ -466,6 +469,7 @@ _SWITCHES = {
     "pull": (STACK, CONCAT),
     "clean": (ACCEPT,),
     "offers": tuple(switch for switch in POOL_SWITCHES if switch.flag in _ABOUT_MACHINES),
+    "sweep": (ALL_REGIONS,),
 }
 TARGETS = {
     "resize": (_COUNT,),
@@ -473,6 +477,7 @@ TARGETS = {
     "attach": (replace(_POOL, help="which pool (the one there is)"),),
     "cost": (replace(_POOL, help="of which pool (all)"),),
     "runs": (replace(_POOL, help="of which pool (all)"),),
+    "sweep": (replace(_POOL, help="also this pool of another computer, by its name or id"),),
     "wait": (_RUN,),
     "logs": (_RUN,),
     "put": _PUT,

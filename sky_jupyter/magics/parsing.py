@@ -103,6 +103,7 @@ class ParsedLine:
     timeout: float | None = None
     grace: float = DEFAULT_GRACE
     saved: int | None = None
+    all_regions: bool = False
 
     def spec(self, live: PoolSpec | None = None) -> PoolSpec:
         """Return the spec asked for; the rest is as in ``live``, or the default.

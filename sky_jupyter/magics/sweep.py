@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, first_line
-from ..pool.base.pool_cost import UNKNOWN, PoolCost, dollars
+from ..util.pool_cost import UNKNOWN, PoolCost, dollars
 from ..pool.registry import purchases, strays
 from ..pool.registry.machine_sweep import SWEEP_LIMIT, Swept, sweep_pools
 from ..pool.registry.registry import Registry, sweep
@@ -60,7 +60,7 @@ def lines(chosen: str | None, provider: Provider | None, *, all_regions: bool) -
         for one, regions in asked:
             try:
                 yield from _at(registry, one, regions, chosen, seen, failed, all_regions=all_regions)
-            except SkyError as error:
+            except (SkyError, OSError, TimeoutError) as error:
                 failed.append(f"{one}: {first_line(error)}")
     finally:
         registry.close()

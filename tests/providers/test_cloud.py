@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,6 +28,7 @@ from sky_jupyter.spec.options import Options
 from sky_jupyter.spec.pool_spec import DEFAULT_PROVISIONED_TTL, PoolSpec
 from tests.pool.remote import wait_until
 from tests.providers import starts
+from tests.providers.bought import abandon, buy, pool_of
 from tests.providers.cloud import Cloud
 from tests.providers.starts import Start
 from tests.took import Took
@@ -107,28 +107,6 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
     assert made > count
     assert [row.name for row in registry.pools()] == []
     assert orders.every(registry) == []
-
-
-def pool_of(cloud: Cloud, nodes: int = 2, ttl: float | None = None, **options: Any) -> Pool:
-    """A pool whose machines can be had, and which nobody has started."""
-    options = {"console": False, **options}
-    spec = PoolSpec(provider=cloud, nodes=nodes, name="bought", ttl=ttl, options=Options(**options))
-    pool = Pool(spec)
-    pool.lifecycle.provisioning.plan(spec)
-    pool.registry.intend(pool.id, spec.name, cloud.kind, nodes, keep=False)
-    pool.lifecycle.provisioning.begin()
-    return pool
-
-
-def buy(pool: Pool, before: Sequence[str] = ()) -> list[str]:
-    return pool.lifecycle.provisioning.acquire(pool.spec, pool.spec.nodes, before)
-
-
-def abandon(registry: Registry, pool: Pool) -> None:
-    """Have a pool's notebook be dead."""
-    pool.registry.close()
-    with sqlite3.connect(registry.path) as connection:
-        connection.execute("UPDATE pools SET owner = 4000000, owner_started = 1 WHERE id = ?", (pool.id,))
 
 
 @pytest.mark.parametrize("fault", ["lost", "half-lost", "error", "throttled"])

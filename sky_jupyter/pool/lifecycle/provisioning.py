@@ -404,8 +404,6 @@ def _after(spec: PoolSpec) -> float:
     return spec.options.shutdown_timeout + _MARGIN
 
 
-
-
 def _passing(text: str) -> ProvisionError:
     error = ProvisionError(text)
     error.passing = True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import PoolError, SkyError, first_line
-from ..base.pool_cost import PoolCost
+from ...util.pool_cost import PoolCost
 from ..base.timeouts import TIMEOUTS
 from . import folders, leases, orders, purchases, remote_parts, strays
 from .orders import OrderRow
@@ -290,6 +290,7 @@ def _sweep_strays(registry: Registry, swept: Swept) -> None:
             found = [stray for stray in strays.look(registry, provider, purchase.regions) if stray.ends]
             swept.machines += len(found)
             destroy(provider, [stray.record.id for stray in found])
+        purchases.asked(registry, purchase)
 
 
 __all__ = ["SWEEP_LIMIT", "Swept", "end_machines", "end_pool_machines", "left_over", "sweep_machines", "sweep_pools"]

@@ -63,8 +63,7 @@ def of(registry: Registry, pause: float = 0.0) -> list[Purchase]:
     registry : Registry
         The registry.
     pause : float
-        Seconds for which one that was asked, by any process, is left out. With 0, all are returned, and none is noted
-        as asked.
+        Seconds for which one that was asked (`asked`) by any process is left out.
 
     Returns
     -------
@@ -76,15 +75,18 @@ def of(registry: Registry, pause: float = 0.0) -> list[Purchase]:
         rows = _read(connection, now)
     # A clock that was put back must not silence it.
     due = {(kind, recipe) for kind, recipe, _, looked in rows if not pause or not now - pause < looked <= now}
-    if pause and due:
-        with registry.transaction() as connection:
-            for key in due:
-                connection.execute("UPDATE purchases SET looked = ? WHERE provider = ? AND recipe = ?", (now, *key))
     found: dict[tuple[str, str], list[str]] = {}
     for kind, recipe, region, _ in rows:
         if (kind, recipe) in due:
             found.setdefault((kind, recipe), []).extend([region] if region else [])
     return [Purchase(kind, recipe, tuple(regions)) for (kind, recipe), regions in found.items()]
+
+
+def asked(registry: Registry, purchase: Purchase) -> None:
+    """Note that a provider was asked just now."""
+    where = (time.time(), purchase.provider, purchase.recipe)
+    with registry.transaction() as connection:
+        connection.execute("UPDATE purchases SET looked = ? WHERE provider = ? AND recipe = ?", where)
 
 
 def _read(connection: sqlite3.Connection, now: float) -> list[tuple[str, str, str, float]]:
@@ -116,4 +118,4 @@ def is_mine(owner_tag: str, mine: str) -> bool:
     return bool(id) and owner_tag.rpartition("/")[2] == id
 
 
-__all__ = ["Purchase", "is_mine", "note", "of", "owner"]
+__all__ = ["Purchase", "asked", "is_mine", "note", "of", "owner"]
