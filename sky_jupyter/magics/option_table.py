@@ -410,7 +410,7 @@ VERBS = {
     "get": "fetch a file or folder from the head, or other nodes",
     "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
-    "sweep": "end machines that were bought for pools and that no pool has any more, and say what they cost",
+    "sweep": "end machines that were bought and that no pool has any more, and say what they cost",
 }
 _VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")

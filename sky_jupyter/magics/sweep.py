@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, first_line
-from ..util.pool_cost import UNKNOWN, PoolCost, dollars
 from ..pool.registry import purchases, strays
 from ..pool.registry.machine_sweep import SWEEP_LIMIT, Swept, sweep_pools
 from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import clock
 from ..providers import kinds
 from ..providers.base import Provisioner, is_provisioner
+from ..util.pool_cost import UNKNOWN, PoolCost, dollars
 
 if TYPE_CHECKING:
     from ..providers.base import Provider
