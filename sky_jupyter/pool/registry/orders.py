@@ -79,7 +79,7 @@ def write(registry: Registry, row: OrderRow) -> None:
             (*values, row.state, json.dumps(list(row.ids)), row.touched),
         )
         if row.token:
-            purchases.note(connection, row)
+            purchases.note(connection, row.provider, row.recipe, row.region)
 
 
 def of(registry: Registry, pool: str) -> list[OrderRow]:

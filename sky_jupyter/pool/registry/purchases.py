@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .orders import OrderRow
     from .registry import Registry
 
 # Created on first use, like the table of orders.
@@ -43,7 +42,7 @@ class Purchase:
     regions: tuple[str, ...]
 
 
-def note(connection: sqlite3.Connection, row: OrderRow) -> None:
+def note(connection: sqlite3.Connection, provider: str, recipe: str, region: str) -> None:
     """Note the provider and the region of an order, within its transaction."""
     for statement in _TABLES:
         connection.execute(statement)
@@ -51,7 +50,7 @@ def note(connection: sqlite3.Connection, row: OrderRow) -> None:
     connection.execute(
         "INSERT INTO purchases (provider, recipe, region, bought) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (provider, recipe, region) DO UPDATE SET bought = excluded.bought",
-        (row.provider, row.recipe, row.region, time.time()),
+        (provider, recipe, region, time.time()),
     )
 
 
