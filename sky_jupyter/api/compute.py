@@ -80,6 +80,10 @@ class Compute(Runner, SharedNames):
         Memory that a node must have at least.
     disk_gb : float, optional
         Disk that a node must have at least, in GB.
+    max_cost : float, optional
+        Dollars that the machines may cost in all: at 80% a line says so, and when they are used up the pool ends. One
+        who is there is asked first, for a minute; without a notebook the nodes end by themselves. Of no meaning for
+        machines that are there already.
     ttl : float or str, optional
         After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``. With 0 or
         None, a pool whose machines are made for it ends after a day, and any other does not end by time.
@@ -132,6 +136,7 @@ class Compute(Runner, SharedNames):
         vcpus: float | None = None,
         memory_gb: float | None = None,
         disk_gb: float | None = None,
+        max_cost: float | None = None,
         ttl: float | str | None = None,
         name: str | None = None,
         keep: bool = False,
@@ -152,6 +157,7 @@ class Compute(Runner, SharedNames):
             accelerator,
             image,
             options,
+            max_cost,
             ttl,
             idle_timeout,
             blob_limit,
@@ -180,6 +186,7 @@ class Compute(Runner, SharedNames):
             "name": UNNAMED if name is None else name,
             "keep": keep,
             "idle_timeout": _seconds(idle_timeout),
+            "max_cost": max_cost,
             "journal": size(journal) if isinstance(journal, str) else journal,
             "blob_limit": size(blob_limit) if isinstance(blob_limit, str) else blob_limit,
         }

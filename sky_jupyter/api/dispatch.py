@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..capture.collect import collect_value
 from ..display import views as display
+from ..display.base.late_questions import late_questions
 from ..errors import SpecError
 from ..pool.base.events import NoticeEvent
 from ..pool.pool import Pool
@@ -178,7 +179,7 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
             listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
             run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
         try:
-            interrupted = live.wait(run, view.refresh)
+            interrupted = live.wait(run, late_questions.looking(view.refresh))
             result = live.finish(run)
             if left and not interrupted and (lost := _lost(run)):
                 text = lost[0].end.get("text", f"rank {lost[0].rank} is lost")

@@ -133,7 +133,7 @@ class SkyMagics(Magics):
                 raise PoolError(refusals.other(live.spec, given, live.spec.differences(wanted)))
             if "pip" in given.pool:
                 self.add_packages(live, wanted.image.pip)
-        _take_patience(live, given)
+        _take_limits(live, given)
         pools.use(live)
         return live
 
@@ -171,6 +171,7 @@ class SkyMagics(Magics):
         if differences := kept.differences(given.spec(kept)):
             raise PoolError(refusals.other(kept, given, differences, attached=False))
         pool = attach_pool(row.id)
+        _take_limits(pool, given)
         for id in cells.running(pool):
             cells.detach(pool, id)
             print(f"run {id} goes on there; `%sky wait` shows it, `%sky interrupt` stops it")
@@ -210,7 +211,7 @@ class SkyMagics(Magics):
             end_pool(pool, print)
             started(spec)
             return
-        _take_patience(pool, given)
+        _take_limits(pool, given)
         restart_pool(pool)
         _, lost = cells.take_restarts(pool, self.shell.user_ns)
         if lost:
@@ -223,7 +224,7 @@ class SkyMagics(Magics):
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, as it was")
             return
         cells.gather(pool, self.shell.user_ns, over=True)
-        _take_patience(pool, given)
+        _take_limits(pool, given)
         if given.yes:
             pool.change_spec(replace(pool.spec, options=replace(pool.spec.options, crowded=True)))
         if not given.yes and not self.may_lose(pool):
@@ -285,7 +286,7 @@ class SkyMagics(Magics):
             pools.forget(given.name)
             return
         for pool in pools.all() if given.all else [pools.need(given.name)]:
-            _take_patience(pool, given)
+            _take_limits(pool, given)
             end_pool(pool, print)
             print(f"pool {pool.spec.name}: ended{_unsure(pool)}")
 
@@ -404,9 +405,12 @@ def status_of(pool: Pool) -> dict[str, Any]:
     return {**status.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
 
 
-def _take_patience(pool: Pool, given: ParsedLine) -> None:
-    """Pass a line's exit timeout on to a live pool."""
+def _take_limits(pool: Pool, given: ParsedLine) -> None:
+    """Pass a line's exit timeout and budget on to a live pool."""
     pool.exit_timeout = given.pool.get("exit_timeout", pool.exit_timeout)
+    most = given.pool.get("max_cost")
+    if most is not None and most != pool.spec.max_cost:
+        pool.raise_budget(most)
 
 
 def _unsure(pool: Pool) -> str:

@@ -40,6 +40,10 @@ def _number(text: str) -> float:
     return value
 
 
+def _dollars(text: str) -> float:
+    return _number(text.strip().lstrip("$"))
+
+
 def _grace(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
@@ -307,6 +311,13 @@ POOL = (
         seconds,
         "a length of time such as 90s, 30m or 12h",
         f"the pool ends after so long, whatever it does ({DEFAULT_PROVISIONED_TTL / 3600:g}h where machines are made)",
+    ),
+    Option(
+        "--max-cost",
+        "DOLLARS",
+        _dollars,
+        "a number of dollars above 0, such as 20",
+        "what bought machines may cost in all: the pool ends then, and asks before",
     ),
     Option(
         "--exit-timeout",

@@ -158,7 +158,7 @@ class OpenPools:
             self._current = next(reversed(self._by_name), None)
         if not pool.spec.provider.survives_manager or pool.state == "taken":
             return
-        gone = Gone.of(pool.spec, f"has ended: {pool.expiry.text}" if pool.expired else "was ended")
+        gone = Gone.of(pool.spec, f"has ended: {pool.why_expired}" if pool.expired else "was ended")
         if current and (pool.expired or self._current is None):
             self.miss(gone)
         else:

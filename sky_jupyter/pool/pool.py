@@ -35,6 +35,7 @@ from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.link import PoolLink
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
+from .lifecycle.budget import Ask
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLifecycle
 from .lifecycle.resize_plan import Plan
@@ -775,6 +776,11 @@ class Pool:
         return self.lifecycle.expired
 
     @property
+    def why_expired(self) -> str:
+        """Return why it has ended by itself, or ""."""
+        return self.lifecycle.why_expired
+
+    @property
     def expiry(self) -> Expiry:
         """Return the timer of its ``ttl``."""
         return self.lifecycle.expiry
@@ -783,6 +789,19 @@ class Pool:
     def cost(self) -> PoolCost | None:
         """Return what its machines cost, as last known; None if nothing is bought."""
         return self.lifecycle.meter.now
+
+    def raise_budget(self, amount: float) -> None:
+        """Replace its budget: the dollars that it may cost in all."""
+        self.lifecycle.meter.raise_budget(amount)
+
+    @property
+    def ask(self) -> Ask | None:
+        """Return what asks a person beside what runs."""
+        return self.lifecycle.ask
+
+    @ask.setter
+    def ask(self, value: Ask | None) -> None:
+        self.lifecycle.ask = value
 
     @property
     def pricing(self) -> Callable[[], PoolCost | None] | None:

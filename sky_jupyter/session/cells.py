@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..capture.collect import collect
 from ..display import views as display
+from ..display.base.late_questions import late_questions
 from ..pool.base.events import NoticeEvent, Tape
 from ..pool.open_pools import pools
 from ..pool.pool import DEFAULT_GRACE, Detached, Pool
@@ -142,7 +143,7 @@ def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str 
     What the ranks assigned counts from now on.
     """
     try:
-        result = pool.attend(run, view.refresh)
+        result = pool.attend(run, late_questions.looking(view.refresh))
     except CellError as error:
         _bind(error.result, namespace, out)
         raise
@@ -230,7 +231,7 @@ def watch(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
 def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
     """Wait for the end of a run that goes on when this is interrupted."""
     run = detached.run
-    if pool.watch(run, view.refresh):
+    if pool.watch(run, late_questions.looking(view.refresh)):
         return
     detached.tape.stop()
     text = f"run {run.id} goes on; `%sky wait` shows it again, `%sky interrupt` stops it"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ..display import views as display
+from ..display.base.late_questions import late_questions
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError, nearest
 from ..pool.open_pools import pools
@@ -157,6 +158,7 @@ def _take_in(pool: Pool) -> None:
             pool.include([path], image.excludes)
     if pool.spec.options.console:
         pool.farewell = display.aside
+        pool.ask = late_questions.ask
     pool.shows = lambda title: display.DelayedView(title, "here", "not fetched", pool=pool.spec.name)
     widgets.attach(pool)
 

@@ -130,6 +130,8 @@ class PoolSpec:
         Maximum price of a node, in dollars per hour.
     vcpus, memory_gb, disk_gb : float, optional
         Minimum of each node.
+    max_cost : float, optional
+        Budget of the pool: the dollars that its machines may cost in all. It ends when they are used up.
     ttl : float, optional
         Seconds after which the pool ends, even while it runs a cell. By default, 24 hours if the provider creates the
         machines, and no limit for existing ones.
@@ -155,6 +157,7 @@ class PoolSpec:
     vcpus: float | None = None
     memory_gb: float | None = None
     disk_gb: float | None = None
+    max_cost: float | None = None
     ttl: float | None = None
     blob_limit: int | None = None
 
@@ -215,7 +218,7 @@ class PoolSpec:
         if self.allocation is not None and self.allocation not in ALLOCATIONS:
             near = nearest(self.allocation, ALLOCATIONS) if isinstance(self.allocation, str) else ""
             raise SpecError(f"allocation must be one of {', '.join(ALLOCATIONS)}, not {self.allocation!r}{near}")
-        for name in ("max_hourly_cost", "vcpus", "memory_gb", "disk_gb"):
+        for name in ("max_hourly_cost", "vcpus", "memory_gb", "disk_gb", "max_cost"):
             if getattr(self, name) is not None:
                 _amount(name, getattr(self, name), 1e9, "a number above 0")
 
@@ -223,7 +226,8 @@ class PoolSpec:
     def ignored(self) -> tuple[str, ...]:
         """Options for machines that the provider does not support."""
         supported = self.provider.supported_options
-        return tuple(name for name in WISHES if getattr(self, name) is not None and name not in supported)
+        budget = ("max_cost",) if self.max_cost is not None and not self.provider.provisions else ()
+        return (*(name for name in WISHES if getattr(self, name) is not None and name not in supported), *budget)
 
     @property
     def world_size(self) -> int:
@@ -254,6 +258,8 @@ class PoolSpec:
         """Return the fields that differ, one line each, as ``"nodes: 2 -> 4"``."""
         lines = []
         for item in fields(self):
+            if item.name in _CHANGEABLE:
+                continue
             mine, theirs = (_compared(getattr(spec, item.name)) for spec in (self, other))
             if mine == theirs:
                 continue
@@ -262,6 +268,10 @@ class PoolSpec:
             else:
                 lines.append(f"{item.name}: {_short(mine)} -> {_short(theirs)}")
         return lines
+
+
+# What a live pool may be given anew.
+_CHANGEABLE = ("max_cost",)
 
 
 def _amount(name: str, value: Any, top: float, form: str) -> None:

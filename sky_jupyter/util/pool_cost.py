@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ def to_json(cost: PoolCost | None) -> dict[str, Any] | None:
     return {**numbers, "at": round(cost.at, 1), "text": text(cost)}
 
 
-__all__: Sequence[str] = [
+__all__ = [
     "ENDED",
     "UNKNOWN",
     "MachineCost",

@@ -32,6 +32,7 @@ from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
 from ..system import locks, processes
 from ..system.gpus import Devices
 from ..system.stopped_processes import PAUSE, StoppedProcesses
+from .budget_timer import BudgetTimer
 from .power_file import GRACE, MARGIN, PowerFile
 
 _WATCH = 0.25
@@ -73,6 +74,7 @@ class HostProcess:
         self.devices = Devices()
         self.standstill, self.looked = StoppedProcesses(), self.began
         self.power = PowerFile(self.config.power_file)
+        self.budget = BudgetTimer(folder)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -317,8 +319,10 @@ class HostProcess:
         self.power.keep(left + self.config.exit_timeout + MARGIN)
 
     def time_is_over(self) -> bool:
-        """Return True if the pool's time to live is over."""
-        return self.config.ttl is not None and time.monotonic() - self.began > self.config.ttl
+        """Return True if the pool's time to live is over, or its budget is used up."""
+        if self.config.ttl is not None and time.monotonic() - self.began > self.config.ttl:
+            return True
+        return self.budget.is_over
 
     def on_ended(self, name: str, text: str) -> None:
         """Restart a child that has ended, and report it."""

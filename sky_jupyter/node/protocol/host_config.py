@@ -13,6 +13,8 @@ CONFIG = "host.json"
 NEXT = "host.json.next"
 # The process that starts the pool touches the first of these files repeatedly, and writes the second at the end.
 STARTING, READY = "starting", "ready"
+# The manager writes into this file in how many seconds the pool's budget is used up, at the present price.
+BUDGET = "budget"
 
 
 @dataclass(frozen=True)

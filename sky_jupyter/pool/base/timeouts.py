@@ -115,6 +115,9 @@ class End:
     dask_client: float = 5.0
     # A host that has ended may have reported why.
     last_words: float = 0.3
+    # How long a pool without budget waits for an answer; nodes without a manager end that much later.
+    budget: float = 60.0
+    budget_margin: float = 90.0
     # The nodes' clocks may differ from ours by this much.
     ttl_margin: float = 2.0
 

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine, Process
 from ...machines.local_machine import LocalMachine, LocalProcess, working_folder
-from ...node.protocol.host_config import NEXT, READY, STARTING, HostConfig
+from ...node.protocol.host_config import BUDGET, NEXT, READY, STARTING, HostConfig
 from ...node.protocol.version import HOST_PROCESS
 from ...node.system.stopped_processes import STILL
 from ...spec.options import DEFAULT_EXIT_TIMEOUT
@@ -231,6 +231,10 @@ class Host:
     def say(self, word: str) -> None:
         """Write a marker file to the pool's folder: `STARTING` or `READY`."""
         (self.folder / word).write_text(word)
+
+    def say_budget(self, seconds: float) -> None:
+        """Tell it in how many seconds the pool's budget is used up."""
+        self.machine.put({PurePosixPath(self.there, BUDGET): f"{seconds:.0f}\n".encode()})
 
     def vouch(self) -> None:
         """Renew its start lease, in a thread, until the pool is ready."""

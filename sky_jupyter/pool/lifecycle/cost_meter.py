@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from ...util.pool_cost import PoolCost
 from ..base.event_loop import in_thread, loop
 from ..base.timeouts import TIMEOUTS
+from .budget import Budget, BudgetContext
 
 if TYPE_CHECKING:
-    from ...spec.pool_spec import PoolSpec
+    from concurrent.futures import Future
+
     from .provisioning import Provisioning
 
-_EVERY = TIMEOUTS.polls.costs
+_EVERY, _SHORTEST = TIMEOUTS.polls.costs, TIMEOUTS.polls.answer
 
 
-class MeterContext(Protocol):
+class MeterContext(BudgetContext, Protocol):
     """The pool as its meter sees it."""
-
-    @property
-    def spec(self) -> PoolSpec: ...
 
     @property
     def provisioning(self) -> Provisioning: ...
@@ -38,7 +38,10 @@ class CostMeter:
 
     def __init__(self, pool: MeterContext) -> None:
         self._pool = pool
-        self._task: asyncio.Future[None] | None = None
+        self.budget = Budget(pool)
+        self._task: Future[None] | None = None
+        # Set when the budget has changed.
+        self._news = asyncio.Event()
 
     @property
     def counts(self) -> bool:
@@ -49,12 +52,17 @@ class CostMeter:
     def now(self) -> PoolCost | None:
         """Return the cost as of now; None if nothing is bought. Asks nobody."""
         spec, provisioning = self._pool.spec, self._pool.provisioning
-        return provisioning.bill.now(spec.name) if self.counts else None
+        return provisioning.bill.now(spec.name, spec.max_cost) if self.counts else None
+
+    @property
+    def used_up(self) -> str:
+        """Return that the budget is used up, or ""."""
+        return self.budget.text() if self.budget.is_used_up(self.now) else ""
 
     def begin(self, *, at_once: bool = False) -> None:
         """Start looking; ``at_once`` if other managers may have bought the machines."""
         if self._task is None and self.counts:
-            self._task = loop().submit(self._follow(at_once))  # type: ignore[assignment]
+            self._task = loop().submit(self._follow(at_once))
 
     def stop(self) -> None:
         """Stop looking."""
@@ -66,11 +74,26 @@ class CostMeter:
         """Ask the provider for the machines and their cost; may take a while."""
         self._pool.provisioning.charge(self._pool.spec)
 
+    def raise_budget(self, amount: float) -> None:
+        """Replace the pool's budget, at once."""
+        self.budget.raise_to(amount)
+        loop().loop.call_soon_threadsafe(self._news.set)
+
     async def _follow(self, at_once: bool) -> None:
+        looked = time.monotonic() - (_EVERY if at_once else 0.0)
         while True:
-            if not at_once:
-                await asyncio.sleep(_EVERY)
-            at_once = False
-            # A provider that does not answer: the last known prices hold.
-            with contextlib.suppress(Exception):
-                await in_thread(self.look)
+            if time.monotonic() - looked >= _EVERY:
+                looked = time.monotonic()
+                # A provider that does not answer: the last known prices hold.
+                with contextlib.suppress(Exception):
+                    await in_thread(self.look)
+            await self.budget.check(lambda: self.now)
+            await self._wait(max(0.0, looked + _EVERY - time.monotonic()))
+
+    async def _wait(self, longest: float) -> None:
+        """Wait until it is time to look, or the budget matters."""
+        cost = self.now
+        wait = longest if cost is None else min(longest, max(_SHORTEST, self.budget.next(cost)))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._news.wait(), wait)
+        self._news.clear()

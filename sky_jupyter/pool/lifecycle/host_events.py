@@ -19,6 +19,7 @@ from .state_machine import PoolState
 if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
     from ..execution.watchdog import Watchdog
+    from .cost_meter import CostMeter
     from .state_machine import StateMachine
     from .ttl import Expiry
 
@@ -47,6 +48,9 @@ class HostEventsContext(PoolContext, Protocol):
 
     @property
     def expiry(self) -> Expiry: ...
+
+    @property
+    def meter(self) -> CostMeter: ...
 
     @property
     def scheduler_there(self) -> str:
@@ -164,9 +168,9 @@ class HostEvents:
         pool = self.pool
         if pool.states.is_over or host not in pool.hosts:
             return
-        if pool.expiry.over:
+        if why := pool.expiry.text if pool.expiry.over else pool.meter.used_up:
             # The nodes' timers fired first: end the rest of the pool now.
-            threading.Thread(target=pool.expire, name="sky-expire", daemon=True).start()
+            threading.Thread(target=pool.expire, args=(why,), name="sky-expire", daemon=True).start()
             return
         if 0 in host.nodes and not host.here and not self._lease_over:
             pool.lose_head(self.why_gone(host.place))

@@ -34,6 +34,7 @@ from ..runs import journal_recovery
 from ..runs.run import new_id
 from ..transfer.python_versions import PoolPythons
 from . import resize_plan
+from .budget import Ask
 from .cost_meter import CostMeter
 from .dask_cluster import PoolDask
 from .host_events import HostEvents
@@ -128,6 +129,9 @@ class PoolLifecycle:
         # Whether its ttl is over, and the callback for that, as no cell may be running.
         self.expired = False
         self.farewell: Callable[[str], None] = _say_nothing
+        # Asks a person beside what runs; None if nobody is there. And why the pool has ended by itself.
+        self.ask: Ask | None = None
+        self.why_expired = ""
         self.expiry = Expiry(spec.lifetime, self.expire, given=spec.ttl is not None)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
@@ -385,7 +389,7 @@ class PoolLifecycle:
         """
         self._before_end()
         ours = not self.states.is_over and self.owner == os.getpid()
-        self.states.to(PoolState.ENDED, self.expiry.text if self.expiry.over else "")
+        self.states.to(PoolState.ENDED, self._why_over)
         if not ours:
             return
         self.provisioning.stop()
@@ -478,16 +482,24 @@ class PoolLifecycle:
         self.logger.write(logging.INFO, word)
         self.logger.close()
 
-    def expire(self) -> None:
-        """End the pool because its ``ttl`` is over; runs in a thread."""
+    def say(self, text: str) -> None:
+        """Send a message to the runs' views, else below the last cell; on the loop."""
+        if self._is_watched:
+            self.supervisor.tell(text)
+        else:
+            self.logger.write(logging.WARNING, text)
+            self.farewell(text)
+
+    def expire(self, why: str = "") -> None:
+        """End the pool because its ``ttl`` is over, or for another reason; runs in a thread."""
         if self.states.is_over:
             return
-        self.expired = True
-        self.logger.write(logging.WARNING, self.expiry.text)
+        self.expired, self.why_expired = True, why or self.expiry.text
+        self.logger.write(logging.WARNING, self.why_expired)
         unwatched = not self._is_watched
         self.down()
         if unwatched:
-            self.farewell(f"pool {self.spec.name!r} has ended: {self.expiry.text}")
+            self.farewell(f"pool {self.spec.name!r} has ended: {self.why_expired}")
 
     def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
         """End hosts, remote ones in parallel, and the connections to them."""
@@ -555,8 +567,13 @@ class PoolLifecycle:
             await self.control.close()
 
     @property
+    def _why_over(self) -> str:
+        """Return why it ends by itself, or ""."""
+        return self.why_expired or (self.expiry.text if self.expiry.over else "")
+
+    @property
     def _word_of_end(self) -> str:
-        return f"the pool was ended: {self.expiry.text}" if self.expiry.over else "the pool was ended"
+        return f"the pool was ended: {self._why_over}" if self._why_over else "the pool was ended"
 
     def changing(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Exclude other changes of the pool; see `StateMachine.changing`."""

@@ -89,6 +89,7 @@ def _given(spec: PoolSpec) -> dict[str, object]:
     given["env"] = ",".join(f"{name}=…" for name in image.env)
     given["idle-timeout"] = _seconds(spec.idle_timeout)
     given["ttl"] = _seconds(spec.ttl)
+    given["max-cost"] = None if spec.max_cost is None else f"{spec.max_cost:g}"
     given["journal"] = spec.journal if spec.journal != DEFAULT_JOURNAL else None
     given["blob-limit"] = spec.blob_limit
     return {name: value for name, value in given.items() if value is not None and value != ""}

@@ -1,0 +1,193 @@
+"""Budget of a pool (``max_cost``): warns at 80%, ends the pool when it is used up.
+
+Nodes are told when it is used up at the present price: they end by themselves then if no manager is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from ...util.pool_cost import PoolCost, dollars, rate
+from ...util.validate import is_number
+from ..base.event_loop import in_thread
+from ..base.log import PoolLog
+from ..base.timeouts import TIMEOUTS
+
+if TYPE_CHECKING:
+    from ...spec.pool_spec import PoolSpec
+    from ..hosts.launch import Host
+
+# The part of the budget from which on the pool warns.
+_WARN = 4 / 5
+_HOUR = 3600
+# How long a question waits for its answer, and how often it is looked at.
+_PATIENCE, _LOOK = TIMEOUTS.end.budget, TIMEOUTS.polls.answer
+# Nodes end that much later, so that the manager can ask before.
+_MARGIN = TIMEOUTS.end.budget_margin
+# Nodes are told anew if their time has changed by more.
+_DIFFERENCE = TIMEOUTS.polls.costs / 2
+_MOST = 1e9
+# Asks a person beside what runs; the answer is None if nobody is there.
+Ask = Callable[[str], "Future[str | None]"]
+
+
+class BudgetContext(Protocol):
+    """The pool as its budget sees it."""
+
+    hosts: list[Host]
+    ask: Ask | None
+
+    @property
+    def spec(self) -> PoolSpec: ...
+
+    @property
+    def logger(self) -> PoolLog: ...
+
+    def change_spec(self, spec: PoolSpec) -> None:
+        """Replace the spec, for later managers as well."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Send a message to the runs' views, else below the last cell."""
+        ...
+
+    def expire(self, why: str = "") -> None:
+        """End the pool; runs in a thread."""
+        ...
+
+
+class Budget:
+    """Budget of one pool; used on the loop's thread.
+
+    Parameters
+    ----------
+    pool : BudgetContext
+        The pool.
+    """
+
+    def __init__(self, pool: BudgetContext) -> None:
+        self._pool = pool
+        # The budget of which it has warned, and whether it has said that no price is known.
+        self._warned = 0.0
+        self._said_unknown = False
+        # By host, the monotonic time until which its node was told to live.
+        self._told: dict[int, float] = {}
+
+    def is_used_up(self, cost: PoolCost | None) -> bool:
+        """Return whether the pool has cost its budget."""
+        most = self._pool.spec.max_cost
+        return most is not None and cost is not None and cost.total is not None and cost.total >= most
+
+    def text(self) -> str:
+        """Return the reason of the pool's end, for a message."""
+        most = self._pool.spec.max_cost or 0.0
+        return f"its budget of {dollars(most)} is used up (`--max-cost` gives it more)"
+
+    def next(self, cost: PoolCost) -> float:
+        """Return the seconds until it warns or ends the pool, at the present price."""
+        most = self._pool.spec.max_cost
+        if most is None or not cost.hourly or cost.total is None:
+            return math.inf
+        goal = most if self._warned == most else _WARN * most
+        return max(0.0, (goal - cost.total) / cost.hourly * _HOUR)
+
+    async def check(self, look: Callable[[], PoolCost | None]) -> None:
+        """Warn, ask or end the pool, as its cost demands; tell the nodes.
+
+        Parameters
+        ----------
+        look : callable
+            Returns the cost as of now.
+        """
+        most, cost = self._pool.spec.max_cost, look()
+        if most is None or cost is None:
+            return
+        if cost.total is None or cost.hourly is None:
+            self._say_unknown()
+            return
+        if self.is_used_up(cost) and not await self._is_raised(look):
+            threading.Thread(target=self._pool.expire, args=(self.text(),), name="sky-budget", daemon=True).start()
+            return
+        cost, most = look() or cost, self._pool.spec.max_cost or most
+        if (cost.total or 0.0) >= _WARN * most and self._warned != most:
+            self._warned = most
+            self._pool.say(self._warning(cost, most))
+        with contextlib.suppress(Exception):
+            await in_thread(self._tell_nodes, cost, most)
+
+    def _warning(self, cost: PoolCost, most: float) -> str:
+        name, total, hourly = self._pool.spec.name, cost.total or 0.0, cost.hourly or 0.0
+        left = f": at {rate(hourly)} an hour it ends in {_minutes((most - total) / hourly * _HOUR)}" if hourly else ""
+        return f"pool {name!r} has cost {dollars(total)} of its budget of {dollars(most)}{left} ({self._more(most)})"
+
+    def _more(self, most: float) -> str:
+        return f"`%sky up --name {self._pool.spec.name} --max-cost {2 * most:g}` gives it more"
+
+    def _say_unknown(self) -> None:
+        if not self._said_unknown:
+            self._said_unknown = True
+            self._pool.say(f"the price of pool {self._pool.spec.name!r} is unknown: its budget cannot be kept")
+
+    async def _is_raised(self, look: Callable[[], PoolCost | None]) -> bool:
+        """Ask whoever is there; return whether the budget is raised in time."""
+        ask, most = self._pool.ask, self._pool.spec.max_cost or 0.0
+        text = f"pool {self._pool.spec.name!r} has used up its budget of {dollars(most)}"
+        if ask is None:
+            return False
+        question = ask(f"{text[0].upper()}{text[1:]}. How many dollars may it cost in all? (nothing: it ends) ")
+        if question.done() and question.result() is None:
+            return False
+        self._pool.say(f"{text}: it ends in {_PATIENCE:g} s ({self._more(most)})")
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end and not question.done():
+            if not self.is_used_up(look()):
+                question.cancel()
+                return True
+            await asyncio.sleep(_LOOK)
+        if not question.done():
+            question.cancel()
+            return False
+        self._take(question.result())
+        return not self.is_used_up(look())
+
+    def _take(self, answer: str | None) -> None:
+        """Take an answer as the new budget, if it is an amount."""
+        with contextlib.suppress(ValueError):
+            amount = float((answer or "").strip().lstrip("$"))
+            if is_number(amount, 0, _MOST) and amount:
+                self.raise_to(amount)
+
+    def raise_to(self, amount: float) -> None:
+        """Replace the budget; any thread."""
+        self._pool.logger.write(logging.INFO, f"its budget is {dollars(amount)} now")
+        self._pool.change_spec(replace(self._pool.spec, max_cost=amount))
+
+    def _tell_nodes(self, cost: PoolCost, most: float) -> None:
+        """Tell each host when the budget is used up, unless it knows."""
+        if not cost.hourly:
+            return
+        left = max(0.0, (most - (cost.total or 0.0)) / cost.hourly * _HOUR) + _MARGIN
+        end = time.monotonic() + left
+        for host in list(self._pool.hosts):
+            if abs(self._told.get(id(host), -math.inf) - end) > _DIFFERENCE:
+                # Unreachable ones are told when they are back.
+                with contextlib.suppress(Exception):
+                    host.say_budget(left)
+                    self._told[id(host)] = end
+
+
+def _minutes(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+__all__ = ["Ask", "Budget"]
