@@ -26,6 +26,11 @@ LIBRARIES = {
         "_compile_config": "keras: what a model was compiled with",
         "_auto_config": "keras: what a layer was made with",
     },
+    "display": {
+        "_get_shell_context_var": "ipykernel: as for the next one",
+        "_shell_parent_ident": "ipykernel 7: to whom a question of the cell that runs goes",
+        "_parent_ident": "ipykernel 6: the same",
+    },
     "machines": {
         "_connect": "paramiko: an agent on a socket of our own",
         "_channel_handler_table": "paramiko: the messages of a channel, to add one",

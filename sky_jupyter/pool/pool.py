@@ -777,7 +777,7 @@ class Pool:
 
     @property
     def why_expired(self) -> str:
-        """Return why it has ended by itself, or ""."""
+        """Return why it has ended by itself."""
         return self.lifecycle.why_expired
 
     @property

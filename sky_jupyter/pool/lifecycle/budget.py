@@ -35,7 +35,7 @@ _PATIENCE, _LOOK = TIMEOUTS.end.budget, TIMEOUTS.polls.answer
 _MARGIN = TIMEOUTS.end.budget_margin
 # Nodes are told anew if their time has changed by more.
 _DIFFERENCE = TIMEOUTS.polls.costs / 2
-_MOST = 1e9
+_MOST = 10**9
 # Asks a person beside what runs; the answer is None if nobody is there.
 Ask = Callable[[str], "Future[str | None]"]
 
@@ -126,7 +126,7 @@ class Budget:
 
     def _warning(self, cost: PoolCost, most: float) -> str:
         name, total, hourly = self._pool.spec.name, cost.total or 0.0, cost.hourly or 0.0
-        left = f": at {rate(hourly)} an hour it ends in {_minutes((most - total) / hourly * _HOUR)}" if hourly else ""
+        left = f": at {rate(hourly)} an hour it ends in {_duration((most - total) / hourly * _HOUR)}" if hourly else ""
         return f"pool {name!r} has cost {dollars(total)} of its budget of {dollars(most)}{left} ({self._more(most)})"
 
     def _more(self, most: float) -> str:
@@ -185,9 +185,9 @@ class Budget:
                     self._told[id(host)] = end
 
 
-def _minutes(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 __all__ = ["Ask", "Budget"]

@@ -131,7 +131,7 @@ class PoolLifecycle:
         self.farewell: Callable[[str], None] = _say_nothing
         # Asks a person beside what runs; None if nobody is there. And why the pool has ended by itself.
         self.ask: Ask | None = None
-        self.why_expired = ""
+        self._why_expired = ""
         self.expiry = Expiry(spec.lifetime, self.expire, given=spec.ttl is not None)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
@@ -494,7 +494,7 @@ class PoolLifecycle:
         """End the pool because its ``ttl`` is over, or for another reason; runs in a thread."""
         if self.states.is_over:
             return
-        self.expired, self.why_expired = True, why or self.expiry.text
+        self.expired, self._why_expired = True, why
         self.logger.write(logging.WARNING, self.why_expired)
         unwatched = not self._is_watched
         self.down()
@@ -567,9 +567,14 @@ class PoolLifecycle:
             await self.control.close()
 
     @property
+    def why_expired(self) -> str:
+        """Return why it has ended by itself."""
+        return self._why_expired or self.expiry.text
+
+    @property
     def _why_over(self) -> str:
         """Return why it ends by itself, or ""."""
-        return self.why_expired or (self.expiry.text if self.expiry.over else "")
+        return self._why_expired or (self.expiry.text if self.expiry.over else "")
 
     @property
     def _word_of_end(self) -> str:
