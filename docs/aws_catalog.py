@@ -24,7 +24,7 @@ from sky_jupyter.providers.aws import instance_types, offers, prices  # noqa: E4
 from sky_jupyter.providers.aws.instance_types import InstanceType  # noqa: E402
 
 FILE = ROOT / "sky_jupyter" / "providers" / "aws" / "catalog.json"
-HEADS = ("columns", "priced", "region")
+HEADS = ("columns", "sources", "priced", "region")
 # Types whose prices are asked for at a time.
 AT_ONCE = 16
 
@@ -41,7 +41,7 @@ def text(aws: AWS, day: str) -> str:
         listed |= {name: price for name, (price, said) in found.items() if not said.endswith(old["region"])}
     if not listed:
         raise SystemExit("AWS tells no list prices: is pricing:GetProducts allowed?")
-    heads = {"columns": old["columns"], "priced": day, "region": old["region"]}
+    heads = {"columns": old["columns"], "sources": "AWS's API", "priced": day, "region": old["region"]}
     lines = [f"  {json.dumps(name)}: {json.dumps(heads[name])}," for name in HEADS]
     families = {name.partition(".")[0]: _family(name.partition(".")[0], kept, listed) for name in names}
     rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in families.items())

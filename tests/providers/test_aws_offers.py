@@ -171,6 +171,14 @@ def test_regions_are_the_pools_or_the_providers_or_the_default_one(aws: AwsWorld
         of(sky.AWS(regions=("eu-west-1",)), region="us-east-1")
 
 
+def test_a_region_that_is_closed_is_left_out_if_there_is_another(aws: AwsWorld) -> None:
+    aws.plan("DescribeInstanceTypes", code="AuthFailure", region="eu-west-1", times=0)
+    found = sky.AWS(regions=("eu-west-1", "us-west-2")).offers(spec("T4"))
+    assert {one.region for one in found} == {"us-west-2"}
+    with pytest.raises(ProvisionError, match="eu-west-1"):
+        sky.AWS(region="eu-west-1").offers(spec("T4"))
+
+
 def test_a_subnet_leaves_its_zone_only(aws: AwsWorld) -> None:
     clients = sky.AWS().clients
     subnets = clients.ec2("us-east-1").describe_subnets()["Subnets"]
@@ -279,6 +287,7 @@ def test_a_table_of_another_provider_has_what_that_offers() -> None:
         sky.offers("azure")
 
 
+@pytest.mark.slow
 def test_the_catalogue_is_made_anew_from_what_aws_tells(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     at = importlib.util.spec_from_file_location("aws_catalog", ROOT / "docs" / "aws_catalog.py")
     assert at is not None

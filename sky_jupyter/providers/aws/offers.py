@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,9 @@ _DEFAULT = "spot-if-available"
 # Environment variables, and files, that credentials come from.
 _VARIABLES = ("ACCESS_KEY_ID", "PROFILE", "DEFAULT_PROFILE", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_")
 _FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+# Regions that are asked at a time.
+_AT_ONCE = 8
+_Priced = tuple[Offer, InstanceType]
 
 
 class NothingFits(ProvisionError):
@@ -66,13 +70,24 @@ def offers(aws: AWS, clients: Clients | None, spec: PoolSpec, *, everything: boo
     NothingFits
         When no instance type of these regions fits.
     """
-    found: list[tuple[Offer, InstanceType]] = []
-    types: list[InstanceType] = []
-    for region in regions(aws, clients, spec):
-        there = _types(aws, clients, region)
-        types += there
-        fit = there if everything else _fitting(aws, there, spec)
-        found += _priced(aws, clients, region, fit, spec)
+
+    def ask(region: str) -> tuple[list[InstanceType], list[_Priced]] | ProvisionError:
+        try:
+            there = _types(aws, clients, region)
+            fit = there if everything else _fitting(aws, there, spec)
+            return there, list(_priced(aws, clients, region, fit, spec))
+        except ProvisionError as error:
+            return error
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sky-offers") as workers:
+        answers = list(workers.map(ask, regions(aws, clients, spec)))
+    told = [answer for answer in answers if not isinstance(answer, ProvisionError)]
+    refused = [answer for answer in answers if isinstance(answer, ProvisionError)]
+    if not told:
+        raise refused[0]
+    # A region that is closed to the account, or lacks the type, is left out.
+    types = [one for there, _ in told for one in there]
+    found = [row for _, rows in told for row in rows]
     if not found:
         raise NothingFits(_why_none(types, spec))
     most = spec.max_hourly_cost
@@ -171,7 +186,7 @@ def _is_of(wanted: Accelerator, kind: str) -> bool:
 
 def _priced(
     aws: AWS, clients: Clients | None, region: str, types: Sequence[InstanceType], spec: PoolSpec
-) -> Iterator[tuple[Offer, InstanceType]]:
+) -> Iterator[_Priced]:
     """Yield the offers of a region, with their types."""
     asked = spec.allocation or _DEFAULT
     # A reservation is paid for as machines on demand.
@@ -210,12 +225,12 @@ def _zone_of(clients: Clients, aws: AWS, region: str) -> str:
     return str(found["Subnets"][0]["AvailabilityZone"])
 
 
-def _sorted(found: Iterable[tuple[Offer, InstanceType]], *, apart: bool) -> list[Offer]:
+def _sorted(found: Iterable[_Priced], *, apart: bool) -> list[Offer]:
     rows = list(found)
     listed = {(one.region, one.name): one.hourly for one, _ in rows if one.market == _ON_DEMAND and one.hourly}
     least = min(listed.values(), default=math.inf)
 
-    def rank(row: tuple[Offer, InstanceType]) -> tuple[object, ...]:
+    def rank(row: _Priced) -> tuple[object, ...]:
         offer, one = row
         spot = offer.market == _SPOT
         # No spot price is above the list price.
