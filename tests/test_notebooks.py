@@ -1,7 +1,8 @@
 """The notebooks, each executed from top to bottom in a real kernel, and what they are saved with.
 
 On local nodes, as they are; and on two real hosts, where only the line that makes the pool differs: over SSH, on
-machines that are bought, and in pods that have no SSH. The providers of the latter two are a third party's.
+machines that are bought, and in pods that have no SSH. The providers of the latter two are a third party's; those that
+are bought of AWS are instances of the tests' AWS.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.hosts.traces import wait_until_clean
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.plugins.world import needs
 from tests.programs import ROOT, run_program
+from tests.providers import aws_world
 from tests.providers.cloud import HOSTS, STORE, Cloud
 from tests.providers.distribution import PROVIDERS, install
 from tests.providers.pod import API, announce
@@ -141,6 +143,7 @@ ON_HOSTS = [
 # On hosts a minute each, most of it for frameworks that are sent and built.
 PLACES = ["local", pytest.param("hosts", marks=[*ON_HOSTS, pytest.mark.long])]
 SSH = "--provider ssh --hosts host0,host1 --offline"
+BOUGHT = "--provider aws --nodes 2 --offline"
 # Of providers that are found by their entry points.
 FOUND = [pytest.param(place, marks=[*ON_HOSTS, pytest.mark.long]) for place in PROVIDERS]
 
@@ -165,6 +168,14 @@ def on(
     """A notebook, executed where the fixture's parameter says."""
     if request.param == "local":
         return execute(name, folder, probe, around=around, seen=seen)
+    if request.param == "aws":
+        pytest.importorskip("boto3")
+        with hosts(0) as empty, aws_world.hosts(empty) as aws:
+            executed = execute(name, folder, probe, line=line, around=around, seen=seen)
+            assert [one["state"] for one in aws.instances()] == ["terminated"] * 2
+            # The security group is kept.
+            assert {thing: number for thing, number in aws.left().items() if number} == {"groups": 1}
+        return executed
     world: World = request.getfixturevalue("world")
     cloud = Cloud(str(folder / "cloud.sqlite"))
     with pytest.MonkeyPatch.context() as environment:
@@ -185,11 +196,12 @@ def on(
     return executed
 
 
-@pytest.fixture(scope="module", params=[*PLACES, *FOUND])
+@pytest.fixture(scope="module", params=[*PLACES, *FOUND, pytest.param("aws", marks=[*ON_HOSTS, pytest.mark.long])])
 def quickstart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("jax", "keras", "sklearn", "matplotlib"):
         needs(package)
     line = "--nodes 2 ", f"--provider {request.param} --nodes 2 " if request.param in PROVIDERS else f"{SSH} "
+    line = ("--nodes 2 ", f"{BOUGHT} ") if request.param == "aws" else line
     return on(request, tmp_path_factory.mktemp("quickstart"), "quickstart", line, "fit", IN_QUICKSTART, WEIGHTS)
 
 

@@ -257,10 +257,11 @@ AWS_OPTIONS = (
     Option("--reservation", "ID", str, "a reservation's id", "aws: the capacity reservation to launch into"),
     Option("--ssh-from", "CIDR", str, "a network, or any", "aws: who may reach the machines' port 22 (this machine)"),
 )
+OFFLINE = Switch("--offline", "ssh, aws: send the hosts all packages from here; they need no internet")
 # Options of single providers, by their kind.
-PROVIDER_OPTIONS: dict[str, tuple[Option, ...]] = {
+PROVIDER_OPTIONS: dict[str, tuple[Option | Switch, ...]] = {
     "ssh": HOSTS,
-    "aws": (*AWS_OPTIONS, *(option for option in HOSTS if option.key in ("user", "jump"))),
+    "aws": (*AWS_OPTIONS, *(option for option in HOSTS if option.key in ("user", "jump")), OFFLINE),
 }
 POOL = (
     Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
@@ -346,10 +347,7 @@ POOL = (
     Option("--max-hourly-cost", "N", _number, "a number of dollars above 0", "what a machine may cost an hour"),
 )
 ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
-HOST_SWITCHES = (
-    ACCEPT,
-    Switch("--offline", "ssh: send the hosts all packages from here; they need no internet"),
-)
+HOST_SWITCHES = (ACCEPT, OFFLINE)
 CROWDED = Switch("--yes", "local nodes may be more processes than this machine bears")
 SPOT = Switch("--spot", "buy machines at spot prices: they may be taken away (--allocation spot)")
 POOL_SWITCHES = (

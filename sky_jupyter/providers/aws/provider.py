@@ -67,6 +67,8 @@ class AWS:
         User to log in as.
     jump : str, optional
         Jump host to reach machines in a private subnet by their private addresses.
+    offline : bool
+        True to send machines all packages from here, so that a private subnet needs no NAT gateway.
     visible_within : float
         Seconds after which EC2 lists a new machine, at the latest.
 
@@ -79,7 +81,6 @@ class AWS:
     kind = "aws"
     provisions = True
     survives_manager = True
-    offline = False
     power_file = POWER_FILE
     supported_options = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
     notice = "sky_jupyter.providers.aws.spot_notice:read"
@@ -96,6 +97,7 @@ class AWS:
     ssh_from: str | None = field(default=None, compare=False)
     user: str = "ubuntu"
     jump: str | None = field(default=None, compare=False)
+    offline: bool = field(default=False, compare=False)
     visible_within: float = field(default=5.0, compare=False)
 
     def __post_init__(self) -> None:
