@@ -56,8 +56,10 @@ def known_target(session: ConnectionSession, id: str) -> tuple[Target, str] | No
     if session.open_link is None or (known := session.known.get(id)) is None:
         return None
     from ..machines.link import encoding
+    from ..machines.ssh.target import Target
 
-    return encoding.target(known["target"]), str(known["address"])
+    target = known["target"]
+    return target if isinstance(target, Target) else encoding.target(target), str(known["address"])
 
 
 def _need_paramiko() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +14,14 @@ pytest.importorskip("boto3")
 from sky_jupyter.errors import MachineError
 from sky_jupyter.machines.link.client import Link
 from sky_jupyter.machines.ssh import pool_keys
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import AWS
 from sky_jupyter.providers.base import ConnectionSession
 from sky_jupyter.providers.values import Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import World, hosts
+from tests.pool.pools import run
 from tests.pool.remote import wait_until
 from tests.providers import aws_world
 from tests.providers.aws_hosts import HostedAws
@@ -89,3 +94,46 @@ def test_machines_are_verified_at_first_contact_and_have_host_keys_of_their_own_
     provider.forget(POOL)
     wait_until(lambda: not aws.alive())
     assert os.listdir(tmp_path / "state" / "machine_keys") == []
+
+
+START_AND_VANISH = """
+import os
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.providers import AWS
+from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.pool.pools import run
+
+pool = Pool(PoolSpec(provider=AWS(instance_type="t3.medium"), nodes=2, name="kept", keep=True))
+pool.start()
+run(pool, "x = 41")
+os._exit(0)
+"""
+
+
+def test_another_notebook_attaches_without_asking_aws_and_the_pool_grows_and_ends(
+    aws: HostedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", START_AND_VANISH], check=True, env=environment)
+    registry = Registry()
+    try:
+        [row] = registry.pools()
+    finally:
+        registry.close()
+    before = len(aws.calls())
+    # An attachment needs no log-in.
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "expired")
+    pool = Pool.attach(row)
+    try:
+        assert run(pool, "x + 1").values == [42, 42]
+        assert [call["action"] for call in aws.calls()[before:] if call["action"] != "DescribeInstances"] == []
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", aws_world.CALLER)
+        pool.resize(3)
+        assert run(pool, "import socket; socket.gethostname()").values == [aws.host(id).name for id in pool.ids]
+    finally:
+        pool.down()
+    assert pool.unended == []
+    left = aws.left()
+    assert left.pop("groups") == 1
+    assert not any(left.values())
+    assert list((tmp_path / "state" / "machine_keys").iterdir()) == []
