@@ -9,6 +9,7 @@ from __future__ import annotations
 import calendar
 import contextlib
 import dataclasses
+import email.utils
 import io
 import json
 import os
@@ -265,6 +266,9 @@ class Gate:
         found = [one for one in self.calls if action in ("", one["action"])]
         return [one for one in found if caller in ("", one["caller"])]
 
+    def do_forget_calls(self) -> None:
+        self.calls = []
+
     def do_interrupt(self, id: str) -> None:
         moto_patches.machine(id).interrupt()
 
@@ -319,6 +323,10 @@ def _cut(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
 class _Quiet(WSGIRequestHandler):
     def log(self, *_: Any) -> None:
         """Say nothing of each request."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Return the time of answers, by this cloud's clock."""
+        return email.utils.formatdate(time.time() + self.server.app.ahead, usegmt=True)
 
 
 def main() -> None:

@@ -102,6 +102,10 @@ class AwsWorld:
         found: list[dict[str, Any]] = self._ask("calls", action=action, caller=caller)
         return found
 
+    def forget_calls(self) -> None:
+        """Begin `calls` anew."""
+        self._ask("forget_calls")
+
     def interrupt(self, id: str) -> None:
         """Take a spot instance away."""
         self._ask("interrupt", id=id)
