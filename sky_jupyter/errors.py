@@ -57,6 +57,8 @@ class NoCapacity(ProvisionError):
     def __init__(self, message: str, *, scope: str = "zone", better: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.scope, self.better = scope, better
+        # A quota does not pass by waiting.
+        self.passing = scope == "zone"
 
 
 class OrderSpent(ProvisionError):

@@ -190,7 +190,7 @@ def test_a_refusal_is_an_error_by_which_the_pool_knows_what_to_do(cloud: AwsWorl
     assert type(error) is kinds.get(row.does, type(error))
     assert isinstance(error, (NoCapacity, OrderSpent)) == (row.does in kinds)
     assert getattr(error, "scope", "zone") == ("market" if row.does == MARKET else "zone")
-    assert error.passing == (row.does != STOP)
+    assert error.passing == (row.does not in (STOP, MARKET))
     assert row.told.removesuffix("; the order is sent again") in str(error)
     assert "Encoded" not in str(error)
     # It was sent once.
@@ -283,6 +283,15 @@ def test_a_region_that_is_not_enabled_is_told_from_wrong_keys(aws: AwsWorld) -> 
     with pytest.raises(NoCapacity, match="aws account enable-region --region-name ap-east-1") as raised:
         AWS(region="ap-east-1").list(None)
     assert raised.value.scope == "region"
+
+
+def test_a_region_that_is_not_enabled_is_left_out_where_others_are(aws: AwsWorld) -> None:
+    aws.plan("*", code="AuthFailure", status=401, region="ap-east-1", times=0)
+    provider = AWS(regions=("ap-east-1", "us-east-1"), instance_type="t3.medium")
+    assert {one.region for one in provider.offers(PoolSpec(provider=provider))} == {"us-east-1"}
+    alone = AWS(region="ap-east-1", instance_type="t3.medium")
+    with pytest.raises(NoCapacity, match="aws account enable-region"):
+        alone.offers(PoolSpec(provider=alone))
 
 
 def test_a_clock_that_is_wrong_is_named(aws: AwsWorld) -> None:

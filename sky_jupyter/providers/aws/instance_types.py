@@ -118,7 +118,7 @@ def _tuples(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 @functools.lru_cache(maxsize=32)
 def identity(clients: Clients, region: str) -> tuple[str, str]:
     """Return the account and its endpoint: zones have other names in other accounts."""
-    with translated("ask for the account", profile=clients.profile):
+    with translated("ask for the account", region, profile=clients.profile):
         account = str(clients.sts(region).get_caller_identity()["Account"])
     return account, str(clients.ec2(region).meta.endpoint_url)
 

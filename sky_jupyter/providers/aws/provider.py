@@ -172,7 +172,7 @@ class AWS:
         """Return the number of the account; raise ProvisionError if the credentials are not valid."""
         from .api_errors import translated
 
-        with translated("ask for the account", profile=self.profile):
+        with translated("ask for the account", self.region or "", profile=self.profile):
             return str(self.clients.sts(self.region or "").get_caller_identity()["Account"])
 
     def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
