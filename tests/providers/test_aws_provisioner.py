@@ -80,8 +80,6 @@ def test_an_instance_that_is_not_listed_yet_is_no_error(aws: AwsWorld) -> None:
     assert [one.state for one in PROVIDER.describe(ids)] == ["unknown", "unknown"]
     PROVIDER.destroy(ids)
     aws.configure(shown=0.0)
-    for id in ids:
-        aws.terminate(id)
 
 
 @pytest.mark.slow
