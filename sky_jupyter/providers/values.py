@@ -65,6 +65,10 @@ class MachineRecord:
         Reason of its end, in the provider's words.
     hourly : float or None
         Dollars per hour while it runs; None if unknown here, as `Provisioner.costs` may know it.
+    disk_gb : float or None
+        Size of its disk, for what it costs; None if unknown.
+    public : bool
+        True if it has a public address, which may cost.
     owner, name : str
         The order's owner, and the name of its pool; empty if the machine does not say.
     """
@@ -81,6 +85,8 @@ class MachineRecord:
     until: float | None = None
     reason: str = ""
     hourly: float | None = None
+    disk_gb: float | None = None
+    public: bool = False
     owner: str = ""
     name: str = ""
 

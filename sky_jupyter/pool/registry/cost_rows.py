@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 RUNNING, STOPPED = "running", "stopped"
 # Created on first use, like the table of orders.
 _TABLE = (
-    "CREATE TABLE IF NOT EXISTS costs (pool TEXT NOT NULL, machine TEXT NOT NULL, number INTEGER NOT NULL, "
+    "CREATE TABLE IF NOT EXISTS machine_costs (pool TEXT NOT NULL, machine TEXT NOT NULL, number INTEGER NOT NULL, "
     "name TEXT NOT NULL, provider TEXT NOT NULL, kind TEXT NOT NULL, market TEXT NOT NULL, region TEXT NOT NULL, "
     "zone TEXT NOT NULL, state TEXT NOT NULL, began REAL NOT NULL, ended REAL, hourly REAL, dollars REAL, "
-    "at REAL NOT NULL, PRIMARY KEY (pool, machine, number))"
+    "at REAL NOT NULL, disk_gb REAL, public INTEGER NOT NULL, PRIMARY KEY (pool, machine, number))"
 )
 _MOST = 10_000
 _HOUR = 3600
@@ -43,6 +43,8 @@ class CostRow:
         Dollars per hour, as last known; None if unknown.
     dollars, at : float or None, float
         Dollars from ``began`` to ``at``; None if unknown.
+    disk_gb, public : float or None, bool
+        As of `MachineRecord`.
     """
 
     pool: str
@@ -60,6 +62,8 @@ class CostRow:
     hourly: float | None
     dollars: float | None
     at: float
+    disk_gb: float | None = None
+    public: bool = False
 
     def so_far(self, now: float) -> float | None:
         """Return the dollars until ``now``, at the last known price from ``at`` on; None if unknown."""
@@ -81,9 +85,10 @@ def write(registry: Registry, rows: Iterable[CostRow]) -> None:
         connection.execute(_TABLE)
         for row in rows:
             values = [getattr(row, name) for name in _NAMES]
-            connection.execute(f"INSERT OR REPLACE INTO costs ({_COLUMNS}) VALUES ({marks})", values)
+            connection.execute(f"INSERT OR REPLACE INTO machine_costs ({_COLUMNS}) VALUES ({marks})", values)
         connection.execute(
-            "DELETE FROM costs WHERE ended IS NOT NULL AND rowid <= (SELECT max(rowid) FROM costs) - ?", (_MOST,)
+            "DELETE FROM machine_costs WHERE ended IS NOT NULL AND rowid <= (SELECT max(rowid) FROM machine_costs) - ?",
+            (_MOST,),
         )
 
 
@@ -100,7 +105,7 @@ def every(registry: Registry) -> list[CostRow]:
 def _read(registry: Registry, where: str, *values: str) -> list[CostRow]:
     with registry.connection() as connection:
         try:
-            found = connection.execute(f"SELECT {_COLUMNS} FROM costs {where} ORDER BY began, machine", values)
+            found = connection.execute(f"SELECT {_COLUMNS} FROM machine_costs {where} ORDER BY began, machine", values)
             return [CostRow(*row) for row in found.fetchall()]
         except sqlite3.OperationalError as error:
             if "no such table" in str(error):

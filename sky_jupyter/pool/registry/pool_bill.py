@@ -89,7 +89,8 @@ class PoolBill:
             if before.ended is None:
                 rows[record.id, before.number] = replace(before, ended=began)
         place = (name, kind, record.kind, record.market, record.region, record.zone)
-        fresh = CostRow(self._pool, record.id, number, *place, state, began, None, record.hourly, None, began)
+        price = (record.hourly, None, began, record.disk_gb, record.public)
+        fresh = CostRow(self._pool, record.id, number, *place, state, began, None, *price)
         rows[record.id, number] = fresh
 
     def price(self, provider: Provisioner) -> None:
@@ -186,6 +187,8 @@ def _updated(row: CostRow, record: MachineRecord, now: float) -> CostRow:
         region=record.region or row.region,
         zone=record.zone or row.zone,
         hourly=row.hourly if record.hourly is None else record.hourly,
+        disk_gb=row.disk_gb if record.disk_gb is None else record.disk_gb,
+        public=record.public,
     )
     if row.number == 0 and row.dollars is None and record.launched is not None:
         began = min(record.launched, now)
@@ -204,6 +207,8 @@ def _record(row: CostRow) -> MachineRecord:
         market=row.market,
         launched=row.began,
         hourly=row.hourly,
+        disk_gb=row.disk_gb,
+        public=bool(row.public),
     )
 
 

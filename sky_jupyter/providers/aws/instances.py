@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .clients import Clients
 
 POOL, OWNER, UNTIL = "sky-jupyter", "sky-jupyter-owner", "sky-jupyter-until"
+DISK = "sky-jupyter-disk-gb"
 # The tag "Name" is this and the pool's name.
 NAME = "sky-jupyter "
 _STATES = {
@@ -57,6 +58,9 @@ def record_of(instance: Mapping[str, Any], region: str) -> MachineRecord:
     until: float | None = None
     with contextlib.suppress(KeyError, ValueError):
         until = float(tags[UNTIL])
+    disk: float | None = None
+    with contextlib.suppress(KeyError, ValueError):
+        disk = float(tags[DISK])
     launched: datetime | None = instance.get("LaunchTime")
     addresses = (instance.get("PublicIpAddress"), instance.get("PrivateIpAddress"))
     _regions[instance["InstanceId"]] = region
@@ -74,6 +78,8 @@ def record_of(instance: Mapping[str, Any], region: str) -> MachineRecord:
         owner=tags.get(OWNER, ""),
         name=tags.get("Name", "").removeprefix(NAME),
         reason=str(instance.get("StateReason", {}).get("Message") or instance.get("StateTransitionReason") or ""),
+        disk_gb=disk,
+        public=bool(instance.get("PublicIpAddress")),
     )
 
 
@@ -191,6 +197,7 @@ def _by_id(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> list
 
 
 __all__ = [
+    "DISK",
     "NAME",
     "OWNER",
     "POOL",

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .provider import AWS
     from .vpc_network import Subnet
 
-DISK = "sky-jupyter-disk-gb"
 # Note beside a pool's keys: the region of its placement group.
 PLACEMENT = "placement_group_region"
 _MOST_TAG = 255
@@ -144,7 +143,7 @@ def _tags(order: Order, disk_gb: int) -> list[dict[str, Any]]:
         kinds.append("spot-instances-request")
     tags = [{"Key": name, "Value": text} for name, text in values.items()]
     made = [{"ResourceType": kind, "Tags": tags} for kind in kinds]
-    made[0] = {"ResourceType": kinds[0], "Tags": [*tags, {"Key": DISK, "Value": str(disk_gb)}]}
+    made[0] = {"ResourceType": kinds[0], "Tags": [*tags, {"Key": instances.DISK, "Value": str(disk_gb)}]}
     return made
 
 

@@ -15,7 +15,7 @@ from ...machines.ssh.target import HostAddress
 from ...spec.pool_spec import PoolSpec
 from ...util.validate import brief, check_whole, is_number
 from .. import first_contact, kinds
-from ..base import ConnectionSession, MachineRecord, Offer, Order
+from ..base import Charge, ConnectionSession, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
     from ...machines.base import Machine
@@ -220,6 +220,12 @@ class AWS:
         from . import offers
 
         return offers.price_list(self, spec)
+
+    def costs(self, records: Sequence[MachineRecord], at: float) -> Sequence[Charge]:
+        """Return what instances cost: their time, disk and public address."""
+        from . import instance_costs
+
+        return instance_costs.charges(self.clients, records, at)
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         """Launch instances in one zone, by one call; return their ids."""
