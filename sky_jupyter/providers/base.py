@@ -86,7 +86,7 @@ class Provider(Protocol):
 
     @property
     def supported_options(self) -> tuple[str, ...]:
-        """Names in `spec.WISHES` that it supports; a pool warns of the others."""
+        """Names in `spec.MACHINE_OPTIONS` that it supports; a pool warns of the others."""
 
     @property
     def notice(self) -> str:

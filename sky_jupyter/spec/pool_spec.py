@@ -38,7 +38,7 @@ MAX_TTL = 10 * 366 * 86_400.0
 DEFAULT_PROVISIONED_TTL = 24 * 3600.0
 ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
 # What says which machine a provider is to make; of no meaning where machines are there already.
-WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
+MACHINE_OPTIONS = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
 MIN_JOURNAL, MAX_JOURNAL = 10**6, 10**12
 DEFAULT_JOURNAL = 256 * 10**6
 DEFAULT_OPTIONS = Options()
@@ -227,7 +227,10 @@ class PoolSpec:
         """Options for machines that the provider does not support."""
         supported = self.provider.supported_options
         budget = ("max_cost",) if self.max_cost is not None and not self.provider.provisions else ()
-        return (*(name for name in WISHES if getattr(self, name) is not None and name not in supported), *budget)
+        return (
+            *(name for name in MACHINE_OPTIONS if getattr(self, name) is not None and name not in supported),
+            *budget,
+        )
 
     @property
     def world_size(self) -> int:

@@ -38,7 +38,7 @@ from sky_jupyter.errors import MachineError, OrderSpent, SkyError
 from sky_jupyter.machines.base import Machine
 from sky_jupyter.providers import kinds
 from sky_jupyter.providers.base import ConnectionSession, Order, Provider, Provisioner
-from sky_jupyter.spec.pool_spec import WISHES, PoolSpec
+from sky_jupyter.spec.pool_spec import MACHINE_OPTIONS, PoolSpec
 
 PATIENCE = 60.0
 ODD_NAMES = ["a", "deep/er/b c", "it's", "$HOME", "-rf", "new\nline", "ünï", "*", "a\\b", ' " ', "~"]
@@ -372,7 +372,7 @@ class ProviderConformance:
         assert provider.kind.isidentifier()
         flags = (provider.provisions, provider.survives_manager, provider.offline)
         assert all(isinstance(flag, bool) for flag in flags)
-        assert set(provider.supported_options) <= set(WISHES)
+        assert set(provider.supported_options) <= set(MACHINE_OPTIONS)
         assert provider.default_nodes() >= 1
         assert [offer.name for offer in provider.offers(spec)]
 
