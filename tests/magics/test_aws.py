@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +56,9 @@ def test_a_spot_pool_says_what_it_costs_hears_of_its_interruption_and_leaves_not
     assert "[0-1] Out: 42" in cell.run
     assert re.search(r"\$0\.\d+ an hour", cell.run)
     # What it will cost is said before it is bought, and a refusal as it comes.
-    assert any(re.search(r"2 × m7i\.large spot in us-east-1a: \$", update) for update in cell.updates)
+    price = r"2 × m7i\.large spot in us-east-1%s: \$0\.\d+ an hour"
+    assert any(re.search(price % "a", update) for update in cell.updates)
+    assert any(re.search(r"us-east-1a: [^;]+; " + price % "b", update) for update in cell.updates)
     assert {one["zone"] for one in aws.instances(state="running")} == {"us-east-1b"}
     assert shown(book.run("%sky cost")).count("m7i.large") == 2
 
@@ -79,4 +82,19 @@ def test_a_spot_pool_says_what_it_costs_hears_of_its_interruption_and_leaves_not
     assert book.run("%sky down", timeout=240).status == "ok"
     wait_until(lambda: not aws.alive())
     assert aws.instances(id=first)[0]["state"] == "terminated"
+    assert left(aws) == NOTHING
+
+
+def test_a_kernel_that_is_shut_down_ends_its_machines_and_a_lost_answer_buys_none_twice(
+    aws: HostedAws, tmp_path: Path
+) -> None:
+    before = len(aws.instances())
+    aws.plan("RunInstances", code="RequestLimitExceeded", status=503)
+    aws.plan("RunInstances", "lost")
+    with notebook(tmp_path) as book:
+        assert book.run("%load_ext sky_jupyter").status == "ok"
+        cell = book.run("%%sky --provider aws --nodes 2\n6 * 7", timeout=240)
+        assert "[0-1] Out: 42" in cell.run
+        assert len(aws.instances()) == before + 2
+    wait_until(lambda: not aws.alive())
     assert left(aws) == NOTHING

@@ -286,7 +286,9 @@ class Provisioning:
             offer, zone = place
             token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
             order = Order(self._pool, token, offer, zone, self.deadline(spec), owner, spec.name)
-            self._tell(purchase(count, offer.name, offer.market, zone or offer.region, offer.hourly))
+            # With the last refusal: shown alone, it would be replaced at once.
+            ordered = purchase(count, offer.name, offer.market, zone or offer.region, offer.hourly)
+            self._tell("; ".join([*whys[-1:], ordered]))
             try:
                 if made := self._send(spec, order, count, halt):
                     return made
