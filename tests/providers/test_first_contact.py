@@ -197,3 +197,32 @@ def test_a_machine_that_boots_slowly_is_waited_for(host: Host, keys: PoolKeys, m
     [machine] = first_contact.connect(access(lambda ids: there[-1:]), [ID], ConnectionSession(tell=tell))
     machine.close()
     assert heard == ["pending, without", "does not answer", "answers, but"]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_machines_without_public_addresses_are_reached_through_a_jump_host(
+    keys: PoolKeys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    skip_without_hosts()
+    pytest.importorskip("paramiko", reason="needs paramiko (the `ssh` extra)")
+    with hosts(2, jump=True) as made:
+        behind = made[1]
+        # The user's configuration says how the jump host is reached, and nothing of the machine.
+        monkeypatch.setenv("SKY_SSH_CONFIG", str(made.ssh_config(tmp_path / "config")))
+        monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+        behind.write("/root/.ssh/authorized_keys", f"{keys.client}\n", mode=0o600)
+        give(behind, keys)
+        there = BootAccess(
+            lambda ids: [record("running", NOBODY, behind.private)],
+            "root",
+            made[0].name,
+            lambda one: "",
+            lambda one: "",
+        )
+        [machine] = first_contact.connect(there, [ID], ConnectionSession())
+        try:
+            assert machine.run("hostname").out.strip() == behind.name.encode()
+            assert len(keys.trusted(ID)) == 1
+        finally:
+            machine.close()

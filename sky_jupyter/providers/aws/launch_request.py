@@ -135,7 +135,8 @@ def _efa_card(type: InstanceType, card: int) -> dict[str, Any]:
 
 
 def _tags(order: Order, disk_gb: int) -> list[dict[str, Any]]:
-    values = {"Name": f"sky-jupyter {order.pool}", instances.POOL: order.pool, instances.OWNER: order.owner[:_MOST_TAG]}
+    name = f"{instances.NAME}{order.name or order.pool}"
+    values = {"Name": name[:_MOST_TAG], instances.POOL: order.pool, instances.OWNER: order.owner[:_MOST_TAG]}
     if order.until is not None:
         values[instances.UNTIL] = f"{order.until:.0f}"
     kinds = ["instance", "volume", "network-interface"]
