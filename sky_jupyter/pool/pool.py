@@ -994,6 +994,10 @@ class Pool:
         """Raise PoolError with the reason if the pool cannot run now."""
         self.lifecycle.require_live(restarting=restarting)
 
+    def taken_away(self) -> str:
+        """Return why a broken pool is to be made anew by the next cell, or ""; see `PoolLifecycle.taken_away`."""
+        return self.lifecycle.taken_away()
+
     def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
         """Report a phase; yield a function that reports a line of it."""
         return self.lifecycle.phase(phase, text)

@@ -16,6 +16,7 @@ from ..pool.runs.result import CellError, CellResult
 from ..pool.runs.run import Run
 from ..pool.transfer import send_values
 from ..util.text import rank_label
+from .pools import renew_taken
 
 RESULT = "_sky"
 _NAMES_SHOWN = 12
@@ -93,6 +94,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
         When ranks failed.
     """
     gather(pool, namespace)
+    renew_taken(pool)
     settle(pool)
     restarts = "; ".join(filter(None, take_restarts(pool, namespace)))
     for news in filter(None, [*pool.take_news(), restarts]):

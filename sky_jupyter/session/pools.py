@@ -121,6 +121,14 @@ def restart_pool(pool: Pool) -> None:
     view.finish("new kernels on all ranks")
 
 
+def renew_taken(pool: Pool) -> None:
+    """Make a pool anew that broke because machines of it were taken away."""
+    if why := pool.taken_away():
+        told = print if pool.spec.options.console else _log.info
+        told(f"pool {pool.spec.name} is made anew: {why}")
+        restart_pool(pool)
+
+
 def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
     """End a pool and forget it; show ranks that take long if its start was shown, or ``tell`` them."""
     told = tell or (print if pool.spec.options.console else _log.info)
@@ -294,4 +302,5 @@ def live_pool(pool: Holder | Pool) -> Pool:
     if not isinstance(live, Pool):
         raise PoolError(f"{pool!r} is no pool")
     live.must_be_ours()
+    renew_taken(live)
     return live

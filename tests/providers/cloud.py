@@ -105,6 +105,8 @@ class Cloud:
     # Dollars an hour of each machine; None where the cloud has no price list.
     hourly: float | None = 0.1
     visible_within: float = field(default=0.1, compare=False)
+    # What nodes ask whether their machine is taken away.
+    notice: str = field(default="", compare=False)
 
     @property
     def power_file(self) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -35,7 +36,7 @@ from ..journal.journal import Journal
 from ..journal.run_record import RunRecord
 from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
-from ..protocol.host_config import HostConfig, member_name
+from ..protocol.host_config import CONFIG, HostConfig, member_name
 from ..protocol.journal_events import error_text
 from ..protocol.rpc import AgentCall
 from ..protocol.version import PROTOCOL
@@ -426,6 +427,16 @@ class Agent:
     async def sky_python(self) -> dict[str, Any]:
         """Return this node's minor Python version and its protocol number."""
         return {"python": code_portability.PYTHON, "protocol": PROTOCOL}
+
+    async def sky_change_addresses(self, addresses: list[str]) -> None:
+        """Note the nodes' addresses, for kernels that are started or set up again, and for later agents."""
+        self.config = dataclasses.replace(self.config, addresses=addresses)
+        path = self.pool_folder / CONFIG
+        new = path.with_name(f"{CONFIG}.{self.node}")
+        # As the host has it, with all of its nodes.
+        config = dataclasses.replace(HostConfig.read(self.pool_folder), addresses=addresses)
+        new.write_bytes(config.dump())
+        new.replace(path)
 
     async def sky_free_ports(self, count: int) -> list[int]:
         """Return free ports of this node's address, for coordinators.

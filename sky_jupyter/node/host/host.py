@@ -331,12 +331,14 @@ class HostProcess:
         revived = False
         if len(recent) < _REVIVALS:
             self.revivals[name] = [*recent, now]
-            with contextlib.suppress(RuntimeError, OSError):
+            with contextlib.suppress(RuntimeError, OSError, ValueError, TypeError):
                 if name == "scheduler":
                     self.start_scheduler()
                 elif name == "forkserver":
                     self.renew_forkserver()
                 else:
+                    # An agent may have noted other nodes' new addresses.
+                    self.config = HostConfig.read(self.folder)
                     self.start_agent(int(name.rpartition(" ")[2]))
                 revived = True
         self.say(event="ended", name=name, text=text, revived=revived)

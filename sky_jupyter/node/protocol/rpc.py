@@ -72,6 +72,8 @@ LIST_PACKAGES = AgentCall("list_packages", idempotent=True, timeout=60.0)
 # Managers and agents of all versions know this call by this name: it tells them whether they are compatible.
 PYTHON = AgentCall("python", idempotent=True)
 
+# A node has another machine.
+CHANGE_ADDRESSES = AgentCall("change_addresses", required=("addresses",), idempotent=True)
 # Agents tell each other that a machine is about to be taken away.
 NOTE_INTERRUPTION = AgentCall("note_interruption", "interruptions", required=("node", "notice"), fenced=False)
 

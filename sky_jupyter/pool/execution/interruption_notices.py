@@ -50,8 +50,9 @@ class InterruptionNotices:
     def __init__(self, watchdog: Watchdog, who: Callable[[int], str]) -> None:
         self._watchdog, self._who = watchdog, who
         self.nodes: dict[int, Notice] = {}
-        # Called with each node whose machine will be taken away for sure.
-        self.on_notice: Callable[[int], None] = lambda node: None
+        # Called with each node whose machine will be taken away for sure, and with each for which that is withdrawn.
+        self.on_notice: Callable[[int], None] = _ignore
+        self.on_withdrawn: Callable[[int], None] = _ignore
 
     def take(self, node: int, facts: Any) -> bool:
         """Handle an agent's report, which is untrusted; return whether a machine is about to go."""
@@ -76,11 +77,15 @@ class InterruptionNotices:
             if self.nodes.pop(each, None) is not None:
                 self._watchdog.over(_key(each))
 
+    def is_taken(self, node: int) -> bool:
+        """Return whether a node's machine is taken away for sure."""
+        return node in self.nodes and self.nodes[node].action != RISK
+
     def why_lost(self, node: int) -> str:
         """Return why a lost node's machine is gone, if it was to be taken away; else ""."""
-        notice = self.nodes.get(node)
-        if notice is None or notice.action == RISK:
+        if not self.is_taken(node):
             return ""
+        notice = self.nodes[node]
         # It is not to come any more.
         self._watchdog.over(_key(node))
         return f"its provider has taken the machine away ({notice.action})"
@@ -93,6 +98,7 @@ class InterruptionNotices:
 
     def _withdraw(self, node: int) -> None:
         del self.nodes[node]
+        self.on_withdrawn(node)
         self._watchdog.over(_key(node), f"the machine of {self._who(node)} is not taken away after all")
 
     def _text(self, node: int, notice: Notice) -> str:
@@ -106,6 +112,10 @@ def _sentence(machine: str, notice: Notice) -> str:
         return f"{machine} is taken away soon ({notice.action})"
     clock = time.strftime("%H:%M:%S", time.localtime(time.time() + notice.left))
     return f"{machine} is taken away in {notice.left:.0f} s, at {clock} ({notice.action})"
+
+
+def _ignore(node: int) -> None:
+    """Do nothing."""
 
 
 def _key(node: int) -> str:

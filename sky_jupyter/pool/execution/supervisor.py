@@ -109,6 +109,9 @@ class Supervisor:
         self.finish: Callable[..., Awaitable[None]] = _at_once
         # Notices that no listener has got.
         self.news: list[str] = []
+        # Called with each lost node; returns the work that cells wait for until lost nodes have other machines.
+        self.on_node_lost: Callable[[int], None] = lambda node: None
+        self.replacing: Callable[[], asyncio.Future[None] | None] = lambda: None
         # The last repair, for which the next cell waits; and all repairs.
         self._repair: asyncio.Future[None] | None = None
         self._repairs = BackgroundTasks()
@@ -457,10 +460,17 @@ class Supervisor:
     @property
     def mending(self) -> bool:
         """Return whether a repair is under way."""
-        return self._repair is not None
+        return self._repair is not None or self.replacing() is not None
 
     async def settle(self) -> None:
-        """Wait until all repairs are done, new ones included."""
+        """Wait until all repairs are done, new ones included, and lost machines are replaced."""
+        while self.mending:
+            await self.settle_repairs()
+            if (replacement := self.replacing()) is not None:
+                await asyncio.wait([replacement])
+
+    async def settle_repairs(self) -> None:
+        """Wait until all repairs are done; calls on other nodes do not wait for machines."""
         while self._repair is not None:
             await asyncio.wait([self._repair])
 
@@ -808,6 +818,7 @@ class Supervisor:
         for run in list(self.runs.values()):
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
+        self.on_node_lost(node)
         # Made now: the node may be back before its repair's turn comes.
         returned = self._returned[node] = asyncio.Event()
         self._mend_with(self._take_back(node, why, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))

@@ -378,7 +378,7 @@ class PoolTasks:
         """Submit calls until they are over, again to a new scheduler."""
         supervisor = self.pool.supervisor
         try:
-            await supervisor.settle()
+            await supervisor.settle_repairs()
             for run, _, _ in sent:
                 run.start_clock()
             for text in self.pool.watchdog.troubles.values():

@@ -39,6 +39,7 @@ from .cost_meter import CostMeter
 from .dask_cluster import PoolDask
 from .host_events import HostEvents
 from .kernel_shutdown import Leaving, Tell, silently
+from .machine_replacement import MachineReplacement, why_ended
 from .plugin_setup import PluginSetup
 from .provisioning import Provisioning
 from .resize import Resizing
@@ -121,6 +122,13 @@ class PoolLifecycle:
         self.status_cache = StatusCache(self)
         self.pool_start, self.host_events, self.leaving = PoolStart(self), HostEvents(self), Leaving(self)
         self.supervisor.finish = self.leaving.finish
+        self.replacement = MachineReplacement(self)
+        notices = self.supervisor.interruptions
+        notices.on_notice, notices.on_withdrawn = self.replacement.expect, self.replacement.forget
+        self.supervisor.on_node_lost = self.replacement.on_lost
+        self.supervisor.replacing = lambda: self.replacement.over
+        # Why the next cell makes the pool anew, on other machines; "" if it does not.
+        self._anew = ""
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
         self.watchdog = self.supervisor.watchdog
@@ -393,6 +401,7 @@ class PoolLifecycle:
         if not ours:
             return
         self.provisioning.stop()
+        self.replacement.stop()
         if (change := self.resizing) is not None:
             # It discards what it has made so far.
             change.stop()
@@ -601,6 +610,7 @@ class PoolLifecycle:
 
     def _restart(self, listener: Listener, tick: Tick, ranks: Sequence[int] | None) -> None:
         self.require_live(restarting=True)
+        self._give_up_replacement()
         self.listener = listener
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
         whole = bool(away) or self.state is PoolState.BROKEN or self.watchdog.keeper_stands_still
@@ -626,6 +636,7 @@ class PoolLifecycle:
             # Another thread has ended it.
             self._end_hosts(list(self.hosts))
         self.become_ready()
+        self._anew = ""
         if whole:
             self._record_ready()
 
@@ -682,6 +693,7 @@ class PoolLifecycle:
             wanted = self.planned(nodes, add, remove)
             if wanted.is_of(self.spec):
                 return
+            self._give_up_replacement()
             self.listener = listener
             self.workers.close()
             self.phases.clear(self.phases.usual)
@@ -740,10 +752,31 @@ class PoolLifecycle:
 
     def lose_head(self, why: str) -> None:
         """Do the same without a head; read runs from nodes' disks."""
+        if taken := self.supervisor.interruptions.why_lost(0):
+            why = self._anew = f"{taken}: it was the head's"
         if self.state is not PoolState.BROKEN and self._stop_control(why):
             self.supervisor.tell(why)
             hosts = [host for host in self.hosts if not host.here]
             self.supervisor.do(journal_recovery.give_up(list(self.supervisor.runs.values()), hosts, why))
+
+    def make_anew(self, why: str) -> None:
+        """Break the pool, until the next cell makes it anew."""
+        self._anew = why
+        self.mark_broken(why)
+
+    def taken_away(self) -> str:
+        """Return why a broken pool is to be made anew by the next cell, or "".
+
+        That is so if machines that were bought for it have ended. Not for the loop's own thread.
+        """
+        if self.state is not PoolState.BROKEN or not self.provisioning.buys(self.spec):
+            return ""
+        return self._anew or why_ended(self.spec, self.ids)
+
+    def _give_up_replacement(self) -> None:
+        """Stop the replacement of machines: all of the pool changes."""
+        self.replacement.stop()
+        self.replacement.wait()
 
     @property
     def _is_watched(self) -> bool:

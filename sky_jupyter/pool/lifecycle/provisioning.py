@@ -9,7 +9,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ..registry import orders, purchases
 from ..registry.machine_sweep import end_machines
 from ..registry.orders import OrderRow
 from ..registry.pool_bill import PoolBill
+from . import zone_choice
 from .place_refusals import Place, Refusals
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Provisioning:
         # The order without an answer: it is sent again before any other.
         self._open: tuple[Order, int] | None = None
         self._refusals = Refusals()
+        # The machines that it has, as they were listed last.
+        self._had: list[MachineRecord] = []
         self._account: str | None = None
         # What the machines cost, and who is told of each order before it is sent.
         self.bill = PoolBill(registry, pool)
@@ -123,8 +126,13 @@ class Provisioning:
         count: int,
         before: Sequence[str] = (),
         tell: Callable[[str], None] = _say_nothing,
+        *,
+        without: Collection[str] = (),
+        move: bool = True,
     ) -> list[str]:
         """Return ``count`` machines: existing ones, and new ones.
+
+        New ones are made in the zone of the existing ones if that has capacity.
 
         Parameters
         ----------
@@ -136,6 +144,11 @@ class Provisioning:
             The nodes' previous machines; one that still exists keeps its place.
         tell : callable
             Receives a line on each order before it is sent, with its price, and on each refusal.
+        without : collection of str
+            Machines that are about to be taken away: they are neither used nor destroyed.
+        move : bool
+            Whether, if the plugins need one zone and that of the existing machines has no capacity, all are made
+            elsewhere, and the existing ones destroyed.
 
         Returns
         -------
@@ -153,7 +166,7 @@ class Provisioning:
         with self._lock:
             self._tell = tell
             try:
-                return self._acquire(spec, count, before, halt)
+                return self._acquire(spec, count, before, halt, set(without), move=move)
             finally:
                 if self._given_up:
                     # `end` did not wait for this call.
@@ -216,30 +229,41 @@ class Provisioning:
             self._rows.clear()
         return left
 
-    def _acquire(self, spec: PoolSpec, count: int, before: Sequence[str], halt: threading.Event) -> list[str]:
+    def _acquire(
+        self, spec: PoolSpec, count: int, before: Sequence[str], halt: threading.Event, left: set[str], *, move: bool
+    ) -> list[str]:
         if self._account is None:
             self._account = str(self._ask(spec, halt, _provisioner(spec).account))
         fresh: list[str] = []
+        moved: list[str] = []
         spent: OrderSpent | None = None
         for _ in range(_ROUNDS):
             try:
                 if self._open is not None:
                     fresh += self._send(spec, *self._open, halt)
-                there = self._there(spec, fresh, halt)
+                there = [id for id in self._there(spec, fresh, halt) if id not in left]
+                self._had = [one for one in self._had if one.id in there]
                 if len(there) >= count:
-                    return self._placed(spec, there, count, before)
+                    return self._placed(spec, there, count, before, moved)
                 fresh += self._buy(spec, count - len(there), halt)
+            except NoCapacity as error:
+                if not (move and self._had and zone_choice.needs_one_zone(spec)):
+                    raise
+                self._tell(f"{first_line(error)}; all {count} are made elsewhere, as they must be in one zone")
+                left.update(there)
+                moved += there
+                continue
             except OrderSpent as error:
                 spent = error
                 continue
-            there = list(dict.fromkeys([*there, *fresh]))
+            there = [id for id in dict.fromkeys([*there, *fresh]) if id not in left]
             if len(there) >= count:
-                return self._placed(spec, there, count, before)
+                return self._placed(spec, there, count, before, moved)
         raise _passing(f"{count} machines were ordered {_ROUNDS} times, and some ended at once") from spent
 
     def _there(self, spec: PoolSpec, fresh: Sequence[str], halt: threading.Event) -> list[str]:
         """Return the usable machines of the pool, the oldest first."""
-        rows = self._known()
+        rows, self._had = self._known(), []
         if not rows:
             return []
         now, visible = time.time(), _provisioner(spec).visible_within
@@ -254,17 +278,21 @@ class Provisioning:
         records = self._list(spec, rows, halt)
         self.bill.seen(spec.name, _provisioner(spec), records)
         gone = {record.id for record in records if not record.is_usable}
+        self._had = [record for record in records if record.is_usable]
         usable = sorted((record for record in records if record.is_usable), key=lambda one: one.launched or 0.0)
         return list(dict.fromkeys([*(one.id for one in usable), *(id for id in fresh if id not in gone)]))
 
     def _list(self, spec: PoolSpec, rows: Sequence[OrderRow], halt: threading.Event) -> list[MachineRecord]:
         return list(self._ask(spec, halt, lambda: spec.provider.list(self._pool, _regions(rows))))
 
-    def _placed(self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str]) -> list[str]:
+    def _placed(
+        self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str], moved: Sequence[str]
+    ) -> list[str]:
         """Give nodes machines, in old places; destroy the surplus."""
         kept = [id if id in there else "" for id in before[:count]] + [""] * (count - len(before))
         others = [id for id in there if id not in kept]
         placed = [id or others.pop(0) for id in kept]
+        others += moved
         if others:
             # On failure, the pool's end destroys them.
             with contextlib.suppress(Exception):
@@ -299,10 +327,12 @@ class Provisioning:
                 whys.append(first_line(error))
                 passing = passing or error.scope == "zone"
             self._tell(whys[-1])
+        if not places and self._had:
+            raise NoCapacity(f"{spec.provider} has no machine where the others are")
         if not places:
             raise ProvisionError(f"{spec.provider} has no machine that fits what is asked for")
         said = "; ".join(dict.fromkeys([*whys, *self._refusals.reasons(untried)]))
-        failed = ProvisionError(f"{count} machine{'s' if count > 1 else ''} cannot be had: {said}")
+        failed = NoCapacity(f"{count} machine{'s' if count > 1 else ''} cannot be had: {said}")
         failed.passing = passing
         raise failed
 
@@ -310,7 +340,8 @@ class Provisioning:
         """Return offers and zones, the best first."""
         most = spec.max_hourly_cost
         offers = [one for one in spec.provider.offers(spec) if most is None or one.hourly is None or one.hourly <= most]
-        return [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
+        found = [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
+        return zone_choice.nearest(found, self._had, spec)
 
     def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
         """Send an order, and again while it gets no answer: the same token creates the same machines."""

@@ -180,11 +180,17 @@ class PoolPackages:
             self._sure = set()
 
     def _there(self) -> dict[int, dict[str, Any]]:
-        """Return each node's packages."""
-        if not self._nodes:
-            self.pool.require_live()
-            self._nodes = loop().call(self.pool.control.ask(rpc.LIST_PACKAGES))
-        return self._nodes
+        """Return each node's packages, without nodes that are lost."""
+        if self._nodes:
+            return self._nodes
+        self.pool.require_live()
+        lost = set(self.pool.control.lost)
+        found = loop().call(
+            self.pool.control.ask(rpc.LIST_PACKAGES, [n for n in range(self.pool.spec.nodes) if n not in lost])
+        )
+        if not lost:
+            self._nodes = found
+        return found
 
     def _differences(self, wanted: Mapping[str, str]) -> dict[str, dict[str, list[int]]]:
         """Return differing distributions, by version and node."""

@@ -1,0 +1,421 @@
+"""Replacement of machines that were taken away, while the pool's other nodes go on.
+
+Another machine is made as soon as a notice comes, in the same zone, and prepared. When the old one is gone, its node
+begins anew on the other: the supervisor then makes its kernels, and sets up what the others need again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ...errors import BootstrapError, MachineError, NoCapacity, PoolError, ProvisionError, SkyError, first_line
+from ...node.protocol import rpc
+from ...util.background_tasks import BackgroundTasks
+from ..base import retries
+from ..base.timeouts import TIMEOUTS
+from ..context import PoolContext
+from ..hosts import launch, remote_host
+from . import zone_choice
+from .state_machine import PoolState
+
+if TYPE_CHECKING:
+    from ...bootstrap.remote_environment import HostPreparation
+    from ...machines.ssh.types import Prompts
+    from ...spec.pool_spec import PoolSpec
+    from ..base.phases import PhaseLog
+    from ..execution.supervisor import Supervisor
+    from ..hosts.link import PoolLink
+    from ..registry.remote_parts import Traces
+    from .host_events import HostEvents
+    from .provisioning import Provisioning
+    from .state_machine import StateMachine
+    from .ttl import Expiry
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+_JOIN_TIMEOUT = TIMEOUTS.start.rejoin
+_END_PATIENCE = TIMEOUTS.end.others
+# How often a provider is asked whether a lost node's machine has ended, and the pause.
+_QUESTIONS, _PAUSE = 5, TIMEOUTS.liveness.silence
+_LOOK = TIMEOUTS.polls.resize
+
+
+class ReplacementContext(PoolContext, Protocol):
+    """The pool's lifecycle as seen by replacements, which change one node's part of it."""
+
+    ids: Sequence[str]
+    hosts: list[launch.Host]
+    machines: list[Any]
+    link: PoolLink | None
+    prompts: Prompts | None
+    shape: int
+    scheduler_there: str
+    states: StateMachine
+    supervisor: Supervisor
+    provisioning: Provisioning
+    phases: PhaseLog
+    host_events: HostEvents
+    expiry: Expiry
+
+    @property
+    def state(self) -> PoolState: ...
+
+    @property
+    def traces(self) -> Traces:
+        """Return the registry's records of its parts on other machines."""
+        ...
+
+    def make_anew(self, why: str) -> None:
+        """Break the pool, until the next cell makes it anew."""
+        ...
+
+    def keep_link(self) -> None:
+        """Record which machines the link is connected to."""
+        ...
+
+    def write_record(self, *, direct: bool) -> None:
+        """Write the file from which a later manager attaches."""
+        ...
+
+
+class _Again(Exception):
+    """More nodes are to be replaced: prepare all of them."""
+
+
+class MachineReplacement:
+    """Replacements of one pool's machines; made with the pool, used on its loop.
+
+    Parameters
+    ----------
+    pool : ReplacementContext
+        The pool.
+    """
+
+    def __init__(self, pool: ReplacementContext) -> None:
+        self.pool = pool
+        # The nodes whose machines are to be replaced, and those of them that are lost.
+        self._wanted: set[int] = set()
+        self._lost: set[int] = set()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
+        self._stop = threading.Event()
+        # New machines by node: their ids, and connections to them.
+        self._ids: dict[int, str] = {}
+        self._machines: dict[int, tuple[str, Any]] = {}
+        self._over = threading.Event()
+        self._over.set()
+
+    # -- events of nodes ---------------------------------------------------------------------------
+
+    def expect(self, node: int) -> None:
+        """Prepare another machine for a node whose machine will be taken away."""
+        if node != 0 and self._may:
+            self._begin(node)
+
+    def forget(self, node: int) -> None:
+        """Prepare no other machine for a node: its machine stays after all."""
+        if node not in self._lost:
+            self._wanted.discard(node)
+            self._news.set()
+
+    def on_lost(self, node: int) -> None:
+        """Replace a lost node's machine if it was taken away, or has ended by itself."""
+        if node != 0 and self._may:
+            self._tasks.start(self._consider(node))
+
+    async def _consider(self, node: int) -> None:
+        """Replace a lost node's machine if it is gone; it may not be seen at once."""
+        pool = self.pool
+        for _ in range(_QUESTIONS):
+            if node not in pool.control.lost or not self._may:
+                return
+            if pool.supervisor.interruptions.is_taken(node):
+                break
+            if why := await asyncio.to_thread(why_ended, pool.spec, [pool.ids[node]]):
+                if node in pool.control.lost:
+                    pool.control.whys[node] = why
+                    pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {why}")
+                break
+            await asyncio.sleep(_PAUSE)
+        else:
+            return
+        if node in pool.control.lost and self._may:
+            self._lost.add(node)
+            self._begin(node)
+
+    @property
+    def _may(self) -> bool:
+        return self.pool.provisioning.buys(self.pool.spec) and self.pool.state is PoolState.READY
+
+    @property
+    def over(self) -> asyncio.Task[None] | None:
+        """Return the work that lost nodes wait for; None if no node is lost."""
+        return self._task if self._lost and self._task is not None and not self._task.done() else None
+
+    def stop(self) -> None:
+        """Stop replacing: the pool changes as a whole, or ends. Thread-safe."""
+        self._stop.set()
+        task = self._task
+        if task is not None:
+            with contextlib.suppress(RuntimeError):
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def wait(self) -> None:
+        """Wait until a stopped replacement's threads have returned; in a thread."""
+        self._over.wait(_END_PATIENCE)
+
+    # -- the work ----------------------------------------------------------------------------------
+
+    def _begin(self, node: int) -> None:
+        self._wanted.add(node)
+        self._news.set()
+        if self._task is None or self._task.done():
+            self._stop = threading.Event()
+            self._over.clear()
+            self._task = asyncio.ensure_future(self._work())
+
+    async def _work(self) -> None:
+        try:
+            while self._wanted:
+                self._news.clear()
+                with contextlib.suppress(_Again):
+                    await self._replace(sorted(self._wanted))
+        except Exception as error:
+            if not isinstance(error, (SkyError, OSError, TimeoutError)):
+                _log.exception("machines could not be replaced")
+            self._give_up(error)
+        finally:
+            self._wanted.clear()
+            self._lost.clear()
+            await asyncio.shield(asyncio.to_thread(self._discard))
+            self._over.set()
+
+    async def _replace(self, nodes: Sequence[int]) -> None:
+        pool = self.pool
+        names = ", ".join(f"node {node}" for node in nodes)
+        with self._telling(f"another machine is made for {names}") as tell:
+            await self._have(nodes, tell)
+            preparation = await self._aside(self._crew, nodes)
+            for _, _, work in preparation.phases:
+                await self._aside(work, _ignore)
+            tell(f"another machine is ready for {names}")
+            await self._until_lost(nodes)
+            tell(f"{names} begins anew on another machine")
+            before = [pool.ids[node] for node in nodes]
+            await self._start(nodes, preparation)
+        pool.supervisor.tell(f"{names} has another machine")
+        self._wanted.difference_update(nodes)
+        self._lost.difference_update(nodes)
+        await self._aside(pool.provisioning.release, pool.spec, before)
+
+    async def _have(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
+        """Make machines for the nodes, and connect to them."""
+        options = self.pool.spec.options
+        # With another zone for all there is no need to wait for this one.
+        most = 1 if zone_choice.needs_one_zone(self.pool.spec) else options.attempts(made=True)
+
+        async def have() -> None:
+            await self._aside(self._acquire, nodes, tell)
+            await self._aside(self._connect, nodes)
+
+        await retries.attempts(have, most, options.provision_retry_delay, tell)
+
+    def _acquire(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
+        pool, provisioning = self.pool, self.pool.provisioning
+        before = [self._ids.get(node, id) if node in nodes else id for node, id in enumerate(pool.ids)]
+        old = {pool.ids[node] for node in nodes}
+        provisioning.begin()
+        try:
+            ids = provisioning.acquire(pool.spec, pool.spec.nodes, before, tell, without=old, move=False)
+        finally:
+            provisioning.stop()
+        self._ids.update({node: ids[node] for node in nodes})
+        if any(ids[node] != pool.ids[node] for node in range(len(ids)) if node not in nodes):
+            raise ProvisionError(f"another machine of pool {pool.spec.name!r} has ended")
+
+    def _connect(self, nodes: Sequence[int]) -> None:
+        pool = self.pool
+        fresh = [node for node in nodes if node not in self._machines or self._machines[node][0] != self._ids[node]]
+        if not fresh:
+            return
+        assert pool.link is not None
+        session = pool.link.session(pool.prompts, self._stop)
+        made = pool.spec.provider.connect([self._ids[node] for node in fresh], session)
+        self._machines.update({node: (self._ids[node], one) for node, one in zip(fresh, made, strict=True)})
+
+    def _crew(self, nodes: Sequence[int]) -> HostPreparation:
+        from ...bootstrap.remote_environment import HostPreparation
+
+        pool = self.pool
+        machines, standing = [], {}
+        # As the nodes have them, since earlier replacements too.
+        addresses = self._host_of(0).config().addresses
+        for node in range(pool.spec.nodes):
+            if node in nodes:
+                machines.append(self._machines[node][1])
+            else:
+                host = self._host_of(node)
+                machines.append(host.machine)
+                standing[node] = (host.python, addresses[node])
+        told = pool.phases.on_node
+        offline = pool.spec.provider.offline
+        return HostPreparation(machines, pool.spec, offline=offline, stop=self._stop, on_node=told, standing=standing)
+
+    async def _until_lost(self, nodes: Sequence[int]) -> None:
+        """Wait until the old machines are gone; raise _Again if more are to be replaced."""
+        while self._wanted == set(nodes) and not self._lost >= self._wanted:
+            self._news.clear()
+            await self._news.wait()
+        if self._wanted != set(nodes):
+            raise _Again
+
+    async def _start(self, nodes: Sequence[int], preparation: HostPreparation) -> None:
+        """Start the nodes' hosts on their new machines, in the old ones' places."""
+        pool, control = self.pool, self.pool.control
+        for node in nodes:
+            # The scheduler may not have noticed that the agent is gone, whose name is taken until then.
+            if control.client is not None and node in control.addresses:
+                with contextlib.suppress(Exception):
+                    await control.client.scheduler.unregister(
+                        address=control.addresses[node], stimulus_id=f"sky-gone-{node}"
+                    )
+        started: list[launch.Host] = []
+        try:
+            await self._aside(self._launch, nodes, preparation, started.append)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(remote_host.end_all, started))
+            raise
+        old = [self._host_of(node) for node in nodes]
+        addresses = [site.address for site in preparation.sites]
+        await control.ask(rpc.CHANGE_ADDRESSES, sorted(control.there - set(nodes)), addresses=addresses)
+        self._put(nodes, started)
+        await asyncio.to_thread(self._forget, old)
+        await asyncio.to_thread(pool.write_record, direct=control.direct)
+        end = time.monotonic() + _JOIN_TIMEOUT
+        while set(nodes) & control.lost:
+            if time.monotonic() > end or control.closing:
+                raise BootstrapError("agent", f"its agent did not join in {_JOIN_TIMEOUT:.0f} s", node=nodes[0])
+            await asyncio.sleep(_LOOK)
+
+    def _launch(self, nodes: Sequence[int], preparation: HostPreparation, take: Callable[[launch.Host], None]) -> None:
+        pool = self.pool
+        assert pool.link is not None
+
+        def bring(host: launch.Host) -> None:
+            take(host)
+            # What runs need that are under way: a call for this node may come as soon as it joins.
+            _send_again(host)
+
+        remote_host.start_more(
+            *(pool.traces, pool.spec, preparation.sites, nodes, pool.scheduler_there, pool.shape),
+            *((pool.link.folder, pool.link.blobs), preparation.image.env, bring, self._stop, pool.notify, pool.expiry.left),
+        )
+
+    def _put(self, nodes: Sequence[int], started: Sequence[launch.Host]) -> None:
+        """Have the new hosts and machines be the nodes'."""
+        pool = self.pool
+        by_node = {host.nodes[0]: host for host in started}
+        pool.hosts = [by_node.get(host.nodes[0], host) for host in pool.hosts]
+        pool.machines = [host.machine for host in pool.hosts if not host.here]
+        pool.ids = [self._ids.pop(node) if node in by_node else id for node, id in enumerate(pool.ids)]
+        for node in nodes:
+            del self._machines[node]
+            pool.supervisor.interruptions.forget(node)
+        for host in started:
+            pool.host_events.watch_over(host)
+            pool.host_events.listen(host)
+            host.over.set()
+        pool.host_events.watch()
+
+    def _forget(self, old: Sequence[launch.Host]) -> None:
+        """Forget hosts whose machines are gone."""
+        pool = self.pool
+        for host in old:
+            host.leave()
+            pool.traces.forget(host.there)
+        pool.keep_link()
+        if pool.link is not None:
+            pool.link.forget([host.machine for host in old])
+
+    def _give_up(self, error: Exception) -> None:
+        pool = self.pool
+        if not self._lost or self._stop.is_set():
+            return
+        names = ", ".join(f"node {node}" for node in sorted(self._lost))
+        why = f"no machine could be made in place of {names} ({first_line(error)})"
+        if isinstance(error, NoCapacity) and zone_choice.needs_one_zone(pool.spec):
+            pool.make_anew(why)
+        else:
+            pool.supervisor.tell(why)
+
+    def _discard(self) -> None:
+        """End the machines that were made and are not used."""
+        pool = self.pool
+        machines, ids = list(self._machines.values()), list(self._ids.values())
+        self._machines.clear()
+        self._ids.clear()
+        if pool.link is not None and machines:
+            pool.link.forget([machine for _, machine in machines])
+        # A change of the whole pool takes them over, and its end ends them.
+        if ids and not self._stop.is_set():
+            pool.provisioning.release(pool.spec, ids)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _host_of(self, node: int) -> launch.Host:
+        return next(host for host in self.pool.hosts if node in host.nodes)
+
+    @contextlib.contextmanager
+    def _telling(self, text: str) -> Any:
+        """Show what is being done, for those who wait."""
+        watchdog = self.pool.supervisor.watchdog
+        loop = asyncio.get_running_loop()
+
+        def tell(line: str) -> None:
+            loop.call_soon_threadsafe(watchdog.trouble, "replacement", line)
+
+        tell(text)
+        try:
+            yield tell
+        finally:
+            loop.call_soon(watchdog.over, "replacement")
+
+    async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run work in a thread; on a cancellation stop it, and wait for it."""
+        future = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._stop.set()
+            self.pool.provisioning.stop()
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([future], timeout=_END_PATIENCE)
+            raise
+
+
+def _ignore(line: str) -> None:
+    """Discard a line of a command's output."""
+
+
+def why_ended(spec: PoolSpec, ids: Sequence[str]) -> str:
+    """Ask the provider whether one of these machines has ended; return what it says, or ""."""
+    with contextlib.suppress(SkyError, OSError, TimeoutError):
+        for record in spec.provider.describe(ids) if ids else ():
+            if not record.is_usable:
+                return f"its machine has ended{f' ({record.reason})' if record.reason else ''}"
+    return ""
+
+
+def _send_again(host: launch.Host) -> None:
+    """Send a new host the small values of runs that are under way."""
+    for folder in sorted(host.blobs.iterdir()) if host.blobs.is_dir() else ():
+        if folder.is_dir():
+            with contextlib.suppress(MachineError, OSError, PoolError):
+                remote_host.send([host], folder, folder.name)
