@@ -16,6 +16,7 @@ from ..pool.runs.broadcast_error import BroadcastError
 from ..pool.runs.result import CellResult, Outcome
 from ..pool.runs.run import Run
 from ..session import cells
+from ..session.pools import renew_taken
 from ..util.validate import brief
 from . import streaming_functions, streams
 from .batch import Batch, InFlightTask, main, name_of, note_restarts
@@ -107,6 +108,7 @@ class Runner:
                 break
             left -= 1
             # The next is to find what this one broke mended, and is sent what new kernels lack.
+            renew_taken(live)
             cells.settle(live)
         if run.failed:
             raise BroadcastError(result, list(run.outcomes.values()))

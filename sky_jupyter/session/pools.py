@@ -263,6 +263,7 @@ def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str 
 def _shown(pool: Pool, title: str, move: Callable[..., Transfer]) -> Transfer:
     view = _view(pool.spec, title)
     with _failing(view, unless=SpecError):
+        pool.settle(view.on_event, view.refresh)
         done = move(listener=view.on_event, tick=view.refresh)
     view.finish(str(done))
     return done

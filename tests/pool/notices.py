@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import sky_jupyter as sky
 from sky_jupyter.node.runtime.interruption import Interruption
 from sky_jupyter.providers import Local
 
@@ -41,3 +43,10 @@ def write(action: str = "terminate", within: float | None = 120.0) -> None:
 def withdraw() -> None:
     """Say that it stays."""
     Path(os.environ[FILE]).unlink()
+
+
+def wait_elsewhere() -> str:
+    """What a call does that ends on machines that stay, once another is about to go."""
+    while sky.interruption().here or not sky.interruption():
+        time.sleep(0.1)
+    return socket.gethostname()

@@ -18,6 +18,7 @@ from sky_jupyter.pool.pool import Pool
 from sky_jupyter.session.pools import renew_taken
 from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.hosts.world import Host, World, hosts, skip_unless_hosts_run
+from tests.pool import notices
 from tests.pool.pools import run, underway
 from tests.pool.remote import MARKS, wait_until
 from tests.providers import metadata_service
@@ -86,17 +87,6 @@ time.sleep(0.3)
 """
 
 
-def work() -> str:
-    import socket
-    import time
-
-    import sky_jupyter as sky
-
-    while sky.interruption().here or not sky.interruption():
-        time.sleep(0.1)
-    return socket.gethostname()
-
-
 @pytest.mark.slow
 def test_a_machine_that_is_taken_away_is_replaced_while_the_others_keep_their_kernels(
     cloud: Cloud, world: World
@@ -114,7 +104,8 @@ def test_a_machine_that_is_taken_away_is_replaced_while_the_others_keep_their_ke
         assert "saved on host0" in printed[0]
         assert "saved on host1" in printed[1]
         # Another machine is made meanwhile, where the others are.
-        calls = [pool.submit(work) for _ in range(2)]
+        calls = [pool.submit(notices.wait_elsewhere) for _ in range(2)]
+        wait_until(lambda: calls[0].done() and len(pool.supervisor.working) == 1)
         wait_until(lambda: len(cloud.alive()) == 3)
         assert {one.zone for one in cloud.machines()} == {zone}
         wait_until(lambda: "another machine is ready" in " ".join(pool.watchdog.troubles.values()))
@@ -142,7 +133,7 @@ def _note(told: list[str], event: object) -> None:
         told.append(event.text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_that_ends_without_a_notice_is_replaced_too(cloud: Cloud) -> None:
     pool = started(cloud)
     try:

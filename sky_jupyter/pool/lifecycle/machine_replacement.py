@@ -42,7 +42,7 @@ T = TypeVar("T")
 _JOIN_TIMEOUT = TIMEOUTS.start.rejoin
 _END_PATIENCE = TIMEOUTS.end.others
 # How often a provider is asked whether a lost node's machine has ended, and the pause.
-_QUESTIONS, _PAUSE = 5, TIMEOUTS.liveness.silence
+_QUESTIONS, _PAUSE = 3, TIMEOUTS.liveness.dial
 _LOOK = TIMEOUTS.polls.resize
 
 
@@ -105,6 +105,8 @@ class MachineReplacement:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
+        # The question whether a node that was lost last has lost its machine.
+        self._considering: asyncio.Task[None] | None = None
         self._stop = threading.Event()
         # New machines by node: their ids, and connections to them.
         self._ids: dict[int, str] = {}
@@ -128,7 +130,7 @@ class MachineReplacement:
     def on_lost(self, node: int) -> None:
         """Replace a lost node's machine if it was taken away, or has ended by itself."""
         if node != 0 and self._may:
-            self._tasks.start(self._consider(node))
+            self._considering = self._tasks.start(self._consider(node))
 
     async def _consider(self, node: int) -> None:
         """Replace a lost node's machine if it is gone; it may not be seen at once."""
@@ -152,12 +154,14 @@ class MachineReplacement:
 
     @property
     def _may(self) -> bool:
-        return self.pool.provisioning.buys(self.pool.spec) and self.pool.state is PoolState.READY
+        pool = self.pool
+        return pool.provisioning.buys(pool.spec) and pool.link is not None and pool.state is PoolState.READY
 
     @property
     def over(self) -> asyncio.Task[None] | None:
-        """Return the work that lost nodes wait for; None if no node is lost."""
-        return self._task if self._lost and self._task is not None and not self._task.done() else None
+        """Return the work that lost nodes wait for; None if there is none."""
+        works = (self._considering, self._task if self._lost else None)
+        return next((work for work in works if work is not None and not work.done()), None)
 
     def stop(self) -> None:
         """Stop replacing: the pool changes as a whole, or ends. Thread-safe."""
@@ -315,7 +319,14 @@ class MachineReplacement:
 
         remote_host.start_more(
             *(pool.traces, pool.spec, preparation.sites, nodes, pool.scheduler_there, pool.shape),
-            *((pool.link.folder, pool.link.blobs), preparation.image.env, bring, self._stop, pool.notify, pool.expiry.left),
+            *(
+                (pool.link.folder, pool.link.blobs),
+                preparation.image.env,
+                bring,
+                self._stop,
+                pool.notify,
+                pool.expiry.left,
+            ),
         )
 
     def _put(self, nodes: Sequence[int], started: Sequence[launch.Host]) -> None:

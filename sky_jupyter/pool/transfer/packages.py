@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...bootstrap import local_environment, package_sync
 from ...bootstrap.requirements import parse
 from ...bootstrap.uv import OnLine
-from ...errors import BootstrapError
+from ...errors import BootstrapError, NodeLost
 from ...node.kernel.added_packages import FOLDER
 from ...node.protocol import rpc
 from ...util.redaction import without_secrets
@@ -184,13 +184,21 @@ class PoolPackages:
         if self._nodes:
             return self._nodes
         self.pool.require_live()
-        lost = set(self.pool.control.lost)
-        found = loop().call(
-            self.pool.control.ask(rpc.LIST_PACKAGES, [n for n in range(self.pool.spec.nodes) if n not in lost])
-        )
-        if not lost:
-            self._nodes = found
-        return found
+        control = self.pool.control
+        while True:
+            lost = set(control.lost)
+            try:
+                found = loop().call(
+                    control.ask(rpc.LIST_PACKAGES, [node for node in range(self.pool.spec.nodes) if node not in lost])
+                )
+            except NodeLost:
+                # It was lost meanwhile: the others are asked again.
+                if control.closing or control.lost <= lost:
+                    raise
+                continue
+            if not lost:
+                self._nodes = found
+            return found
 
     def _differences(self, wanted: Mapping[str, str]) -> dict[str, dict[str, list[int]]]:
         """Return differing distributions, by version and node."""
