@@ -46,7 +46,7 @@ def withdraw() -> None:
 
 
 def wait_elsewhere() -> str:
-    """What a call does that ends on machines that stay, once another is about to go."""
-    while sky.interruption().here or not sky.interruption():
+    """What a call does that ends on machines that stay alone."""
+    while sky.interruption().here:
         time.sleep(0.1)
     return socket.gethostname()

@@ -110,8 +110,9 @@ def test_a_machine_that_is_taken_away_is_replaced_while_the_others_keep_their_ke
         assert {one.zone for one in cloud.machines()} == {zone}
         wait_until(lambda: "another machine is ready" in " ".join(pool.watchdog.troubles.values()))
         cloud.vanish(first[1:])
-        # What ran there is begun again on a machine that stays.
-        assert [call.result(timeout=90) for call in calls] == ["host0", "host0"]
+        # What ran there is begun again on another machine.
+        assert calls[0].result(timeout=90) == "host0"
+        assert calls[1].result(timeout=90) in ("host0", "host2")
         pool.settle()
         assert run(pool, "import socket\nsocket.gethostname(), globals().get('mine')").values == [
             ("host0", "host0"),

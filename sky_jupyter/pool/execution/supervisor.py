@@ -818,7 +818,8 @@ class Supervisor:
         for run in list(self.runs.values()):
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
-        self.on_node_lost(node)
+        if not revived:
+            self.on_node_lost(node)
         # Made now: the node may be back before its repair's turn comes.
         returned = self._returned[node] = asyncio.Event()
         self._mend_with(self._take_back(node, why, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))

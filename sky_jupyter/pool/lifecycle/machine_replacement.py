@@ -44,6 +44,8 @@ _END_PATIENCE = TIMEOUTS.end.others
 # How often a provider is asked whether a lost node's machine has ended, and the pause.
 _QUESTIONS, _PAUSE = 3, TIMEOUTS.liveness.dial
 _LOOK = TIMEOUTS.polls.resize
+# How often new machines are prepared and started before it is given up.
+_ATTEMPTS = 3
 
 
 class ReplacementContext(PoolContext, Protocol):
@@ -186,11 +188,20 @@ class MachineReplacement:
             self._task = asyncio.ensure_future(self._work())
 
     async def _work(self) -> None:
+        failures = 0
         try:
             while self._wanted:
                 self._news.clear()
-                with contextlib.suppress(_Again):
-                    await self._replace(sorted(self._wanted))
+                try:
+                    with contextlib.suppress(_Again):
+                        await self._replace(sorted(self._wanted))
+                    failures = 0
+                except (SkyError, OSError, TimeoutError) as error:
+                    # Another machine may have gone meanwhile, which is then replaced too.
+                    failures += 1
+                    if failures >= _ATTEMPTS or self._must_move(error):
+                        raise
+                    await asyncio.sleep(_PAUSE)
         except Exception as error:
             if not isinstance(error, (SkyError, OSError, TimeoutError)):
                 _log.exception("machines could not be replaced")
@@ -361,10 +372,14 @@ class MachineReplacement:
             return
         names = ", ".join(f"node {node}" for node in sorted(self._lost))
         why = f"no machine could be made in place of {names} ({first_line(error)})"
-        if isinstance(error, NoCapacity) and zone_choice.needs_one_zone(pool.spec):
+        if self._must_move(error):
             pool.make_anew(why)
         else:
             pool.supervisor.tell(why)
+
+    def _must_move(self, error: Exception) -> bool:
+        """Return whether all of the pool has to be made elsewhere."""
+        return isinstance(error, NoCapacity) and zone_choice.needs_one_zone(self.pool.spec)
 
     def _discard(self) -> None:
         """End the machines that were made and are not used."""
