@@ -1,9 +1,8 @@
-"""EC2's instance metadata service (IMDSv2), on an address of the test's own: tokens, and what a test puts there."""
+"""EC2's instance metadata service (IMDSv2) in the test's own process, with tokens that expire."""
 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ ACTION, REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 class MetadataService:
     """The service of one instance; `folder` has a file for each piece of metadata that is there."""
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokens: set[str] = set()
         self.asked: list[str] = []
@@ -53,8 +52,8 @@ class MetadataService:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
-        self.server = ThreadingHTTPServer((address, port), Handler)
-        self.url = f"http://{address}:{self.server.server_address[1]}"
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def put(self, path: str, content: dict[str, str]) -> None:
         """Have a piece of metadata be there from now on."""
@@ -75,7 +74,3 @@ def serving(folder: Path) -> Iterator[MetadataService]:
         service.server.shutdown()
         service.server.server_close()
         thread.join()
-
-
-if __name__ == "__main__":
-    MetadataService(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])).server.serve_forever()

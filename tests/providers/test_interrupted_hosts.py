@@ -21,7 +21,7 @@ from tests.hosts.world import Host, World, hosts, skip_unless_hosts_run
 from tests.pool import notices
 from tests.pool.pools import run, underway
 from tests.pool.remote import MARKS, wait_until
-from tests.providers import metadata_service
+from tests.providers import instance_metadata
 from tests.providers.cloud import Cloud
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("config")]
@@ -56,9 +56,8 @@ def cloud(world: World, tmp_path: Path) -> Iterator[Cloud]:
 
 def serve(host: Host) -> None:
     """Start a host's metadata service; it ends with the host's power."""
-    script = Path(metadata_service.__file__).read_bytes()
-    host.write(f"{FOLDER}/service.py", script)
-    command = shlex.join(["python3", f"{FOLDER}/service.py", FOLDER, "127.0.0.1", str(PORT)])
+    host.write(f"{FOLDER}/service.py", Path(instance_metadata.__file__).read_bytes())
+    command = shlex.join(["python3", f"{FOLDER}/service.py", "127.0.0.1", str(PORT), FOLDER])
     host.run(f"setsid {command} >/dev/null 2>&1 </dev/null & sleep 0")
     wait_until(lambda: PORT in host.ports())
 
@@ -67,7 +66,7 @@ def announce(host: Host, within: float) -> None:
     """Have a host's service say when it is terminated."""
     at = datetime.fromtimestamp(time.time() + within, timezone.utc)
     text = f'{{"action": "terminate", "time": "{at:%Y-%m-%dT%H:%M:%SZ}"}}'
-    host.write(f"{FOLDER}/spot_instance-action", text)
+    host.write(f"{FOLDER}/spot/instance-action", text)
 
 
 def started(cloud: Cloud, nodes: int = 2, plugins: tuple[Plugin, ...] = ()) -> Pool:
@@ -104,7 +103,7 @@ def test_a_machine_that_is_taken_away_is_replaced_while_the_others_keep_their_ke
         assert "saved on host0" in printed[0]
         assert "saved on host1" in printed[1]
         # Another machine is made meanwhile, where the others are.
-        calls = [pool.submit(notices.wait_elsewhere) for _ in range(2)]
+        calls = [pool.submit(notices.wait_elsewhere, listener=lambda event: _note(told, event)) for _ in range(2)]
         wait_until(lambda: calls[0].done() and len(pool.supervisor.working) == 1)
         wait_until(lambda: len(cloud.alive()) == 3)
         assert {one.zone for one in cloud.machines()} == {zone}
@@ -123,7 +122,7 @@ def test_a_machine_that_is_taken_away_is_replaced_while_the_others_keep_their_ke
         assert pool.ids[0] == first[0]
         assert sorted(cloud.alive()) == sorted(pool.ids)
         assert not status.of(pool, 0)["away"]
-        assert any("its provider has taken the machine away" in text for text in told + pool.take_news())
+        assert "node 1 (host1): its provider has taken the machine away (terminate)" in told
     finally:
         pool.down()
     wait_until(lambda: cloud.alive() == [])
@@ -159,6 +158,29 @@ def test_the_next_cell_makes_a_pool_anew_whose_head_was_taken_away(cloud: Cloud,
         renew_taken(pool)
         assert run(pool, "import socket\nsocket.gethostname()").values == ["host2", "host1"]
         assert pool.ids[1] == first[1]
+    finally:
+        pool.down()
+    wait_until(lambda: cloud.alive() == [])
+
+
+@pytest.mark.long
+def test_a_pool_with_collectives_moves_where_its_zone_has_no_more_machines(cloud: Cloud, world: World) -> None:
+    pool = started(cloud, plugins=(Plugin("together", collective=True),))
+    try:
+        first = list(pool.ids)
+        zone = cloud.machines()[0].zone
+        announce(world[1], 30.0)
+        # One for the machine that is prepared, one as the old one is gone, one as the pool is made anew.
+        for _ in range(3):
+            cloud.plan("create", "refused")
+        wait_until(lambda: ("create", "refused") in cloud.calls(pool.id))
+        cloud.vanish(first[1:])
+        wait_until(lambda: pool.state == "broken")
+        assert "no machine could be made in place of node 1" in pool.broken
+        renew_taken(pool)
+        assert run(pool, "import socket\nsocket.gethostname()").values == ["host2", "host3"]
+        assert zone not in {one.zone for one in cloud.machines() if one.is_there}
+        assert sorted(cloud.alive()) == sorted(pool.ids)
     finally:
         pool.down()
     wait_until(lambda: cloud.alive() == [])

@@ -249,6 +249,9 @@ class Machines:
     refusal: float = 180.0
     # Providers are asked for machines of no pool at this interval, by whichever process sweeps.
     strays: float = 600.0
+    # With so much time left, it is said again that a machine is taken away.
+    reminder: float = 60.0
+    last_reminder: float = 30.0
     # What machines may live, and be waited for, beyond the pool's own limits.
     margin: float = 600.0
     # Machines that are prepared are kept on at this interval, by a call each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -10,9 +11,12 @@ from typing import Any
 
 from ...node.runtime.interruption import RISK
 from ...util.validate import is_number
+from ..base.timeouts import TIMEOUTS
 from .watchdog import Watchdog
 
 _MOST_TEXT = 40
+# With so many seconds left, it is said again.
+_REMINDERS = (TIMEOUTS.machines.reminder, TIMEOUTS.machines.last_reminder)
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,16 @@ class InterruptionNotices:
         self._watchdog.trouble(_key(node), self._text(node, notice))
         if notice.action == RISK:
             return False
+        for seconds in _REMINDERS:
+            if notice.left is not None and notice.left > seconds:
+                asyncio.get_running_loop().call_later(notice.left - seconds, self._remind, node, notice)
         self.on_notice(node)
         return True
+
+    def _remind(self, node: int, notice: Notice) -> None:
+        """Say again how long a machine is still there."""
+        if self.nodes.get(node) is notice and _key(node) in self._watchdog.troubles:
+            self._watchdog.trouble(_key(node), self._text(node, notice))
 
     def forget(self, node: int | None = None) -> None:
         """Forget a node's notice: it has another machine; of all nodes by default."""

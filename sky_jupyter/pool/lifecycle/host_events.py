@@ -112,7 +112,8 @@ class HostEvents:
                     control.off.add(node)
                     pool.lose_head(pool.supervisor.interruptions.why_lost(node) or why)
                 else:
-                    pool.supervisor.tell(pool.supervisor.interruptions.why_lost(node) or why)
+                    taken = pool.supervisor.interruptions.why_lost(node)
+                    pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {taken}" if taken else why)
                     control.give_up(node, why)
 
             if node not in control.off:
