@@ -123,10 +123,6 @@ class PoolLifecycle:
         self.pool_start, self.host_events, self.leaving = PoolStart(self), HostEvents(self), Leaving(self)
         self.supervisor.finish = self.leaving.finish
         self.replacement = MachineReplacement(self)
-        notices = self.supervisor.interruptions
-        notices.on_notice, notices.on_withdrawn = self.replacement.expect, self.replacement.forget
-        self.supervisor.on_node_lost = self.replacement.on_lost
-        self.supervisor.replacing = lambda: self.replacement.over
         # Why the next cell makes the pool anew, on other machines; "" if it does not.
         self._anew = ""
         self.supervisor.note = self.logger.write

@@ -115,6 +115,9 @@ class MachineReplacement:
         self._machines: dict[int, tuple[str, Any]] = {}
         self._over = threading.Event()
         self._over.set()
+        supervisor = pool.supervisor
+        supervisor.interruptions.on_notice, supervisor.interruptions.on_withdrawn = self.expect, self.forget
+        supervisor.on_node_lost, supervisor.replacing = self.on_lost, lambda: self.over
 
     # -- events of nodes ---------------------------------------------------------------------------
 
