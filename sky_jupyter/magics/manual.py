@@ -55,6 +55,10 @@ Examples::
   %%sky --name night --detach --out losses
   train(data)
 
+  %sky offers --accelerator A100:8 --spot
+  %%sky --provider aws --accelerator A100:8 --nodes 2 --spot --plugins jax,keras
+  model.fit(x, y)
+
   %sky resize 3 --name night
   %sky resize --add gpu4 --remove 2
 

@@ -123,7 +123,7 @@ class Settings:
     spot: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
     tokens: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     placement: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    reservations: dict[str, str] = field(default_factory=dict)
+    reservations: dict[str, Any] = field(default_factory=dict)
 
 
 settings = Settings()
@@ -593,9 +593,11 @@ def delete_placement_group(self: Any) -> EmptyResult:
 
 
 def describe_capacity_reservations(self: Any) -> ActionResult:
-    """List reservations by id, with the type that the settings give each."""
+    """List reservations by id, with what the settings say of each: its kind, or all fields."""
     ids = self._get_param("CapacityReservationId", []) or self._get_param("CapacityReservationIds", [])
-    rows = [{"CapacityReservationId": id, "ReservationType": settings.reservations[id]} for id in ids]
+    told = {id: settings.reservations[id] for id in ids}
+    kinds = {id: said if isinstance(said, dict) else {"ReservationType": said} for id, said in told.items()}
+    rows = [{"CapacityReservationId": id, **kinds[id]} for id in ids]
     return ActionResult({"CapacityReservations": rows})
 
 

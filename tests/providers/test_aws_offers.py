@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.api import spec_choice
 from sky_jupyter.errors import ProvisionError, SpecError
 from sky_jupyter.providers.aws import instance_types, offers, prices
 from sky_jupyter.providers.aws.offers import NothingFits
@@ -187,6 +188,15 @@ def test_a_subnet_leaves_its_zone_only(aws: AwsWorld) -> None:
     assert {zone for offer in found for zone in offer.zones} == {"us-east-1b"}
 
 
+def test_a_reservation_leaves_its_type_and_zone_on_demand_only(aws: AwsWorld) -> None:
+    facts = {"ReservationType": "capacity-block", "InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1d"}
+    aws.configure(reservations={"cr-0123456789abcdef0": facts})
+    (one,) = sky.AWS(reservation="cr-0123456789abcdef0").offers(spec("H100:8"))
+    assert (one.name, one.zones, one.market) == ("p5.48xlarge", ("us-east-1d",), "on-demand")
+    with pytest.raises(NothingFits, match=r"with T4 here; it has H100-80GB"):
+        sky.AWS(reservation="cr-0123456789abcdef0").offers(spec("T4"))
+
+
 def test_a_type_that_is_named_is_taken_as_it_is(aws: AwsWorld) -> None:
     assert names(sky.AWS(instance_type="c5.large").offers(spec())) == ["c5.large"]
     assert names(sky.AWS(instance_type="g4dn.metal").offers(spec("T4:8"))) == ["g4dn.metal"]
@@ -311,3 +321,21 @@ def test_the_catalogue_is_made_anew_from_what_aws_tells(aws: AwsWorld, monkeypat
         patched.setenv("SKY_ANSWER_CACHE", empty)
         with pytest.raises(SystemExit, match="pricing:GetProducts"):
             script.text(sky.AWS(), "2026-12-24")
+
+
+def test_of_several_ways_the_cheapest_pool_is_made_first(aws: AwsWorld) -> None:
+    aws.spot_price("p5.4xlarge", "us-east-1a", 2.0)
+    demand, spot = (spec(kind, nodes=2, allocation=market) for kind, market in (("T4", "on-demand"), ("H100", "spot")))
+    assert spec_choice.price(demand) == 2 * 0.526
+    assert spec_choice.price(spot) <= 2 * 2.0
+    tried: list[PoolSpec] = []
+
+    def refuse(one: PoolSpec) -> None:
+        tried.append(one)
+        raise ProvisionError("no capacity")
+
+    options = sky.Options(selection="cheapest")
+    ways = [replace(one, options=options) for one in (spot, demand)]
+    with pytest.raises(ProvisionError, match="none of the 2 specs"):
+        spec_choice.first_of(ways, refuse, lambda text: None)
+    assert [str(one.accelerator) for one in tried] == ["T4", "H100"]

@@ -73,9 +73,10 @@ def offers(aws: AWS, clients: Clients | None, spec: PoolSpec, *, everything: boo
 
     def ask(region: str) -> tuple[list[InstanceType], list[_Priced]] | ProvisionError:
         try:
-            there = _types(aws, clients, region)
-            fit = there if everything else _fitting(aws, there, spec)
-            return there, list(_priced(aws, clients, region, fit, spec))
+            name, zone = _bound(aws, clients, region)
+            there = _types(clients, region, name)
+            fit = there if everything else _fitting(aws, there, spec, chosen=bool(name))
+            return there, list(_priced(aws, clients, region, zone, fit, spec))
         except ProvisionError as error:
             return error
 
@@ -141,18 +142,34 @@ def may_have_credentials(aws: AWS) -> bool:
     return asked and any("Amazon EC2" in Path(path).read_text() for path in glob("/sys/class/dmi/id/sys_vendor"))
 
 
-def _types(aws: AWS, clients: Clients | None, region: str) -> list[InstanceType]:
-    if aws.instance_type is None:
+def _bound(aws: AWS, clients: Clients | None, region: str) -> tuple[str, str]:
+    """Return the instance type and the zone that the provider's fields leave; empty if they leave any."""
+    name, zone = aws.instance_type or "", ""
+    if clients is not None and aws.reservation:
+        with translated("find the reservation", region, profile=aws.profile):
+            ids = [aws.reservation]
+            found = clients.ec2(region).describe_capacity_reservations(CapacityReservationIds=ids)
+        facts = found["CapacityReservations"][0]
+        return facts.get("InstanceType", name), facts.get("AvailabilityZone", zone)
+    if clients is not None and aws.subnet:
+        with translated("find the subnet", region, profile=aws.profile):
+            found = clients.ec2(region).describe_subnets(SubnetIds=[aws.subnet])
+        zone = found["Subnets"][0]["AvailabilityZone"]
+    return name, zone
+
+
+def _types(clients: Clients | None, region: str, name: str) -> list[InstanceType]:
+    """Return the type of a name, or all."""
+    if not name:
         known = instance_types.packaged() if clients is None else instance_types.available(clients, region)
         return [one for one in known.values() if not one.is_metal]
     if clients is not None:
-        return [instance_types.named(clients, region, aws.instance_type)]
-    return [one for name, one in instance_types.packaged().items() if name == aws.instance_type]
+        return [instance_types.named(clients, region, name)]
+    return [one for one in instance_types.packaged().values() if one.name == name]
 
 
-def _fitting(aws: AWS, types: Iterable[InstanceType], spec: PoolSpec) -> list[InstanceType]:
-    """Return the types that a pool can use."""
-    chosen = aws.instance_type is not None
+def _fitting(aws: AWS, types: Iterable[InstanceType], spec: PoolSpec, *, chosen: bool) -> list[InstanceType]:
+    """Return the types that a pool can use; ``chosen`` if the provider's fields name the type."""
     least = (0, 0) if spec.accelerator or chosen else (_LEAST_VCPUS, _LEAST_GB)
     vcpus, memory = spec.vcpus or least[0], spec.memory_gb or least[1]
     large = [one for one in types if one.vcpus >= vcpus and one.memory_gb >= memory]
@@ -185,21 +202,20 @@ def _is_of(wanted: Accelerator, kind: str) -> bool:
 
 
 def _priced(
-    aws: AWS, clients: Clients | None, region: str, types: Sequence[InstanceType], spec: PoolSpec
+    aws: AWS, clients: Clients | None, region: str, only: str, types: Sequence[InstanceType], spec: PoolSpec
 ) -> Iterator[_Priced]:
-    """Yield the offers of a region, with their types."""
+    """Yield the offers of a region, or of one zone of it, with their types."""
     asked = spec.allocation or _DEFAULT
     # A reservation is paid for as machines on demand.
     markets = (_ON_DEMAND,) if aws.reservation else (asked,) if asked in (_SPOT, _ON_DEMAND) else (_SPOT, _ON_DEMAND)
     names = [one.name for one in types]
     listed = prices.listed(clients, names, region) if _ON_DEMAND in markets and names else {}
     now = prices.spot(clients, names, region) if _SPOT in markets and names and clients else {}
-    only = _zone_of(clients, aws, region) if aws.subnet and clients else ""
     for one in types:
         zones = tuple(zone for zone in one.zones if only in ("", zone))
         if clients and not zones:
             continue
-        if _ON_DEMAND in markets and _ON_DEMAND in one.markets:
+        if _ON_DEMAND in markets and (_ON_DEMAND in one.markets or aws.reservation):
             price, said = listed.get(one.name, (None, ""))
             yield _offer(one, region, zones, _ON_DEMAND, price, said), one
         if _SPOT not in markets or _SPOT not in one.markets:
@@ -216,13 +232,6 @@ def _offer(
 ) -> Offer:
     what = (one.accelerator, one.count, one.vcpus, one.memory_gb)
     return Offer(one.name, price, *what, region, zones, market, said)
-
-
-def _zone_of(clients: Clients, aws: AWS, region: str) -> str:
-    """Return the zone of the provider's subnet."""
-    with translated("find the subnet", region, profile=aws.profile):
-        found = clients.ec2(region).describe_subnets(SubnetIds=[aws.subnet])
-    return str(found["Subnets"][0]["AvailabilityZone"])
 
 
 def _sorted(found: Iterable[_Priced], *, apart: bool) -> list[Offer]:
