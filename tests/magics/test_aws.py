@@ -17,7 +17,7 @@ from tests.pool.remote import MARKS, wait_until
 from tests.providers import aws_world
 from tests.providers.aws_hosts import HostedAws
 
-pytestmark = [*MARKS, pytest.mark.slow]
+pytestmark = MARKS
 NOTHING = {"groups": 1}  # the security group is kept
 
 
@@ -44,6 +44,7 @@ def left(aws: HostedAws) -> dict[str, int]:
     return {name: number for name, number in aws.left().items() if number}
 
 
+@pytest.mark.slow
 def test_a_spot_pool_says_what_it_costs_hears_of_its_interruption_and_leaves_nothing(
     aws: HostedAws, book: Notebook
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_spot_pool_says_what_it_costs_hears_of_its_interruption_and_leaves_not
     assert left(aws) == NOTHING
 
 
+@pytest.mark.long
 def test_a_kernel_that_is_shut_down_ends_its_machines_and_a_lost_answer_buys_none_twice(
     aws: HostedAws, tmp_path: Path
 ) -> None:
