@@ -202,9 +202,18 @@ class _Contacts:
             try:
                 # The pool's other nodes use the private address.
                 return self._open(target, record.addresses[-1])
+            except HostKeyError as error:
+                raise HostKeyError(
+                    record.id,
+                    error.reason,
+                    f"{place} shows the host key {error.fingerprint}, which is neither the one that the machine "
+                    "was given nor its own: another machine answers there, or the image takes no keys from cloud-init",
+                    error.fingerprint,
+                ) from error
             except (LoginRefused, Unreachable) as error:
-                refused = first_line(error)
+                refused = f"{first_line(error)} (user {target.user!r}; an image of your own may have another)"
                 if time.monotonic() - answered > _BOOTING:
+                    error.args = (refused,)
                     raise
         raise AssertionError("unreachable")
 

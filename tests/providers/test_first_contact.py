@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sky_jupyter.errors import HostKeyError, MachineError
+from sky_jupyter.errors import BootstrapError, HostKeyError, MachineError
 from sky_jupyter.machines.ssh import pool_keys
 from sky_jupyter.machines.ssh.pool_keys import PoolKeys
-from sky_jupyter.providers import first_contact
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.providers import first_contact, kinds
 from sky_jupyter.providers.base import ConnectionSession
 from sky_jupyter.providers.first_contact import BootAccess
 from sky_jupyter.providers.values import MachineRecord
+from sky_jupyter.spec.options import Options
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import Host, World, hosts, skip_without_hosts
+from tests.providers.cloud import Cloud
 
 ID, POOL = "i-0123456789abcdef0", "0123abcd"
 KEY_FILE = "/etc/ssh/ssh_host_ed25519_key"
@@ -169,7 +175,7 @@ def test_a_replacement_that_was_cut_short_is_finished_by_the_next_connection(
 @pytest.mark.root
 def test_another_host_key_than_the_given_one_is_refused_at_once(host: Host, keys: PoolKeys) -> None:
     host.change_key()
-    with pytest.raises(HostKeyError):
+    with pytest.raises(HostKeyError, match="another machine answers there"):
         first_contact.connect(found_at(host), [ID], ConnectionSession())
 
 
@@ -197,6 +203,28 @@ def test_a_machine_that_boots_slowly_is_waited_for(host: Host, keys: PoolKeys, m
     [machine] = first_contact.connect(access(lambda ids: there[-1:]), [ID], ConnectionSession(tell=tell))
     machine.close()
     assert heard == ["pending, without", "does not answer", "answers, but"]
+
+
+@kinds.register
+@dataclass(frozen=True)
+class Slow(Cloud):
+    """A cloud whose machines never boot."""
+
+    kind = "slow-cloud"
+
+    def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Any]:
+        return first_contact.connect(access(lambda ids: [replace(record("pending"), id=ids[0])]), ids, session)
+
+
+def test_a_start_that_waits_too_long_for_a_machine_says_for_what(
+    keys: PoolKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_contact, "_LONG", 0.01)
+    provider = Slow(str(tmp_path / "cloud.sqlite"))
+    pool = Pool(PoolSpec(provider=provider, options=Options(ssh_timeout=2.0)))
+    with pytest.raises(BootstrapError, match=r"Options\(ssh_timeout=2\)(.|\n)*pending, without an address"):
+        pool.start()
+    assert provider.alive() == []
 
 
 @pytest.mark.root

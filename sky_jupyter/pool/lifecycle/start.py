@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from .state_machine import PoolState
     from .ttl import Expiry
 
+# Lines of an error that say what was waited for.
+_LAST = 5
+
 
 class StartContext(PoolContext, Protocol):
     """The pool as its start sees it, and fills it."""
@@ -149,10 +152,16 @@ class PoolStart:
         async def connect() -> None:
             # Not part of connecting: a retry adopts the machines that exist.
             await asyncio.to_thread(self._acquire)
+            told: list[str] = []
             with pool.phase("connect", str(pool.spec.provider)) as say:
-                await retries.within(
-                    asyncio.to_thread(self._connect, say), "ssh_timeout", options.ssh_timeout, self._not_connected
-                )
+
+                def tell(line: str) -> None:
+                    told.append(line)
+                    say(line)
+
+                work = asyncio.to_thread(self._connect, tell)
+                late = functools.partial(self._not_connected, told)
+                await retries.within(work, "ssh_timeout", options.ssh_timeout, late)
 
         await self._attempt(connect)
 
@@ -166,18 +175,19 @@ class PoolStart:
         with pool.phase("machines", f"{pool.spec.nodes} machine{several} of {pool.spec.provider}") as say:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids, say)
 
-    def _not_connected(self, why: str) -> BootstrapError:
+    def _not_connected(self, told: Sequence[str], why: str) -> BootstrapError:
+        """Return the error of a connection that takes too long, with what it told of machines that it waits for."""
         # Closing the link ends the thread that still connects.
         self.pool.hang_up()
-        return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}")
+        return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}", lines=told[-_LAST:])
 
-    def _connect(self, say: Callable[[str], None]) -> None:
+    def _connect(self, tell: Callable[[str], None]) -> None:
         """Connect to the machines in one thread: interrupts lose none."""
         pool = self.pool
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool.is_off)
         try:
-            session = pool.link.session(pool.prompts, pool.stop_event, tell=say)
+            session = pool.link.session(pool.prompts, pool.stop_event, tell=tell)
             pool.machines = list(pool.spec.provider.connect(pool.ids, session))
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
