@@ -152,18 +152,18 @@ class Provisioner(Provider, Protocol):
     It answers single calls. The pool ensures that nothing is bought twice and nothing is lost: it records an `Order`
     before each call, retries an unanswered call with the same token, adopts what `list` finds, and ends all that `list`
     finds.
-
-    Attributes
-    ----------
-    visible_within : float
-        Seconds after which `list` shows a new machine, at the latest.
-    power_file : str
-        File on the machines that `machines.power_watchdog` reads, which the provider has started there at each boot: it
-        powers a machine off that nobody uses any more. "" if there is no watchdog.
     """
 
-    visible_within: float
-    power_file: str
+    @property
+    def visible_within(self) -> float:
+        """Seconds after which `list` shows a new machine, at the latest."""
+
+    @property
+    def power_file(self) -> str:
+        """File on the machines that `machines.power_watchdog` reads; empty if there is no watchdog.
+
+        The provider has the watchdog started at each boot. It powers a machine off that nobody uses any more.
+        """
 
     def account(self) -> str:
         """Return the name of the account that pays, for a person."""

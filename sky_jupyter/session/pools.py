@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -15,9 +16,11 @@ from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError, nearest
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
+from ..pool.registry import purchases
 from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.transfer.base import Transfer
+from ..providers import kinds, pool_listing
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import UNKNOWN, rate
 from ..widgets import manager as widgets
@@ -210,6 +213,8 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
         what = "no kept pool lives" if not rows else f"which pool? {names}"
         if name is not None:
             what = f"no kept pool {name!r} lives{nearest(name, [row.name for row in rows])}; those that do: {names}"
+            if elsewhere := _elsewhere(name):
+                raise PoolError(elsewhere)
         raise PoolError(f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook")
     (row,) = chosen
     if pools.get(row.name) is not None:
@@ -227,6 +232,24 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     _take_in(pool)
     view.finish(f"{describe(pool.spec)} attached")
     return pool
+
+
+def _elsewhere(name: str) -> str:
+    """Return which other computer can attach to a pool, if machines of our providers carry its name or id."""
+    registry = Registry()
+    with contextlib.closing(registry), contextlib.suppress(Exception):
+        for purchase in purchases.of(registry):
+            look = functools.partial(
+                pool_listing.pools, kinds.restore(purchase.provider, purchase.recipe), purchase.regions
+            )
+            for found in person.wait(look):
+                if name in (found.name, found.id):
+                    host = found.owner.rpartition("/")[0] or "the computer that made it"
+                    return (
+                        f"{found}. Its keys are on {host} alone, in the files of the user who made it: `%sky attach "
+                        f"{found.name or found.id}` works there. Here, `%sky sweep {found.id}` ends its machines"
+                    )
+    return ""
 
 
 def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:

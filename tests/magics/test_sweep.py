@@ -17,7 +17,9 @@ from sky_jupyter.magics.parsing import parse
 from sky_jupyter.pool.registry import purchases
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
 from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.providers import pool_listing
 from sky_jupyter.providers.base import Order
+from sky_jupyter.session.pools import attach_pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.magics.notebook import notebook
 from tests.pool.remote import wait_until
@@ -156,6 +158,27 @@ def test_another_registry_of_this_computer_does_not_end_what_a_pool_has(
     (line,) = swept(provider=cloud)
     assert line.startswith("left: ")
     assert cloud.alive() == kept
+    pool.down()
+
+
+def test_pools_of_other_computers_are_listed_and_attaching_says_where_their_keys_are(
+    cloud: Cloud, registry: Registry
+) -> None:
+    pool = pool_of(cloud, 2)
+    buy(pool)
+    buy_aside(cloud, "laptop2/1234abcd", time.time() + 3600)
+    mine, theirs = pool_listing.pools(cloud)
+    assert (mine.id, mine.name, mine.nodes) == (pool.id, "bought", 2)
+    assert (theirs.id, theirs.name, theirs.nodes, theirs.owner) == ("0a0b0c0d", "theirs", 1, "laptop2/1234abcd")
+    assert mine.since is not None
+    assert mine.since <= (theirs.since or 0.0)
+    assert mine.hourly == pytest.approx(2 * cloud.hourly)
+    assert "1 × small in here-a; running; since " in str(theirs)
+    for name in ("theirs", "0a0b0c0d"):
+        with pytest.raises(PoolError, match=r"Its keys are on laptop2 alone.*`%sky sweep 0a0b0c0d` ends its machines"):
+            attach_pool(name)
+    with pytest.raises(PoolError, match="no kept pool 'nobody' lives"):
+        attach_pool("nobody")
     pool.down()
 
 

@@ -14,11 +14,12 @@ from ...machines.ssh import pool_keys
 from ...machines.ssh.target import HostAddress
 from ...spec.pool_spec import PoolSpec
 from ...util.validate import brief, check_whole, is_number
-from .. import first_contact, kinds
+from .. import first_contact, kinds, pool_listing
 from ..base import Charge, ConnectionSession, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
     from ...machines.base import Machine
+    from ..pool_listing import BoughtPool
     from .clients import Clients
 
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+\Z")
@@ -202,6 +203,10 @@ class AWS:
 
         named = self.regions or tuple(filter(None, [self.region or self.clients.default_region()]))
         return named or instances.enabled_regions(self.clients)
+
+    def pools(self, *, all_regions: bool = False) -> Sequence[BoughtPool]:
+        """Return the account's pools by their tags, those of other computers too."""
+        return pool_listing.pools(self, self.all_regions() if all_regions else ())
 
     def all_regions(self) -> Sequence[str]:
         """Return the regions that the account may use."""
