@@ -6,13 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from . import machine_costs
 from .values import MachineRecord
-
-if TYPE_CHECKING:
-    from .base import Provisioner
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,13 @@ class BoughtPool:
         return f"pool {self.name or self.id} ({self.id}): {'; '.join(facts)}"
 
 
-def pools(provider: Provisioner, regions: Sequence[str] = ()) -> list[BoughtPool]:
+def pools(provider: Any, regions: Sequence[str] = ()) -> list[BoughtPool]:
     """Return the pools whose machines are there, the oldest first.
 
     Parameters
     ----------
     provider : Provisioner
-        The provider.
+        The provider; `costs` is optional.
     regions : sequence of str
         The regions to look in; empty for the provider's own.
 
@@ -80,7 +77,7 @@ def pools(provider: Provisioner, regions: Sequence[str] = ()) -> list[BoughtPool
     return sorted(found, key=lambda one: one.since or 0.0)
 
 
-def _pool(provider: Provisioner, id: str, records: Sequence[MachineRecord]) -> BoughtPool:
+def _pool(provider: Any, id: str, records: Sequence[MachineRecord]) -> BoughtPool:
     hourly = dollars = None
     with contextlib.suppress(Exception):
         charges = machine_costs.of(provider, records, time.time())
