@@ -40,6 +40,8 @@ from ..session.pools import (
     resize_pool,
     restart_pool,
     start_pool,
+    start_stopped,
+    stop_pool,
 )
 from ..spec.pool_spec import PoolSpec
 from . import clean, control_channel, cost_table, logs, pull, refusals, runs_table, sweep, tracebacks
@@ -355,6 +357,14 @@ class SkyMagics(Magics):
     def do_clean(self, given: ParsedLine) -> None:
         provider = given.pool.get("provider")
         print("\n".join([*clean.machines(), clean.here()] if provider is None else clean.hosts(provider)))
+
+    def do_stop(self, given: ParsedLine) -> None:
+        pool = pools.need(given.name)
+        cells.gather(pool, self.shell.user_ns, over=True)
+        print(stop_pool(pool, print))
+
+    def do_start(self, given: ParsedLine) -> None:
+        pools.use(start_stopped(given.name))
 
     def do_sweep(self, given: ParsedLine) -> None:
         for line in sweep.lines(given.target, given.pool.get("provider"), all_regions=given.all_regions):

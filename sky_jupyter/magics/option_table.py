@@ -407,6 +407,8 @@ VERBS = {
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool (by its name: also one that nobody manages), or --all",
+    "stop": "end what runs on bought machines and stop them: their disks stay, and cost; `start` goes on there",
+    "start": "start the machines of a stopped pool, and the pool on them",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
@@ -426,7 +428,10 @@ _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
-NAMED = ("up", "status", "restart", "where", "interrupt", "down", "attach", "names", "cost", "runs", "freeze")
+NAMED = (
+    *("up", "status", "restart", "where", "interrupt", "down", "stop", "start", "attach"),
+    *("names", "cost", "runs", "freeze"),
+)
 _THERE = (
     "a relative one begins in the ranks' working folder: the home on other machines,\n"
     f"{'':24}on this one the folder in which the pool was made"

@@ -13,12 +13,13 @@ from ..node.protocol.version import PROTOCOL
 from ..pool import end_pool
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
-from ..pool.registry import purchases, remote_parts
+from ..pool.registry import orders, purchases, remote_parts
 from ..pool.registry.ended_pools import Gone
 from ..pool.registry.machine_sweep import left_over, sweep_machines
 from ..pool.registry.pool_record import protocol_of, unfit
 from ..pool.registry.registry import KEPT_RUNS, Registry, running, sweep
-from ..pool.registry.rows import PoolRow
+from ..pool.registry.rows import PoolRow, clock
+from ..pool.registry.stopped_pools import STOPPED
 from .parsing import ParsedLine
 
 _SHOWN = 20
@@ -209,8 +210,20 @@ def end_left(name: str | None, gone: Gone | None = None) -> str:
 def nobodys() -> list[str]:
     """Describe the kept pools that nobody manages, a line each."""
     with _registry() as registry, contextlib.suppress(PoolError):
-        return [_kept(registry, row) for row in registry.pools() if row.outlives and not row.owner_lives]
+        rows = registry.pools()
+        left = [_kept(registry, row) for row in rows if row.outlives and not row.owner_lives]
+        return [*left, *(_stopped(registry, row) for row in rows if row.state == STOPPED)]
     return []
+
+
+def _stopped(registry: Registry, row: PoolRow) -> str:
+    """Describe a stopped pool in a line."""
+    ends = [one.until for one in orders.of(registry, row.id) if one.until is not None]
+    until = f" until {clock(max(ends))}" if ends else ""
+    return (
+        f"pool {row.name}: {row.nodes} {row.provider} machine{'s' if row.nodes > 1 else ''}, stopped; their disks stay "
+        f"and cost{until}: `%sky start {row.name}` starts them, `%sky down {row.name}` ends them"
+    )
 
 
 def kept(row: PoolRow) -> str:

@@ -240,6 +240,24 @@ class Provisioner(Provider, Protocol):
         """Remove this computer's files of a pool whose machines have all ended, such as keys."""
 
 
+class StoppableProvisioner(Provisioner, Protocol):
+    """Provisioner whose machines can be stopped, so that only their disks cost, and started again."""
+
+    def stop(self, ids: Sequence[str]) -> None:
+        """Stop machines; ignore those that are stopped."""
+
+    def start(self, ids: Sequence[str]) -> None:
+        """Start stopped machines; ignore those that run.
+
+        Raises NoCapacity if there is none now; the machines stay stopped.
+        """
+
+
+def can_stop(provider: Provider) -> TypeGuard[StoppableProvisioner]:
+    """Return True if a provider's machines can be stopped and started."""
+    return is_provisioner(provider) and hasattr(provider, "stop")
+
+
 def is_provisioner(provider: Provider) -> TypeGuard[Provisioner]:
     """Return True if a provider creates machines."""
     return provider.provisions

@@ -14,11 +14,14 @@ from ..display import views as display
 from ..display.base.late_questions import late_questions
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError, nearest
+from ..pool.lifecycle import stop_start
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
-from ..pool.registry import purchases
+from ..pool.registry import purchases, stopped_pools
 from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
+from ..pool.registry.rows import clock
+from ..pool.registry.stopped_pools import STOPPED
 from ..pool.transfer.base import Transfer
 from ..providers import kinds, pool_listing
 from ..spec.pool_spec import PoolSpec
@@ -58,7 +61,12 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     """
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
-    pool = Pool(spec, person.prompts)
+    return _started(Pool(spec, person.prompts), given_up)
+
+
+def _started(pool: Pool, given_up: threading.Event | None = None) -> Pool:
+    """Start a pool that was made, with a view of its progress."""
+    spec = pool.spec
     display.mute(spec.name, off=spec.options.console)
     view = _view(spec, f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
     with _failing(view), pools.being_started(pool), person.answering(_until(given_up, view.refresh)) as tick:
@@ -137,6 +145,39 @@ def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
     told = tell or (print if pool.spec.options.console else _log.info)
     pool.down(lambda text: told(f"pool {pool.spec.name}: {text}"))
     pools.discard(pool)
+
+
+def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
+    """Stop a pool's machines and forget the pool here; return what was done, and until when the disks stay."""
+    name = pool.spec.name
+    until = stop_start.stop(pool.lifecycle, lambda text: tell(f"pool {name}: {text}"))
+    pools.discard(pool)
+    return (
+        f"pool {name}: its machines are stopped, and only their disks cost; `%sky start {name}` starts them again. "
+        f"They are ended at {clock(until)} in any case"
+    )
+
+
+def start_stopped(name: str | None = None) -> Pool:
+    """Start the machines of a stopped pool and the pool on them, and make it the current one.
+
+    Raises PoolError if there is no such pool, or its machines cannot be started now.
+    """
+    registry = Registry()
+    try:
+        rows = [row for row in registry.pools() if row.state == STOPPED and name in (None, row.name, row.id)]
+    finally:
+        registry.close()
+    if len(rows) != 1 and (name is None or not rows):
+        names = ", ".join(row.name for row in rows)
+        raise PoolError(f"which pool? {names}" if rows else f"no pool{f' {name!r}' if name else ''} is stopped")
+    row = rows[-1]
+    if pools.get(row.name) is not None:
+        raise PoolError(f"pool {row.name!r} lives already; end it first")
+    spec, ids = stopped_pools.read(row.id, row.name)
+    pool = Pool(spec, person.prompts)
+    person.wait(lambda: stop_start.resume(pool.lifecycle, row, ids))
+    return _started(pool)
 
 
 def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:

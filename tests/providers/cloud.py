@@ -185,6 +185,29 @@ class Cloud:
             for one in records
         ]
 
+    def stop(self, ids: Sequence[str]) -> None:
+        with self._call("stop", self._pool_of(ids)):
+            for id, address, stopped in self._of(ids):
+                if not stopped and address and (world := _worlds.get(self.store)):
+                    next(host for host in world if host.name == address).kill()
+                self._rows("UPDATE machines SET stopped = 1 WHERE id = ?", id)
+
+    def start(self, ids: Sequence[str]) -> None:
+        with self._call("start", self._pool_of(ids)) as fault:
+            if fault == "refused":
+                raise NoCapacity("no capacity to start what is stopped")
+            for id, address, stopped in self._of(ids):
+                if stopped and address and (world := _worlds.get(self.store)):
+                    next(host for host in world if host.name == address).boot()
+                self._rows("UPDATE machines SET stopped = 0 WHERE id = ?", id)
+
+    def _of(self, ids: Sequence[str]) -> list[tuple[Any, ...]]:
+        rows = self._rows("SELECT id, address, stopped FROM machines WHERE ending IS NULL")
+        return [row for row in rows if row[0] in ids]
+
+    def _pool_of(self, ids: Sequence[str]) -> str:
+        return next((one.pool for one in self.machines() if one.id in ids), "")
+
     def default_nodes(self) -> int:
         return 1
 
@@ -218,7 +241,7 @@ class Cloud:
 
     def plan(self, call: str, fault: str, skip: int = 0) -> None:
         """Have a fault happen to the next call of a kind, or after ``skip`` of them."""
-        assert fault in FAULTS[call], fault
+        assert fault in {**FAULTS, "start": ("error", "refused")}[call], fault
         self._rows("INSERT INTO faults (call, fault, skip) VALUES (?, ?, ?)", call, fault, skip)
 
     def calm(self) -> None:
@@ -232,8 +255,10 @@ class Cloud:
     def vanish(self, ids: Sequence[str]) -> None:
         """End machines, whoever wants that."""
         for id in ids:
-            for address, ending in self._rows("SELECT address, ending FROM machines WHERE id = ?", id):
-                if address and ending is None and (world := _worlds.get(self.store)):
+            for address, ending, stopped in self._rows(
+                "SELECT address, ending, stopped FROM machines WHERE id = ?", id
+            ):
+                if address and ending is None and not stopped and (world := _worlds.get(self.store)):
                     next(host for host in world if host.name == address).kill()
             self._rows("UPDATE machines SET ending = coalesce(ending, ?) WHERE id = ?", time.time(), id)
 
@@ -256,12 +281,18 @@ class Cloud:
     def machines(self, pool: str | None = None) -> list[MachineRecord]:
         """All machines there ever were, as the cloud itself knows them."""
         rows = self._rows(
-            "SELECT id, pool, region, zone, kind, made, until, ending, address, owner, name "
+            "SELECT id, pool, region, zone, kind, made, until, ending, address, owner, name, stopped "
             "FROM machines ORDER BY made, id"
         )
         found = []
-        for id, its, region, zone, kind, made, until, ending, address, owner, name in rows:
-            state = "running" if ending is None else "ending" if time.time() < ending + _ENDING else "ended"
+        for id, its, region, zone, kind, made, until, ending, address, owner, name, stopped in rows:
+            state = (
+                ("stopped" if stopped else "running")
+                if ending is None
+                else "ending"
+                if time.time() < ending + _ENDING
+                else "ended"
+            )
             facts = {
                 "region": region,
                 "zone": zone,

@@ -27,9 +27,11 @@ from ..execution.supervisor import Supervisor
 from ..execution.watchdog import LINK
 from ..hosts import launch, remote_host
 from ..hosts.link import PoolLink
+from ..registry import stopped_pools
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import Registry
 from ..registry.remote_parts import RemotePart, Traces
+from ..registry.stopped_pools import STOPPED
 from ..runs import journal_recovery
 from ..runs.run import new_id
 from ..transfer.python_versions import PoolPythons
@@ -113,6 +115,8 @@ class PoolLifecycle:
         self.meter = CostMeter(self)
         # Machines that were created for it and not seen to end; None while that is not known.
         self.unended: list[str] | None = None
+        # Whether its end stops its machines only, and whether it was stopped before.
+        self.keeps_machines = self.resumed = False
         self._control: Control | None = None
         self.began = 0.0
         # Seconds that ranks get for an orderly shutdown.
@@ -231,9 +235,13 @@ class PoolLifecycle:
         self.began = time.perf_counter()
         if text := self.provisioning.plan(self.spec):
             self.notify(text)
-        self.generation = self.registry.intend(
-            self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
-        )
+        if self.resumed:
+            self.generation = self.registry.own(self.id)
+            self.registry.update(self.id, "starting")
+        else:
+            self.generation = self.registry.intend(
+                self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
+            )
         with contextlib.suppress(PoolError):
             self.phases.clear(self.registry.usual_phases(kind))
         try:
@@ -245,6 +253,8 @@ class PoolLifecycle:
             self.logger.write(logging.ERROR, f"not started: {first_line(error)}")
             # An interrupt does not reach threads: they are asked to stop.
             self.stop_event.set()
+            # What is on the disks of a stopped pool is kept.
+            self.keeps_machines = self.resumed
             self.down()
             if self.expiry.over and isinstance(error, Exception):
                 raise PoolError(f"pool {self.spec.name!r} was not ready when {self.expiry.text}") from error
@@ -408,7 +418,7 @@ class PoolLifecycle:
         if self.spec.provider.survives_manager:
             # If this process dies meanwhile, no manager attaches to the rest.
             with contextlib.suppress(Exception):
-                self.registry.update(self.id, "ending")
+                self.registry.update(self.id, STOPPED if self.keeps_machines else "ending")
         limit = self.spec.options.shutdown_timeout
         end = time.monotonic() + limit
         wait = min(limit, self.exit_timeout)
@@ -441,7 +451,11 @@ class PoolLifecycle:
             return
         beside = threading.Thread(target=self._end_hosts, args=(hosts,), name="sky-end-hosts", daemon=True)
         beside.start()
-        unended = self.provisioning.end(self.spec, limit)
+        if self.keeps_machines:
+            beside.join(limit)
+            unended = self.provisioning.halt(self.spec, self.ids, limit)
+        else:
+            unended = self.provisioning.end(self.spec, limit)
         beside.join(_HOSTS_OF_ENDED if not unended else limit)
         if not unended:
             # Nothing is left on machines that are gone.
@@ -465,7 +479,8 @@ class PoolLifecycle:
         """Record the end; with machines left, it stays ``ending``."""
         self._closed = True
         with contextlib.suppress(Exception):
-            if self.unended == []:
+            if self.unended == [] and not self.keeps_machines:
+                stopped_pools.remove(self.id)
                 self.registry.update(self.id, "ended")
             else:
                 self.registry.release(self.id)

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
-from ...providers.base import Provisioner, is_provisioner
-from ...providers.values import MachineRecord, Order
+from ...providers.base import Provisioner, can_stop, is_provisioner
+from ...providers.values import STOPPED, MachineRecord, Order
 from ...util.pool_cost import purchase
 from ..base.timeouts import TIMEOUTS
 from ..registry import orders, purchases
@@ -35,6 +35,7 @@ _ROUNDS = 5
 # three of them.
 _RESENT, _FIFTH, _MOST_DELAYS = 6, 5, 3
 _MARGIN = TIMEOUTS.machines.margin
+_PAUSE = TIMEOUTS.machines.sweep_pause
 
 
 def _say_nothing(text: str) -> None:
@@ -215,6 +216,28 @@ class Provisioning:
             return self._end(spec, max(0.0, limit - (time.monotonic() - began)))
         finally:
             self._lock.release()
+
+    def halt(self, spec: PoolSpec, ids: Sequence[str], limit: float) -> list[str]:
+        """Stop buying, and stop the machines; return those that were not seen to stop."""
+        provider = spec.provider
+        assert can_stop(provider)
+        self._closed = True
+        self.stop()
+        with self._lock:
+            end = time.monotonic() + limit
+            left, why = list(ids), ""
+            while left:
+                try:
+                    provider.stop(ids)
+                    left = [one.id for one in provider.describe(ids) if one.is_there and one.state != STOPPED]
+                except Exception as error:
+                    why = first_line(error)
+                if time.monotonic() > end:
+                    break
+                time.sleep(_PAUSE if left else 0.0)
+            with contextlib.suppress(Exception):
+                self.bill.seen(spec.name, provider, provider.list(self._pool, _regions(self._known())))
+        return [f"{', '.join(left)} ({why})" if why else ", ".join(left)] if left else []
 
     # -- with the lock held ------------------------------------------------------------------------
 

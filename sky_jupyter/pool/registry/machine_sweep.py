@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...errors import PoolError, SkyError, first_line
 from ...util.pool_cost import PoolCost
 from ..base.timeouts import TIMEOUTS
-from . import folders, leases, orders, purchases, remote_parts, strays
+from . import folders, leases, orders, purchases, remote_parts, stopped_pools, strays
 from .orders import OrderRow
 from .pool_bill import PoolBill
 from .strays import destroy
@@ -234,7 +234,7 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
     ends = [one.until for one in rows if one.until is not None]
     if ends and max(ends) < time.time():
         return True
-    if row.owner_lives:
+    if row.owner_lives or row.state == stopped_pools.STOPPED:
         return False
     if row.unfinished:
         return True
@@ -276,6 +276,7 @@ def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[O
     for part in remote_parts.of(registry, pool):
         remote_parts.forget(registry, pool, part.folder)
     folders.remove(pool, () if row is None else row.folders)
+    stopped_pools.remove(pool)
     if row is not None:
         registry.update(pool, "ended")
 

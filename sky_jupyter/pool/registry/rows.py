@@ -103,7 +103,7 @@ class PoolRow:
     def outlives(self) -> bool:
         """Return whether a later notebook can attach to it."""
         left = self.provider != "local" and self.state == "ready" and not self.owner_lives
-        return (self.keep or left) and not self.unfinished
+        return (self.keep or left) and not self.unfinished and self.state != "stopped"
 
     @property
     def unfinished(self) -> bool:

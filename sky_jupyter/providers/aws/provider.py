@@ -204,6 +204,18 @@ class AWS:
         named = self.regions or tuple(filter(None, [self.region or self.clients.default_region()]))
         return named or instances.enabled_regions(self.clients)
 
+    def stop(self, ids: Sequence[str]) -> None:
+        """Stop instances, on demand only; their disks stay."""
+        from . import power_states
+
+        power_states.stop(self.clients, ids, self.home_regions())
+
+    def start(self, ids: Sequence[str]) -> None:
+        """Start stopped instances."""
+        from . import power_states
+
+        power_states.start(self.clients, ids, self.home_regions())
+
     def pools(self, *, all_regions: bool = False) -> Sequence[BoughtPool]:
         """Return the account's pools by their tags, those of other computers too."""
         return pool_listing.pools(self, self.all_regions() if all_regions else ())

@@ -1,0 +1,141 @@
+"""Pools whose machines are stopped: the disks stay, and the pool goes on there."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sky_jupyter.errors import NoCapacity, PoolError
+from sky_jupyter.magics import runs_table
+from sky_jupyter.pool import end_pool
+from sky_jupyter.pool.lifecycle import stop_start
+from sky_jupyter.pool.open_pools import pools
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry import cost_rows, orders, stopped_pools
+from sky_jupyter.pool.registry.machine_sweep import sweep_machines
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.providers.local import Local
+from sky_jupyter.session.pools import start_stopped, stop_pool
+from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.hosts.world import World, hosts, skip_unless_hosts_run
+from tests.pool.pools import run
+from tests.pool.remote import MARKS
+from tests.providers.bought import buy, pool_of
+from tests.providers.cloud import Cloud
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    made = Registry()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets this process's time of day, which goes on from there."""
+    real = time.time
+
+    def set_to(now: float) -> None:
+        ahead = now - real()
+        monkeypatch.setattr(time, "time", lambda: real() + ahead)
+
+    return set_to
+
+
+def stopped(cloud: Cloud) -> Pool:
+    """A pool that had machines, and has stopped them."""
+    pool = pool_of(cloud, 2)
+    pool.lifecycle.ids = buy(pool)
+    stop_start.stop(pool.lifecycle, print)
+    return pool
+
+
+def test_sweeps_leave_a_stopped_pool_until_its_time_is_over(
+    registry: Registry, tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    pool = stopped(cloud)
+    assert [one.state for one in cloud.machines()] == ["stopped", "stopped"]
+    (row,) = registry.pools()
+    assert (row.state, row.owner, row.outlives) == ("stopped", 0, False)
+    assert sweep_machines(registry).machines == 0
+    (line,) = runs_table.nobodys()
+    assert line.startswith("pool bought: 2 cloud machines, stopped; their disks stay and cost until ")
+    assert "`%sky start bought` starts them" in line
+    states = [(one.state, one.ended is None) for one in cost_rows.of(registry, pool.id)]
+    assert sorted(states) == [("running", False)] * 2 + [("stopped", True)] * 2
+    until = max(one.until or 0.0 for one in orders.of(registry, pool.id))
+    clock(until + 1)
+    assert sweep_machines(registry).machines == 2
+    assert cloud.alive() == []
+    assert registry.pools() == []
+
+
+def test_a_stopped_pool_is_ended_by_its_name(registry: Registry, tmp_path: Path) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    pool = stopped(cloud)
+    assert end_pool.end_named("bought") == "pool bought: ended"
+    assert cloud.alive() == []
+    with pytest.raises(PoolError, match="cannot be started"):
+        stopped_pools.read(pool.id, "bought")
+
+
+def test_what_cannot_start_now_stays_stopped(registry: Registry, tmp_path: Path) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    stopped(cloud)
+    cloud.plan("start", "refused")
+    with pytest.raises(NoCapacity):
+        start_stopped("bought")
+    (row,) = registry.pools()
+    assert (row.state, row.owner) == ("stopped", 0)
+    assert {one.state for one in cloud.machines()} == {"stopped"}
+    with pytest.raises(PoolError, match="no pool 'other' is stopped"):
+        start_stopped("other")
+    assert end_pool.end_named("bought") == "pool bought: ended"
+
+
+def test_a_pool_whose_machines_are_not_made_cannot_be_stopped(registry: Registry) -> None:
+    pool = Pool(PoolSpec(provider=Local(), nodes=1))
+    with pytest.raises(PoolError, match="cannot be stopped"):
+        stop_start.stop(pool.lifecycle, print)
+    pool.down()
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    with hosts(2, python=True, warm=True) as made:
+        yield made
+
+
+class TestHosts:
+    """Machines that are hosts."""
+
+    pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.usefixtures("config")]
+
+    def test_a_stopped_pool_goes_on_where_its_disks_are(self, world: World, registry: Registry, tmp_path: Path) -> None:
+        cloud = Cloud(str(tmp_path / "cloud.sqlite"), hosts=tuple(host.name for host in world))
+        with cloud.powered(world):
+            pool = Pool(PoolSpec(provider=cloud, nodes=2, name="bought"))
+            pool.start()
+            ids = list(pool.ids)
+            run(pool, "from pathlib import Path\nPath.home().joinpath('kept').write_text('here')")
+            assert "`%sky start bought` starts them again" in stop_pool(pool, print)
+            assert [host.pid for host in world] == [0, 0]
+            again = start_stopped("bought")
+            try:
+                assert (again.id, list(again.ids)) == (pool.id, ids)
+                code = "from pathlib import Path\nPath.home().joinpath('kept').read_text()"
+                assert run(again, code).values == ["here", "here"]
+                assert len(cloud.machines()) == 2
+            finally:
+                again.down()
+                pools.discard(again)
+            assert cloud.alive() == []
+            assert registry.pools() == []
