@@ -407,7 +407,7 @@ VERBS = {
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool (by its name: also one that nobody manages), or --all",
-    "stop": "end what runs on bought machines and stop them: their disks stay, and cost; `start` goes on there",
+    "stop": "stop bought machines: what runs there ends, their disks stay and cost; see `start`",
     "start": "start the machines of a stopped pool, and the pool on them",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",

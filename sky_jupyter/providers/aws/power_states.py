@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import instances
@@ -17,14 +17,14 @@ _STOPPING = "IncorrectInstanceState"
 _PATIENCE, _PAUSE = 180.0, 2.0
 
 
-def stop(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> None:
+def stop(clients: Clients, ids: Sequence[str], regions: Callable[[], Sequence[str]]) -> None:
     """Stop instances; ignore those that are stopped."""
     for region, several in _by_region(clients, ids, regions).items():
         with translated("stop instances", region, profile=clients.profile):
             clients.ec2(region).stop_instances(InstanceIds=several)
 
 
-def start(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> None:
+def start(clients: Clients, ids: Sequence[str], regions: Callable[[], Sequence[str]]) -> None:
     """Start stopped instances; ignore those that run."""
     from botocore.exceptions import ClientError
 
@@ -33,7 +33,7 @@ def start(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> None:
         with translated("start instances", region, profile=clients.profile):
             while True:
                 try:
-                    clients.ec2(region).start_instances(InstanceIds=several)
+                    clients.launcher(region).start_instances(InstanceIds=several)
                     break
                 except ClientError as error:
                     if code_of(error) != _STOPPING or time.monotonic() > end:
@@ -41,7 +41,7 @@ def start(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> None:
                 time.sleep(_PAUSE)
 
 
-def _by_region(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> dict[str, list[str]]:
+def _by_region(clients: Clients, ids: Sequence[str], regions: Callable[[], Sequence[str]]) -> dict[str, list[str]]:
     """Return the instances that are there, by region."""
     found = instances.find(clients, ids, regions)
     places: dict[str, list[str]] = {}

@@ -208,13 +208,13 @@ class AWS:
         """Stop instances, on demand only; their disks stay."""
         from . import power_states
 
-        power_states.stop(self.clients, ids, self.home_regions())
+        power_states.stop(self.clients, ids, self.home_regions)
 
     def start(self, ids: Sequence[str]) -> None:
         """Start stopped instances."""
         from . import power_states
 
-        power_states.start(self.clients, ids, self.home_regions())
+        power_states.start(self.clients, ids, self.home_regions)
 
     def pools(self, *, all_regions: bool = False) -> Sequence[BoughtPool]:
         """Return the account's pools by their tags, those of other computers too."""
