@@ -154,6 +154,7 @@ def test_another_registry_of_this_computer_does_not_end_what_a_pool_has(
 ) -> None:
     pool = pool_of(cloud, 1)
     kept = buy(pool)
+    time.sleep(cloud.visible_within)
     monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "of-another-user.sqlite"))
     (line,) = swept(provider=cloud)
     assert line.startswith("left: ")

@@ -52,6 +52,7 @@ def stopped(cloud: Cloud) -> Pool:
     """A pool that had machines, and has stopped them."""
     pool = pool_of(cloud, 2)
     pool.lifecycle.ids = buy(pool)
+    time.sleep(cloud.visible_within)
     stop_start.stop(pool.lifecycle, print)
     return pool
 
