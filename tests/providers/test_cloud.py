@@ -19,7 +19,7 @@ from sky_jupyter.errors import ProvisionError
 from sky_jupyter.magics import clean, runs_table
 from sky_jupyter.pool import end_pool
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.registry import orders
+from sky_jupyter.pool.registry import cost_rows, orders
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
 from sky_jupyter.pool.registry.orders import OrderRow
 from sky_jupyter.pool.registry.registry import Registry, sweep
@@ -93,16 +93,23 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
         Cloud(Start.of(seed, number).store(folder)).spare_the_sweeper()
     sweep_all(registry)
     left, twice, made = [], [], 0
+    bought: list[str] = []
     for number in range(count):
         start = Start.of(seed, number)
         cloud = Cloud(start.store(folder))
         made += len(cloud.machines())
+        bought += [one.id for one in cloud.machines()]
         if cloud.alive():
             left.append((start, [cloud.calls(pool) for pool in cloud.pools()]))
         # A start is one pool, and has never more machines than nodes, however often it asks for them.
         twice += [(start, cloud.calls(pool)) for pool in cloud.pools() if cloud.most_at_once(pool) > start.nodes]
     assert left == []
     assert twice == []
+    # Each machine is in the account of its pool, and has an end there.
+    counted = {row.machine: row for row in cost_rows.every(registry)}
+    assert [row for row in counted.values() if row.ended is None] == []
+    unaccounted = [id for id in bought if id not in counted]
+    assert unaccounted == []
     # Most starts come to the point where they buy.
     assert made > count
     assert [row.name for row in registry.pools()] == []
