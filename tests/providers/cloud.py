@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tests.hosts.world import World
 
 # What the provider is made of where it is made without arguments, as `--provider cloud` does.
-STORE, HOSTS = "SKY_TEST_CLOUD", "SKY_TEST_CLOUD_HOSTS"
+STORE, HOSTS, HOURLY = "SKY_TEST_CLOUD", "SKY_TEST_CLOUD_HOSTS", "SKY_TEST_CLOUD_HOURLY"
 # Dollars an hour of the disk of a stopped machine.
 DISK = 0.01
 ZONES = ("here-a", "here-b", "there-a")
@@ -103,7 +103,7 @@ class Cloud:
     shown_after: float = 0.03
     hosts: tuple[str, ...] = field(default_factory=lambda: tuple(os.environ.get(HOSTS, "").split()))
     # Dollars an hour of each machine; None where the cloud has no price list.
-    hourly: float | None = 0.1
+    hourly: float | None = field(default_factory=lambda: float(os.environ.get(HOURLY, "0.1")))
     visible_within: float = field(default=0.1, compare=False)
     # What nodes ask whether their machine is taken away.
     notice: str = field(default="", compare=False)
