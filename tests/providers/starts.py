@@ -17,10 +17,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.errors import ProvisionError
 from tests.programs import ROOT
@@ -91,10 +91,10 @@ class Starts:
 
 
 @contextlib.contextmanager
-def running(folder: Path, registry: Path, seed: int) -> Iterator[Starts]:
-    """The process that forks the starts."""
+def running(folder: Path, registry: Path, seed: int, module: str = __name__) -> Iterator[Starts]:
+    """The process that forks the starts of a module: this one's unless given."""
     env = {**os.environ, "SKY_REGISTRY": str(registry), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.providers.starts", str(folder), str(seed)]
+    command = [sys.executable, "-m", module, str(folder), str(seed)]
     with subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             yield Starts(process)
@@ -149,13 +149,13 @@ def acquire(pool: Pool, count: int, before: Sequence[str] = ()) -> list[str]:
     raise AssertionError
 
 
-def main() -> None:
+def serve(of: Callable[[int, int], Any], carry_out: Callable[[Any, Path], None]) -> None:
     """Fork a start for each number that is read."""
     import sky_jupyter.pool.pool  # noqa: F401 - forked, it need not be imported again
 
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     for line in sys.stdin:
-        start = Start.of(seed, int(line))
+        start = of(seed, int(line))
         began = time.monotonic()
         child = os.fork()
         if not child:
@@ -176,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Start.of, carry_out)
