@@ -61,6 +61,12 @@ class NoCapacity(ProvisionError):
         self.passing = scope == "zone"
 
 
+class Unanswered(ProvisionError):
+    """Raised when a call got no answer, or one that puts it off: the same call is sent again soon."""
+
+    passing = True
+
+
 class OrderSpent(ProvisionError):
     """Raised when a token was used for machines that have ended, or for another call."""
 

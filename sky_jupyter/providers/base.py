@@ -201,8 +201,11 @@ class Provisioner(Provider, Protocol):
             When nothing was created, and another place may have machines.
         OrderSpent
             When the order's token cannot be used again.
+        Unanswered
+            When there was no answer, or the provider is busy: the call is sent again within seconds.
         ProvisionError
-            When nothing was created and no other place can help. If ``passing`` is set, the call is retried unchanged.
+            When nothing was created and no other place can help. If ``passing`` is set, the call is retried unchanged
+            in the next attempt.
             After any other error, it is unknown what was created.
         """
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sky_jupyter.errors import LoginRefused, MachineError, NoCapacity, OrderSpent, ProvisionError, SpecError
+from sky_jupyter.errors import LoginRefused, MachineError, NoCapacity, OrderSpent, ProvisionError, SpecError, Unanswered
 from sky_jupyter.machines.power_watchdog import POWER_FILE
 from sky_jupyter.node.host.power_file import GRACE
 from sky_jupyter.providers import SSH, kinds
@@ -141,9 +141,7 @@ class Cloud:
             if fault == "denied":
                 raise ProvisionError("you are not authorized to make machines")
             if fault == "throttled":
-                error = ProvisionError("too many requests")
-                error.passing = True
-                raise error
+                raise Unanswered("too many requests")
             made = self._make(order, max(1, count // 2) if fault.startswith("half") else count)
             if fault == "vanish":
                 self.vanish(made[:1])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
+from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, Unanswered, first_line
 from ...providers.base import Provisioner, can_stop, is_provisioner
 from ...providers.values import STOPPED, MachineRecord, Order
 from ...util.pool_cost import purchase
@@ -372,10 +372,8 @@ class Provisioning:
         for number in itertools.count():
             try:
                 return self._send_once(spec, order, count, halt)
-            except (NoCapacity, OrderSpent):
-                raise
-            except ProvisionError as error:
-                if number >= _RESENT or not error.passing:
+            except Unanswered as error:
+                if number >= _RESENT:
                     raise
                 pause = min(_MOST_DELAYS, 2**number / _FIFTH) * delay * random.uniform(0.8, 1.2)
                 self._tell(f"{first_line(error)}; the order is sent again in {pause:.0f} s")
@@ -416,7 +414,7 @@ class Provisioning:
         try:
             return call()
         except (MachineError, OSError, TimeoutError) as error:
-            raise _passing(f"{spec.provider} did not answer: {first_line(error)}") from error
+            raise Unanswered(f"{spec.provider} did not answer: {first_line(error)}") from error
 
     def _must_go_on(self, halt: threading.Event) -> None:
         if halt.is_set():

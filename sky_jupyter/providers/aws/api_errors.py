@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from ...errors import NoCapacity, OrderSpent, ProvisionError, SkyError, first_line
+from ...errors import NoCapacity, OrderSpent, ProvisionError, SkyError, Unanswered, first_line
 from . import vcpu_quotas
 from .clients import Clients, clients, forget
 
@@ -116,8 +116,10 @@ def translated(
         When another place or market may have machines.
     OrderSpent
         When a token cannot be used again.
+    Unanswered
+        When the same call may succeed soon.
     ProvisionError
-        In all other cases; ``passing`` if the same call may succeed later.
+        In all other cases.
     """
     call = _Call(doing, region, zone, market, profile, kind, vcpus)
     try:
@@ -201,9 +203,8 @@ def _failed(error: Any, call: _Call) -> ProvisionError:
 
 
 def _stopped(said: str, call: _Call, *, passing: bool = False) -> ProvisionError:
-    error = ProvisionError(f"AWS: cannot {call.doing}{f' in {call.place}' if call.place else ''}: {said}")
-    error.passing = passing
-    return error
+    text = f"AWS: cannot {call.doing}{f' in {call.place}' if call.place else ''}: {said}"
+    return Unanswered(text) if passing else ProvisionError(text)
 
 
 def _login(call: _Call) -> str:
