@@ -255,6 +255,7 @@ def test_ssh_from_says_who_may_connect(given: str, allowed: str, world: AwsWorld
     assert ssh_sources(rules(world)) == [allowed]
 
 
+@SLOW
 def test_racing_launches_of_a_new_account_share_what_they_make(world: AwsWorld) -> None:
     failed: list[BaseException] = []
 
@@ -399,6 +400,7 @@ def test_a_zone_without_capacity_is_asked_once_and_says_so(world: AwsWorld) -> N
     assert len(world.calls("RunInstances")) == 1
 
 
+@SLOW
 def test_volumes_stay_untagged_where_tagging_them_is_not_allowed(world: AwsWorld) -> None:
     denied = (
         "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/me is not "
@@ -419,6 +421,7 @@ def test_a_group_that_is_not_known_everywhere_yet_is_worth_another_try(world: Aw
     assert caught.value.passing
 
 
+@SLOW
 def test_the_placement_group_goes_with_its_last_machine(world: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vpc_network, "_GOING_PAUSE", 0.05)
     aws = AWS()
