@@ -149,8 +149,8 @@ class OpenPools:
     def all(self) -> list[Pool]:
         return [pool for name in list(self._by_name) if (pool := self.get(name)) is not None]
 
-    def discard(self, pool: Pool) -> None:
-        """Forget a pool that has ended."""
+    def discard(self, pool: Pool, gone: Gone | None = None) -> None:
+        """Forget a pool that has ended; ``gone`` is what is said of it, by default that it was ended."""
         if self._by_name.get(pool.spec.name) is pool:
             del self._by_name[pool.spec.name]
         current = self._current == pool.spec.name
@@ -158,7 +158,7 @@ class OpenPools:
             self._current = next(reversed(self._by_name), None)
         if not pool.spec.provider.survives_manager or pool.state == "taken":
             return
-        gone = Gone.of(pool.spec, f"has ended: {pool.why_expired}" if pool.expired else "was ended")
+        gone = gone or Gone.of(pool.spec, f"has ended: {pool.why_expired}" if pool.expired else "was ended")
         if current and (pool.expired or self._current is None):
             self.miss(gone)
         else:

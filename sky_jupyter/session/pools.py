@@ -151,7 +151,7 @@ def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
     """Stop a pool's machines and forget the pool here; return what was done, and until when the disks stay."""
     name = pool.spec.name
     until = stop_start.stop(pool.lifecycle, lambda text: tell(f"pool {name}: {text}"))
-    pools.discard(pool)
+    pools.discard(pool, Gone(name, f"pool {name!r} on {pool.spec.provider} was stopped", f"%sky start {name}"))
     return (
         f"pool {name}: its machines are stopped, and only their disks cost; `%sky start {name}` starts them again. "
         f"They are ended at {clock(until)} in any case"

@@ -129,6 +129,9 @@ class TestHosts:
             run(pool, "from pathlib import Path\nPath.home().joinpath('kept').write_text('here')")
             assert "`%sky start bought` starts them again" in stop_pool(pool, print)
             assert [host.pid for host in world] == [0, 0]
+            gone = pools.gone("bought")
+            assert gone is not None
+            assert "was stopped. `%sky start bought` starts it again" in gone.refusal("%%sky --provider local")
             again = start_stopped("bought")
             try:
                 assert (again.id, list(again.ids)) == (pool.id, ids)

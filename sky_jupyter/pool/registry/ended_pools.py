@@ -40,7 +40,8 @@ class Gone:
         ``others`` are the names of live pools.
         """
         use = f", `--name {others[0]}` uses one that lives ({', '.join(others)})" if others else ""
-        return f"{self.text}. `{self.again}` makes it anew{use}, and `{cell}` uses this machine"
+        makes = "starts it again" if self.again.startswith("%sky start ") else "makes it anew"
+        return f"{self.text}. `{self.again}` {makes}{use}, and `{cell}` uses this machine"
 
 
 # Fields of providers that are options of a line.
