@@ -16,7 +16,7 @@ from tests.programs import ROOT, run_program
 from tests.providers import aws_world
 from tests.providers.aws_hosts import HostedAws
 
-pytestmark = [*MARKS, pytest.mark.slow]
+pytestmark = [*MARKS, pytest.mark.long]  # `test_aws_programs` runs another program, as `slow`
 PAGE = (ROOT / "docs" / "from-skyward.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 

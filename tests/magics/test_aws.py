@@ -86,6 +86,22 @@ def test_a_spot_pool_says_what_it_costs_hears_of_its_interruption_and_leaves_not
     assert left(aws) == NOTHING
 
 
+@pytest.mark.slow
+def test_a_pool_whose_only_machine_is_taken_away_is_made_anew_by_the_next_cell(aws: HostedAws, book: Notebook) -> None:
+    line = "%%sky --name lone --provider aws --nodes 1 --spot\n"
+    assert book.run(f"{line}import socket\nsocket.gethostname()", timeout=240).status == "ok"
+    (first,) = aws.alive()
+    # Without a notice: nobody but AWS can tell that it is gone, and not only the way to it.
+    aws.interrupt(first)
+    wait_until(lambda: not aws.host(first).pid)
+    book.run("%%sky --name lone\n1", timeout=240)
+    assert "Out: 42" in book.run("%%sky --name lone\n6 * 7", timeout=240).run
+    assert [id for id in aws.alive() if id != first]
+    assert book.run("%sky down --name lone", timeout=240).status == "ok"
+    wait_until(lambda: not aws.alive())
+    assert left(aws) == NOTHING
+
+
 @pytest.mark.long
 def test_a_kernel_that_is_shut_down_ends_its_machines_and_a_lost_answer_buys_none_twice(
     aws: HostedAws, tmp_path: Path

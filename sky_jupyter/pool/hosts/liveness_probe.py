@@ -2,7 +2,8 @@
 
 From here, both look the same. So other hosts are asked, each over its own connection: if one can be asked, the link is
 not broken; if it finds nothing at the host's address either, the machine is off. A host that only this machine cannot
-reach is not declared lost, nor is one for which no other host can be asked.
+reach is not declared lost, nor is one for which no other host can be asked, unless the provider that made its machine
+says that this has ended.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ async def watch(
     scheduler: str,
     limit: asyncio.Semaphore,
     give_up: Callable[[str], None],
+    ended: Callable[[], str] | None = None,
 ) -> None:
     """Check a node in doubt until it answers or is declared lost.
 
@@ -80,6 +82,8 @@ async def watch(
         Held during an inquiry.
     give_up : callable
         Called with the reason when the node is lost.
+    ended : callable or None
+        Asks the provider whether the machine has ended; returns in what way, or "". None if it made none.
     """
     host = next((host for host in hosts if node in host.nodes), None)
     if host is None or host.apart is not None:
@@ -89,17 +93,21 @@ async def watch(
     others = [other for other in hosts if other is not host and other.apart is None and 0 in (node, *other.nodes)]
     about: set[int | None] = {None, 0} if node == 0 else {node}
     pause = _PAUSE
-    while others and about & control.doubted and not control.closing and not host.left.is_set():
+    while (others or ended) and about & control.doubted and not control.closing and not host.left.is_set():
         address = scheduler if node == 0 else control.addresses.get(node, "")
-        if not address:
+        if not address and not ended:
             # The scheduler has lost it: its absence is timed elsewhere.
             return
         async with limit:
             span = max(_LEAST, _SURE - max(map(control.unheard, about)))
-            answers, (by, seen) = await asyncio.gather(_answers(host, span), _seen(others, address, span))
+            asked = others if address else []
+            answers, (by, seen) = await asyncio.gather(_answers(host, span), _seen(asked, address, span))
         still = about & control.doubted and not control.closing and not host.left.is_set()
         if still and not answers and seen in _TELLS:
             give_up(_TELLS[seen].format(name=host.name, by=by))
+            return
+        if still and not answers and ended is not None and (why := await in_thread(ended)):
+            give_up(f"{host.name} does not answer: {why}")
             return
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
@@ -130,7 +138,9 @@ async def _answers(host: Host, span: float) -> bool:
 
 
 async def _seen(others: Sequence[Host], address: str, span: float) -> tuple[str, str]:
-    """Return which hosts were asked, and what all of them found."""
+    """Return which hosts were asked, and what all of them found; nothing if there are none."""
+    if not others:
+        return "", ""
     host, port = place(address)
     code = _SEEN.format(host=host, port=port, span=span, pause=_TRY)
 

@@ -7,13 +7,15 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...providers.base import is_provisioner
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, liveness_probe
+from .machine_replacement import why_ended
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ class HostEventsContext(PoolContext, Protocol):
     def hosts(self) -> list[launch.Host]:
         """Return the hosts of its nodes, with those being started."""
         ...
+
+    @property
+    def ids(self) -> Sequence[str]: ...
 
     @property
     def state(self) -> PoolState: ...
@@ -116,8 +121,11 @@ class HostEvents:
                     pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {taken}" if taken else why)
                     control.give_up(node, why)
 
+            ended = None
+            if is_provisioner(pool.spec.provider) and node < len(pool.ids):
+                ended = functools.partial(why_ended, pool.spec, [pool.ids[node]])
             if node not in control.off:
-                await liveness_probe.watch(node, hosts, control, pool.scheduler_there, limit, give_up)
+                await liveness_probe.watch(node, hosts, control, pool.scheduler_there, limit, give_up, ended)
 
         pool.supervisor.examine = examine if hosts else None
 
