@@ -15,7 +15,7 @@ from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, liveness_probe
-from .machine_replacement import why_ended
+from .ended_machines import why_ended
 from .state_machine import PoolState
 
 if TYPE_CHECKING:

@@ -39,9 +39,10 @@ from . import resize_plan
 from .budget import Ask
 from .cost_meter import CostMeter
 from .dask_cluster import PoolDask
+from .ended_machines import why_ended
 from .host_events import HostEvents
 from .kernel_shutdown import Leaving, Tell, silently
-from .machine_replacement import MachineReplacement, why_ended
+from .machine_replacement import MachineReplacement
 from .plugin_setup import PluginSetup
 from .provisioning import Provisioning
 from .resize import Resizing

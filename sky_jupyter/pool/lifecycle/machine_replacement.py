@@ -22,12 +22,12 @@ from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, remote_host
 from . import zone_choice
+from .ended_machines import why_ended
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import HostPreparation
     from ...machines.ssh.types import Prompts
-    from ...spec.pool_spec import PoolSpec
     from ..base.phases import PhaseLog
     from ..execution.supervisor import Supervisor
     from ..hosts.link import PoolLink
@@ -431,15 +431,6 @@ class MachineReplacement:
 
 def _ignore(line: str) -> None:
     """Discard a line of a command's output."""
-
-
-def why_ended(spec: PoolSpec, ids: Sequence[str]) -> str:
-    """Ask the provider whether one of these machines has ended; return what it says, or ""."""
-    with contextlib.suppress(SkyError, OSError, TimeoutError):
-        for record in spec.provider.describe(ids) if ids else ():
-            if not record.is_usable:
-                return f"its machine has ended{f' ({record.reason})' if record.reason else ''}"
-    return ""
 
 
 def _send_again(host: launch.Host) -> None:
