@@ -167,7 +167,7 @@ def offered(shell, text):
         ("%%sky --nodes 2 --plugins jax,ke", ["%%sky --nodes 2 --plugins jax,keras"]),
         ("%%sky --plugins=to", ["%%sky --plugins=torch"]),
         ('%%sky --plugins "keras(backend=torch),to', ['%%sky --plugins "keras(backend=torch),torch']),
-        ("%sky st", ["%sky status"]),
+        ("%sky st", ["%sky start", "%sky status", "%sky stop"]),
         ("%sky ", [f"%sky {verb}" for verb in sorted(VERBS)]),
     ],
 )
