@@ -44,22 +44,22 @@ def test_a_machine_that_nobody_uses_goes_off_after_its_grace(begin: Begin) -> No
 
 
 def test_a_machine_goes_off_at_its_deadline_whatever_its_file_says(begin: Begin, tmp_path: Path) -> None:
-    off = begin(time.time() + 2)
+    off = begin(time.time() + 1)
     PowerFile(str(tmp_path / "run" / "power")).keep(1e6)
     eventually(off.exists)
 
 
 def test_a_machine_stays_on_as_long_as_its_file_says(begin: Begin, tmp_path: Path) -> None:
     file = tmp_path / "run" / "power"
-    off = begin(time.time() + 3600, grace=2)
+    off = begin(time.time() + 3600, grace=1)
     began = uptime()
     PowerFile(str(file)).keep(1000.0)
-    eventually(lambda: uptime() > began + 3)
+    eventually(lambda: uptime() > began + 2)
     # What is no number, or is not there, changes nothing.
     file.write_text("soon\n")
-    eventually(lambda: uptime() > began + 3.5)
+    eventually(lambda: uptime() > began + 2.3)
     file.unlink()
-    eventually(lambda: uptime() > began + 4)
+    eventually(lambda: uptime() > began + 2.6)
     assert not off.exists()
 
 

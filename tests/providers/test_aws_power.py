@@ -24,6 +24,8 @@ from tests.providers import aws_world
 from tests.providers.aws_world import AwsWorld
 from tests.providers.test_aws_launch import UNTIL, config, known_types, order  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(known_types: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsWorld]:  # noqa: F811
