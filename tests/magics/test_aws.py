@@ -103,6 +103,22 @@ def test_a_pool_whose_only_machine_is_taken_away_is_made_anew_by_the_next_cell(a
 
 
 @pytest.mark.long
+def test_a_pool_that_is_stopped_costs_its_disk_and_is_started_with_a_price(aws: HostedAws, book: Notebook) -> None:
+    line = "%%sky --name kept --provider aws --allocation on-demand\n"
+    assert book.run(f"{line}6 * 7", timeout=240).status == "ok"
+    assert book.run("%sky stop --name kept", timeout=240).status == "ok"
+    assert [one["state"] for one in aws.instances(market="on-demand")] == ["stopped"]
+    assert "unknown" not in shown(book.run("%sky cost"))
+    assert book.run("%sky start kept", timeout=240).status == "ok"
+    cell = book.run("%%sky --name kept\n6 * 7", timeout=240)
+    assert "Out: 42" in cell.run
+    assert re.search(r"\$0\.\d+ an hour", cell.run), cell.run
+    assert book.run("%sky down --name kept", timeout=240).status == "ok"
+    wait_until(lambda: not aws.alive())
+    assert left(aws) == NOTHING
+
+
+@pytest.mark.long
 def test_a_kernel_that_is_shut_down_ends_its_machines_and_a_lost_answer_buys_none_twice(
     aws: HostedAws, tmp_path: Path
 ) -> None:

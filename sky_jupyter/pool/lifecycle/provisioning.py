@@ -237,6 +237,7 @@ class Provisioning:
                 time.sleep(_PAUSE if left else 0.0)
             with contextlib.suppress(Exception):
                 self.bill.seen(spec.name, provider, provider.list(self._pool, _regions(self._known())))
+                self.bill.price(provider)
         return [f"{', '.join(left)} ({why})" if why else ", ".join(left)] if left else []
 
     # -- with the lock held ------------------------------------------------------------------------

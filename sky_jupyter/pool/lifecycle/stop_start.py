@@ -63,6 +63,9 @@ def resume(pool: PoolLifecycle, row: PoolRow, ids: Sequence[str]) -> None:
         raise
     pool.id, pool.ids, pool.resumed = row.id, list(ids), True
     pool.provisioning = Provisioning(pool.registry, row.id)
+    # Else the price is unknown until the meter looks.
+    with contextlib.suppress(Exception):
+        pool.provisioning.charge(pool.spec)
 
 
 def _wait(provider: Provider, ids: Sequence[str], limit: float) -> None:
