@@ -118,3 +118,11 @@ def test_a_spot_request_that_may_not_be_cancelled_keeps_no_instance_alive(aws: A
         PROVIDER.destroy(ids)
     assert aws.alive("denied0") == []
     PROVIDER.destroy(ids)
+
+
+def test_a_spot_request_whose_cancelling_was_put_off_is_cancelled_once_its_instance_ends(aws: AwsWorld) -> None:
+    before = aws.left()
+    ids = launched("busy0", 1, "spot")
+    aws.plan("CancelSpotInstanceRequests", code="InternalError")
+    PROVIDER.destroy(ids)
+    assert aws.left() == before

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from ...errors import Unanswered
 from ...util.background_tasks import map_all
 from ..values import ENDED, ENDING, PENDING, RUNNING, STOPPED, MachineRecord
 from .api_errors import code_of, translated
@@ -151,16 +152,25 @@ def terminate(clients: Clients, ids: Sequence[str], home: Callable[[], Sequence[
         ours = {id: one for id, (place, one) in found.items() if place == region}
         alive = [id for id, one in ours.items() if one["State"]["Name"] not in ("shutting-down", "terminated")]
         requests = [one["SpotInstanceRequestId"] for one in ours.values() if one.get("SpotInstanceRequestId")]
-        try:
+
+        def cancel(region: str = region, requests: Sequence[str] = requests) -> None:
             # An open request counts against the quota until EC2 notices that its instance has ended.
             with translated("cancel spot requests", region, profile=clients.profile):
                 _each(clients.ec2(region).cancel_spot_instance_requests, "SpotInstanceRequestIds", requests)
+
+        again = False
+        try:
+            cancel()
+        except Unanswered:
+            again = True
         finally:
             with translated("terminate instances", region, profile=clients.profile):
                 end = clients.ec2(region).terminate_instances
                 _each(end, "InstanceIds", alive)
                 for id in (id for id in unlisted if _regions[id] == region):
                     _each(end, "InstanceIds", [id])
+        if again:
+            cancel()
 
 
 def _each(call: Callable[..., Any], name: str, ids: Sequence[str]) -> None:
