@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from sky_jupyter.session.pools import start_stopped, stop_pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
-from tests.pool.remote import MARKS
+from tests.pool.remote import MARKS, wait_until
 from tests.providers.bought import buy, pool_of
 from tests.providers.cloud import Cloud
 
@@ -142,4 +143,7 @@ class TestHosts:
                 again.down()
                 pools.discard(again)
             assert cloud.alive() == []
+            # What has ended with its machine is not said to have been missed.
+            wait_until(lambda: "sky-end-hosts" not in {thread.name for thread in threading.enumerate()})
+            assert again.unsure == []
             assert registry.pools() == []

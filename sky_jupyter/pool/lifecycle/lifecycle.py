@@ -146,6 +146,8 @@ class PoolLifecycle:
         self.scheduler_address = self.scheduler_there = ""
         # Machines that were unreachable when the pool was ended: what runs there ends by its lease.
         self.unsure: list[str] = []
+        # True once the provider has shown that all of them are gone, so that nothing is left on any.
+        self._machines_gone = False
         # Hosts that could not be ended because they were unreachable; retried when they are back.
         self.unreachable: list[launch.Host] = []
         self.owner = os.getpid()
@@ -459,7 +461,8 @@ class PoolLifecycle:
             unended = self.provisioning.end(self.spec, limit)
         beside.join(_HOSTS_OF_ENDED if not unended else limit)
         if not unended:
-            # Nothing is left on machines that are gone.
+            # What still waits for their hosts has nothing more to say.
+            self._machines_gone = not self.keeps_machines
             self.unreachable, self.unsure = [], []
             for trace in self.traces.left():
                 self.traces.forget(trace.folder)
@@ -536,10 +539,11 @@ class PoolLifecycle:
         # A host that was starting when the others ended may be up by now.
         self.launches_done.wait(_END_PATIENCE)
         unsure += remote_host.end_all([host for host in self.hosts if host not in hosts], missed)
-        ended = set(map(id, hosts))
-        self.unreachable = [*(host for host in self.unreachable if id(host) not in ended), *unsure]
-        left = self.traces.left() if self.state is PoolState.ENDED else []
-        self.unsure = sorted({*(host.name for host in self.unreachable), *(trace.host for trace in left)})
+        if not self._machines_gone:
+            ended = set(map(id, hosts))
+            self.unreachable = [*(host for host in self.unreachable if id(host) not in ended), *unsure]
+            left = self.traces.left() if self.state is PoolState.ENDED else []
+            self.unsure = sorted({*(host.name for host in self.unreachable), *(trace.host for trace in left)})
         self.hang_up()
 
     def end_unreachable(self) -> None:
