@@ -152,9 +152,14 @@ def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
     name = pool.spec.name
     until = stop_start.stop(pool.lifecycle, lambda text: tell(f"pool {name}: {text}"))
     pools.discard(pool, Gone(name, f"pool {name!r} on {pool.spec.provider} was stopped", f"%sky start {name}"))
+    if pool.unended != []:
+        raise PoolError(
+            f"pool {name}: not all of its machines were seen to stop, and they may go on to cost: `%sky start {name}` "
+            f"takes it up again, `%sky down {name}` ends it"
+        )
     return (
         f"pool {name}: its machines are stopped, and only their disks cost; `%sky start {name}` starts them again. "
-        f"They are ended at {clock(until)} in any case"
+        f"The first sweep after {clock(until)} ends them"
     )
 
 

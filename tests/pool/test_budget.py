@@ -19,6 +19,7 @@ from sky_jupyter.errors import SpecError
 from sky_jupyter.magics.parsing import parse
 from sky_jupyter.node.host.budget_timer import BudgetTimer
 from sky_jupyter.pool.lifecycle import budget as budgets
+from sky_jupyter.pool.lifecycle import cost_meter
 from sky_jupyter.pool.lifecycle.budget import Budget
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.spec.pool_spec import PoolSpec
@@ -26,6 +27,7 @@ from sky_jupyter.util.pool_cost import MachineCost, PoolCost
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.magics.notebook import notebook
 from tests.pool.remote import MARKS, wait_until
+from tests.providers.bought import pool_of
 from tests.providers.cloud import Cloud
 
 
@@ -151,6 +153,58 @@ def test_without_a_price_it_says_so_and_ends_nothing() -> None:
     pool = Ledger(20, hourly=None)
     assert pool.at(100).at(200).said == ["the price of pool 'p' is unknown: its budget cannot be kept"]
     assert pool.ended == []
+
+
+def test_a_machine_without_a_price_is_named_and_the_others_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Ledger(20)
+    known = pool.cost
+    odd = MachineCost("m2", "odd", "", "", "", "running", 0.0, None, None, None)
+    monkeypatch.setattr(pool, "cost", lambda: replace(known(), machines=(*known().machines, odd)))
+    assert pool.at(1).at(2).said == ["the price of 1 machine of pool 'p' is unknown: its budget is kept without them"]
+    assert len(pool.at(20).ended) == 1
+
+
+def test_nobody_is_asked_again_while_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, asked, end = Ledger(20), list[str](), threading.Event()
+
+    def ask(text: str) -> Future[str | None]:
+        asked.append(text)
+        answer: Future[str | None] = Future()
+        answer.set_result("")
+        return answer
+
+    pool.ask, pool.total = ask, 20.0
+    monkeypatch.setattr(pool, "expire", lambda why: end.wait())
+    try:
+        for _ in range(2):
+            asyncio.run(pool.budget.check(pool.cost))
+        assert len(asked) == 1
+    finally:
+        end.set()
+    wait_until(lambda: "sky-budget" not in {thread.name for thread in threading.enumerate()})
+
+
+def test_the_meter_outlives_a_message_that_cannot_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    monkeypatch.setattr(cost_meter, "_EVERY", 0.05)
+    looked: list[float] = []
+
+    async def check(self: Budget, look: Callable[[], PoolCost | None]) -> None:
+        looked.append(time.monotonic())
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Budget, "check", check)
+    pool = pool_of(Cloud(str(tmp_path / "cloud.sqlite")))
+    meter = pool.lifecycle.meter
+    meter.begin()
+    try:
+        wait_until(lambda: len(looked) > 2)
+    finally:
+        meter.stop()
+        pool.down()
+    assert "was not checked" in caplog.text
 
 
 def test_nodes_are_told_when_it_is_used_up_and_again_when_that_changes() -> None:

@@ -239,7 +239,7 @@ class Cloud:
 
     def plan(self, call: str, fault: str, skip: int = 0) -> None:
         """Have a fault happen to the next call of a kind, or after ``skip`` of them."""
-        assert fault in {**FAULTS, "start": ("error", "refused")}[call], fault
+        assert fault in {**FAULTS, "start": ("error", "refused"), "stop": ("error",)}[call], fault
         self._rows("INSERT INTO faults (call, fault, skip) VALUES (?, ?, ?)", call, fault, skip)
 
     def calm(self) -> None:

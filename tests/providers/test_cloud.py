@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.errors import ProvisionError
+from sky_jupyter.errors import PoolError, ProvisionError
 from sky_jupyter.magics import clean, runs_table
 from sky_jupyter.pool import end_pool
+from sky_jupyter.pool.lifecycle.provisioning import Provisioning
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import cost_rows, orders
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
@@ -195,6 +196,25 @@ def test_a_quota_rules_out_its_region_and_stops_where_nothing_is_left(cloud: Clo
         buy(pool)
     assert [said for call, said in cloud.calls(pool.id) if call == "create"] == ["quota", "quota"]
     pool.down()
+
+
+def test_credentials_of_another_account_buy_nothing_for_a_pool_that_has_machines(
+    registry: Registry, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buy(pool := pool_of(cloud, 2))
+    monkeypatch.setattr(Cloud, "account", lambda self: "somebody else")
+    later = Provisioning(registry, pool.id)
+    with pytest.raises(PoolError, match="of the account somebody, and the credentials here of somebody else"):
+        later.acquire(pool.spec, 2)
+    assert len(cloud.machines()) == 2
+
+
+def test_only_the_nodes_are_kept_though_others_were_made_a_moment_ago(registry: Registry, tmp_path: Path) -> None:
+    cloud = Cloud(str(tmp_path / "slow.sqlite"), shown_after=60.0, visible_within=120.0)
+    node, *others = buy(pool := pool_of(cloud, 3))
+    pool.lifecycle.provisioning.keep_only(pool.spec, [node])
+    assert cloud.alive() == [node]
+    assert len(others) == 2
 
 
 def test_credentials_of_another_account_settle_nothing(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.errors import SkyError
+from sky_jupyter.errors import NoCapacity, SkyError
+from sky_jupyter.plugins.core.plugin import Plugin
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import orders
 from sky_jupyter.pool.registry.registry import Registry
@@ -100,10 +101,16 @@ def test_a_pool_that_grows_buys_and_one_that_shrinks_ends_what_it_had(cloud: Clo
 
 @pytest.mark.slow
 def test_a_resize_that_has_no_machines_leaves_the_pool_as_it_was(cloud: Cloud) -> None:
-    pool = Pool(PoolSpec(provider=cloud, nodes=1, name="bought"))
+    together = Plugin("together", collective=True)
+    pool = Pool(PoolSpec(provider=cloud, nodes=1, name="bought", plugins=(together,)))
     pool.start()
     try:
         first = list(pool.ids)
+        # Its zone has no more: it is not made elsewhere while it lives.
+        cloud.plan("create", "refused")
+        with pytest.raises(NoCapacity):
+            pool.resize(2)
+        assert cloud.alive() == first
         cloud.plan("connect", "vanish")
         with pytest.raises(SkyError):
             pool.resize(2)

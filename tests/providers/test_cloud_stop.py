@@ -79,6 +79,39 @@ def test_sweeps_leave_a_stopped_pool_until_its_time_is_over(
     assert registry.pools() == []
 
 
+def test_a_stop_ends_what_is_no_node_as_a_machine_that_is_prepared(registry: Registry, tmp_path: Path) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    pool = pool_of(cloud, 2)
+    node, _ = buy(pool)
+    pool.lifecycle.ids = [node]
+    stop_start.stop(pool.lifecycle, print)
+    assert {one.id: one.state for one in cloud.machines() if one.is_there} == {node: "stopped"}
+    assert end_pool.end_named("bought") == "pool bought: ended"
+
+
+def test_what_does_not_stop_is_said_and_stopped_by_a_sweep(registry: Registry, tmp_path: Path) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    pool = pool_of(cloud, 2, shutdown_timeout=0.5)
+    pool.lifecycle.ids = buy(pool)
+    for _ in range(20):
+        cloud.plan("stop", "error")
+    told: list[str] = []
+    with pytest.raises(PoolError, match=r"not all .* were seen to stop.*`%sky start bought`"):
+        stop_pool(pool, told.append)
+    assert "were not seen to stop" in told[-1]
+    assert len(cloud.alive()) == 2
+    (failed,) = sweep_machines(registry).failed.values()
+    assert "are to be stopped: the connection broke" in failed
+    cloud.calm()
+    assert not sweep_machines(registry).failed
+    assert {one.state for one in cloud.machines()} == {"stopped"}
+    # Whoever started them has died before the pool was there.
+    cloud.start(cloud.alive())
+    sweep_machines(registry)
+    assert {one.state for one in cloud.machines()} == {"stopped"}
+    assert end_pool.end_named("bought") == "pool bought: ended"
+
+
 def test_a_stopped_pool_is_ended_by_its_name(registry: Registry, tmp_path: Path) -> None:
     cloud = Cloud(str(tmp_path / "cloud.sqlite"))
     pool = stopped(cloud)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +75,25 @@ def test_a_pool_costs_its_machines_prices_times_their_time(
     over = provisioning.bill.now()
     assert (over.total, over.hourly) == (near(6 * HOURLY), 0.0)
     assert [one.state for one in over.machines] == ["ended", "ended"]
+
+
+def test_a_list_from_before_the_end_counts_no_machine_on(
+    registry: Registry, spec: PoolSpec, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioning, real = Provisioning(registry, "p1"), Cloud.list
+    provisioning.acquire(spec, 2)
+    time.sleep(0.1)
+
+    def late(cloud: Cloud, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
+        monkeypatch.setattr(Cloud, "list", real)
+        found = cloud.list(pool, regions)
+        assert provisioning.end(spec, 5) == []
+        return found
+
+    monkeypatch.setattr(Cloud, "list", late)
+    provisioning.charge(spec)
+    later(HOUR)
+    assert account(registry).hourly == 0.0
 
 
 def test_the_order_is_told_with_its_price_before_it_is_sent(registry: Registry, spec: PoolSpec) -> None:

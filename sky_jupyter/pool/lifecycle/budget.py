@@ -79,8 +79,10 @@ class Budget:
         # The budget of which it has warned, and whether it has said that no price is known.
         self._warned = 0.0
         self._said_unknown = False
-        # By host, the monotonic time until which its node was told to live.
-        self._told: dict[int, float] = {}
+        # By its id, each host, and the monotonic time until which its node was told to live.
+        self._told: dict[int, tuple[Host, float]] = {}
+        # Ends the pool.
+        self._ending: threading.Thread | None = None
 
     def is_used_up(self, cost: PoolCost | None) -> bool:
         """Return whether the pool has cost its budget."""
@@ -109,13 +111,16 @@ class Budget:
             Returns the cost as of now.
         """
         most, cost = self._pool.spec.max_cost, look()
-        if most is None or cost is None:
+        if most is None or cost is None or (self._ending is not None and self._ending.is_alive()):
             return
+        if cost.unknown:
+            self._say_unknown(cost)
         if cost.total is None or cost.hourly is None:
-            self._say_unknown()
             return
         if self.is_used_up(cost) and not await self._is_raised(look):
-            threading.Thread(target=self._pool.expire, args=(self.text(),), name="sky-budget", daemon=True).start()
+            end = threading.Thread(target=self._pool.expire, args=(self.text(),), name="sky-budget", daemon=True)
+            self._ending = end
+            end.start()
             return
         cost, most = look() or cost, self._pool.spec.max_cost or most
         if (cost.total or 0.0) >= _WARN * most and self._warned != most:
@@ -132,10 +137,15 @@ class Budget:
     def _more(self, most: float) -> str:
         return f"`%sky up --name {self._pool.spec.name} --max-cost {2 * most:g}` gives it more"
 
-    def _say_unknown(self) -> None:
+    def _say_unknown(self, cost: PoolCost) -> None:
         if not self._said_unknown:
             self._said_unknown = True
-            self._pool.say(f"the price of pool {self._pool.spec.name!r} is unknown: its budget cannot be kept")
+            name = f"pool {self._pool.spec.name!r}"
+            if cost.total is None or cost.hourly is None:
+                self._pool.say(f"the price of {name} is unknown: its budget cannot be kept")
+            else:
+                machines = f"{cost.unknown} machine{'s' if cost.unknown > 1 else ''}"
+                self._pool.say(f"the price of {machines} of {name} is unknown: its budget is kept without them")
 
     async def _is_raised(self, look: Callable[[], PoolCost | None]) -> bool:
         """Ask whoever is there; return whether the budget is raised in time."""
@@ -177,12 +187,15 @@ class Budget:
             return
         left = max(0.0, (most - (cost.total or 0.0)) / cost.hourly * _HOUR) + _MARGIN
         end = time.monotonic() + left
-        for host in list(self._pool.hosts):
-            if abs(self._told.get(id(host), -math.inf) - end) > _DIFFERENCE:
+        hosts = list(self._pool.hosts)
+        self._told = {id(host): self._told[id(host)] for host in hosts if id(host) in self._told}
+        for host in hosts:
+            _, told = self._told.get(id(host), (host, -math.inf))
+            if abs(told - end) > _DIFFERENCE:
                 # Unreachable ones are told when they are back.
                 with contextlib.suppress(Exception):
                     host.say_budget(left)
-                    self._told[id(host)] = end
+                    self._told[id(host)] = host, end
 
 
 def _duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from .provisioning import Provisioning
 
+_log = logging.getLogger(__name__)
 _EVERY, _SHORTEST = TIMEOUTS.polls.costs, TIMEOUTS.polls.answer
 
 
@@ -87,7 +89,11 @@ class CostMeter:
                 # A provider that does not answer: the last known prices hold.
                 with contextlib.suppress(Exception):
                     await in_thread(self.look)
-            await self.budget.check(lambda: self.now)
+            try:
+                await self.budget.check(lambda: self.now)
+            except Exception:
+                # A message that cannot be shown ends no meter: the budget is kept.
+                _log.exception("the budget of pool %s was not checked", self._pool.spec.name)
             await self._wait(max(0.0, looked + _EVERY - time.monotonic()))
 
     async def _wait(self, longest: float) -> None:

@@ -491,8 +491,9 @@ class PoolLifecycle:
             self.registry.close()
         if self.unended != []:
             left = ", ".join(self.unended or ["what was made"])
+            what = "stop" if self.keeps_machines else "end"
             text = (
-                f"machines of pool {self.spec.name!r} were not seen to end: {left}; this is tried again when the "
+                f"machines of pool {self.spec.name!r} were not seen to {what}: {left}; this is tried again when the "
                 "extension is loaded, and by `%sky clean`"
             )
             self.logger.write(logging.WARNING, text)

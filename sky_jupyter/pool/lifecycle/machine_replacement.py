@@ -160,7 +160,10 @@ class MachineReplacement:
     @property
     def _may(self) -> bool:
         pool = self.pool
-        return pool.provisioning.buys(pool.spec) and pool.link is not None and pool.state is PoolState.READY
+        if pool.states.is_changing or pool.state is not PoolState.READY:
+            # Another change buys machines, or will: one machine must not be two nodes.
+            return False
+        return pool.provisioning.buys(pool.spec) and pool.link is not None
 
     @property
     def over(self) -> asyncio.Task[None] | None:

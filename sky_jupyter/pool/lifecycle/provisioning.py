@@ -19,9 +19,10 @@ from ...providers.values import STOPPED, MachineRecord, Order
 from ...util.pool_cost import purchase
 from ..base.timeouts import TIMEOUTS
 from ..registry import orders, purchases
-from ..registry.machine_sweep import end_machines
+from ..registry.machine_sweep import check_account, end_machines
 from ..registry.orders import OrderRow
 from ..registry.pool_bill import PoolBill
+from ..registry.strays import destroy
 from . import zone_choice
 from .place_refusals import Place, Refusals
 
@@ -35,7 +36,7 @@ _ROUNDS = 5
 # three of them.
 _RESENT, _FIFTH, _MOST_DELAYS = 6, 5, 3
 _MARGIN = TIMEOUTS.machines.margin
-_PAUSE = TIMEOUTS.machines.sweep_pause
+_PAUSE, _LONGEST_PAUSE = TIMEOUTS.machines.sweep_pause, TIMEOUTS.machines.longest_sweep_pause
 
 
 def _say_nothing(text: str) -> None:
@@ -180,12 +181,22 @@ class Provisioning:
                 spec.provider.destroy(ids)
                 self.bill.close(ids)
 
+    def keep_only(self, spec: PoolSpec, ids: Collection[str]) -> None:
+        """Destroy all machines of the pool but these, if possible: also those of a call that was given up."""
+        if self.buys(spec):
+            with self._lock:
+                self._keep_only(spec, ids)
+
     def charge(self, spec: PoolSpec) -> None:
         """Ask the provider for the machines and what they cost so far."""
         if not self.buys(spec) or not (rows := self._known()):
             return
         provider = _provisioner(spec)
-        self.bill.seen(spec.name, provider, provider.list(self._pool, _regions(rows)))
+        records = provider.list(self._pool, _regions(rows))
+        if self._closed:
+            # The list may be older than the machines' end.
+            return
+        self.bill.seen(spec.name, provider, records)
         self.bill.price(provider)
 
     def end(self, spec: PoolSpec, limit: float) -> list[str]:
@@ -218,14 +229,18 @@ class Provisioning:
             self._lock.release()
 
     def halt(self, spec: PoolSpec, ids: Sequence[str], limit: float) -> list[str]:
-        """Stop buying, and stop the machines; return those that were not seen to stop."""
+        """Stop buying, and stop the machines; return those that were not seen to stop.
+
+        Other machines of the pool, such as one that was being prepared, are destroyed.
+        """
         provider = spec.provider
         assert can_stop(provider)
         self._closed = True
         self.stop()
         with self._lock:
-            end = time.monotonic() + limit
+            end, pause = time.monotonic() + limit, _PAUSE
             left, why = list(ids), ""
+            self._keep_only(spec, ids)
             while left:
                 try:
                     provider.stop(ids)
@@ -234,7 +249,8 @@ class Provisioning:
                     why = first_line(error)
                 if time.monotonic() > end:
                     break
-                time.sleep(_PAUSE if left else 0.0)
+                time.sleep(pause if left else 0.0)
+                pause = min(2 * pause, _LONGEST_PAUSE)
             with contextlib.suppress(Exception):
                 self.bill.seen(spec.name, provider, provider.list(self._pool, _regions(self._known())))
                 self.bill.price(provider)
@@ -253,11 +269,26 @@ class Provisioning:
             self._rows.clear()
         return left
 
+    def _keep_only(self, spec: PoolSpec, kept: Collection[str]) -> None:
+        with contextlib.suppress(Exception):
+            provider, rows, now = _provisioner(spec), self._known(), time.time()
+            # What was made just now may not be listed yet.
+            fresh = [id for row in rows if now - row.touched <= provider.visible_within for id in row.ids]
+            records = provider.list(self._pool, _regions(rows)) if rows else ()
+            gone = {record.id for record in records if not record.is_there}
+            found = dict.fromkeys([*(record.id for record in records), *fresh])
+            others = [id for id in found if id not in gone and id not in kept]
+            destroy(provider, others)
+            self.bill.close(others)
+
     def _acquire(
         self, spec: PoolSpec, count: int, before: Sequence[str], halt: threading.Event, left: set[str], *, move: bool
     ) -> list[str]:
         if self._account is None:
-            self._account = str(self._ask(spec, halt, _provisioner(spec).account))
+            account = str(self._ask(spec, halt, _provisioner(spec).account))
+            # Another account's list has none of the pool's machines: all would be bought again.
+            check_account(account, self._known())
+            self._account = account
         fresh: list[str] = []
         moved: list[str] = []
         spent: OrderSpent | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -248,7 +249,9 @@ class Resizing:
         pool.provisioning.begin()
         try:
             with pool.phase("machines", f"{len(plan.added)} machine{several} of {plan.spec.provider}") as say:
-                ids = await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes, kept, say)
+                # The pool lives: its machines are not made elsewhere.
+                acquire = functools.partial(pool.provisioning.acquire, move=False)
+                ids = await self._aside(acquire, plan.spec, plan.spec.nodes, kept, say)
         finally:
             pool.provisioning.stop()
         self._bought = [id for id in ids if id not in pool.ids]
@@ -404,6 +407,8 @@ class Resizing:
             with pool.phase("end", f"ending what runs on {names}"):
                 await self._aside(self._end, gone)
         await self._aside(pool.provisioning.release, pool.spec, [id for id in before.ids if id not in pool.ids])
+        # Also what was being prepared in place of a node that is gone now.
+        await self._aside(pool.provisioning.keep_only, pool.spec, pool.ids)
 
     def _end(self, hosts: Sequence[Host]) -> None:
         """End hosts and the connections to them."""
@@ -451,6 +456,10 @@ class Resizing:
             if link is not None:
                 link.forget([machine for machine in self._connected if machine not in left])
         self.pool.provisioning.release(self.plan.spec, self._bought)
+        if not self._ended:
+            # Also what was bought by a call that was given up.
+            kept = self.pool.ids if self._before is None else self._before.ids
+            self.pool.provisioning.keep_only(self.plan.spec, kept)
 
     async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
         """Run work in a thread; stop it and wait on a cancellation.

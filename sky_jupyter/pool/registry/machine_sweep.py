@@ -98,7 +98,8 @@ def end_machines(
         left: list[str] = []
         try:
             if not checked:
-                _check_account(provider, rows)
+                if any(row.account for row in rows):
+                    check_account(provider.account(), rows)
                 checked = True
             records = provider.list(pool, regions)
             left = [record.id for record in records if record.is_there]
@@ -122,13 +123,13 @@ def end_machines(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _check_account(provider: Provisioner, rows: Sequence[OrderRow]) -> None:
-    """Raise PoolError if the credentials are another account's: it lists none of the machines."""
+def check_account(account: str, rows: Sequence[OrderRow]) -> None:
+    """Raise PoolError if the credentials' account is not the machines': it lists none of them."""
     paying = {row.account for row in rows if row.account}
-    if paying and (now := provider.account()) not in paying:
+    if paying and account not in paying:
         raise PoolError(
-            f"the machines are of the account {', '.join(sorted(paying))}, and the credentials here of {now}: nothing "
-            "can be ended with them"
+            f"the machines are of the account {', '.join(sorted(paying))}, and the credentials here of {account}: "
+            "nothing can be made or ended with them"
         )
 
 
@@ -206,6 +207,8 @@ def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: 
         row = _row(registry, pool)
         name = pool if row is None else row.name
         if row is not None and not _is_left(registry, row, rows):
+            if row.is_here and _stays_stopped(row):
+                _stop_again(registry, pool, rows, swept)
             return
         if row is not None and not (row.owner_lives and not row.is_mine):
             registry.own(pool)
@@ -240,6 +243,27 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
         return True
     running = any(run.state == "running" for run in registry.runs(row.id, _MOST_RUNS))
     return leases.has_ended(row, running=running)
+
+
+def _stays_stopped(row: PoolRow | None) -> bool:
+    return row is not None and row.state == stopped_pools.STOPPED and not row.owner_lives
+
+
+def _stop_again(registry: Registry, pool: str, rows: Sequence[OrderRow], swept: Swept) -> None:
+    """Stop machines of a stopped pool that run: its provider refused, or who started them has died."""
+    from ...providers import kinds
+    from ...providers.base import can_stop
+
+    try:
+        for kind, recipe in dict.fromkeys((row.provider, row.recipe) for row in rows if row.token):
+            provider = kinds.restore(kind, recipe)
+            regions = list(dict.fromkeys(row.region for row in rows if row.recipe == recipe and row.region))
+            running = [record.id for record in provider.list(pool, regions) if record.is_usable]
+            # Somebody may start it just now.
+            if running and can_stop(provider) and _stays_stopped(_row(registry, pool)):
+                provider.stop(running)
+    except (SkyError, OSError, TimeoutError) as error:
+        swept.failed[pool] = f"its machines are to be stopped: {first_line(error)}"
 
 
 def _end_all(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
@@ -294,4 +318,13 @@ def _sweep_strays(registry: Registry, swept: Swept) -> None:
         purchases.asked(registry, purchase)
 
 
-__all__ = ["SWEEP_LIMIT", "Swept", "end_machines", "end_pool_machines", "left_over", "sweep_machines", "sweep_pools"]
+__all__ = [
+    "SWEEP_LIMIT",
+    "Swept",
+    "check_account",
+    "end_machines",
+    "end_pool_machines",
+    "left_over",
+    "sweep_machines",
+    "sweep_pools",
+]
