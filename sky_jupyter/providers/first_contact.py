@@ -94,7 +94,8 @@ class _Contacts:
         self._lock = threading.Lock()
         self._asked = float("-inf")
         self._records: dict[str, MachineRecord] = {}
-        self._admitted = False
+        # Regions whose machines let this computer in.
+        self._admitted: set[str] = set()
 
     def connect(self, id: str) -> Machine:
         if (known := ssh_connections.known_target(self._session, id)) is not None and self._is_open(known[0]):
@@ -175,9 +176,9 @@ class _Contacts:
     def _admit(self, record: MachineRecord) -> None:
         """Let this computer in, wherever it is now; a failure is told, as the rule may still hold."""
         with self._lock:
-            if self._admitted:
+            if record.region in self._admitted:
                 return
-            self._admitted = True
+            self._admitted.add(record.region)
             try:
                 if notice := self._access.admit(record):
                     self._session.tell(notice)

@@ -16,7 +16,7 @@ from tests.providers import aws_world
 from tests.providers.aws_world import AwsWorld
 
 HOUR = 3600.0
-DISK, ADDRESS = 0.08 / 730, 0.005
+DISK, FAST, ADDRESS = 0.08 / 730, 375 * 0.04 / 730, 0.005
 P4D, LISTED = "p4d.24xlarge", 21.96
 NOW = time.time()
 
@@ -39,7 +39,7 @@ def cost(*records: MachineRecord, at: float = NOW) -> list[Charge]:
 @pytest.mark.usefixtures("aws")
 def test_a_machine_on_demand_costs_the_list_price_and_its_disk_and_address() -> None:
     (charge,) = cost(machine(disk_gb=200.0, public=True))
-    hourly = LISTED + 200 * DISK + ADDRESS
+    hourly = LISTED + 200 * DISK + FAST + ADDRESS
     assert charge == Charge(pytest.approx(hourly), pytest.approx(10 * hourly))
     assert charge.dollars == pytest.approx(10 * LISTED, rel=0.01)
 
@@ -48,7 +48,8 @@ def test_a_machine_on_demand_costs_the_list_price_and_its_disk_and_address() -> 
 def test_a_machine_costs_a_minute_at_least_and_a_stopped_one_its_disk() -> None:
     young, stopped = cost(machine(), machine(state="stopped", disk_gb=100.0), at=NOW - 10 * HOUR + 5)
     assert young.dollars == pytest.approx(LISTED / 60)
-    assert stopped == Charge(pytest.approx(100 * DISK), pytest.approx(100 * DISK * 5 / HOUR))
+    disk = 100 * DISK + FAST
+    assert stopped == Charge(pytest.approx(disk), pytest.approx(disk * 5 / HOUR))
 
 
 def test_a_spot_machine_costs_what_its_zone_cost_at_each_time(aws: AwsWorld) -> None:

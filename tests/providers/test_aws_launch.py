@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -195,6 +196,29 @@ def test_an_image_of_the_user_is_taken_with_its_root_device(world: AwsWorld) -> 
         launched(AWS(ami=own), order("m7g.large", token="t2"))
 
 
+def test_all_volumes_of_an_image_end_with_their_machine(world: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = ec2().describe_images
+
+    def with_disks(**asked: Any) -> Any:
+        """Moto's images have their root volume only."""
+        answer = described(**asked)
+        for image in answer["Images"]:
+            image["BlockDeviceMappings"] += [
+                {"DeviceName": "/dev/sdf", "Ebs": {"VolumeSize": 9, "DeleteOnTermination": False}},
+                {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
+            ]
+        return answer
+
+    monkeypatch.setattr(ec2(), "describe_images", with_disks)
+    launched(AWS(), order())
+    assert of(sent(world), "BlockDeviceMapping.2.") == {
+        "DeviceName": "/dev/sdf",
+        "Ebs.VolumeSize": "9",
+        "Ebs.DeleteOnTermination": "true",
+    }
+    assert not of(sent(world), "BlockDeviceMapping.3.")
+
+
 def test_user_data_has_the_keys_of_the_pool_and_the_watchdog(world: AwsWorld) -> None:
     launched(AWS(), order())
     keys = pool_keys.make(POOL)
@@ -253,6 +277,28 @@ def test_the_rule_for_ssh_follows_this_computer_and_leaves_those_of_others(
 def test_ssh_from_says_who_may_connect(given: str, allowed: str, world: AwsWorld) -> None:
     launched(AWS(ssh_from=given), order())
     assert ssh_sources(rules(world)) == [allowed]
+
+
+def test_a_jump_host_is_let_in_by_its_private_address_in_a_public_subnet_too(world: AwsWorld) -> None:
+    aws = AWS(jump="me@bastion")
+    [id] = launched(aws, order())
+    allowed = ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"]
+    assert ssh_sources(rules(world)) == allowed
+    vpc_network.admit(aws, aws.describe([id])[0])
+    assert ssh_sources(rules(world)) == allowed
+
+
+def test_a_user_and_a_host_may_have_any_name_or_none(world: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    monkeypatch.setattr(vpc_network.socket, "gethostname", lambda: "Ann\u2019s computer")
+    launched(AWS(), order())
+    group = rules(world)
+    assert group["GroupName"] == f"sky-jupyter-{os.getuid()}"
+    said = [part["Description"] for rule in group["IpPermissions"] for part in rule["IpRanges"]]
+    assert said == ["SSH from Ann-s-computer"]
 
 
 @SLOW
@@ -391,6 +437,19 @@ def test_a_reservation_is_launched_into_and_a_capacity_block_as_its_own_market(
         "CapacityReservationId": id
     }
     assert of(sent(world), "InstanceMarketOptions.") == market
+
+
+@pytest.mark.parametrize("group", ["", "near"])
+def test_a_reservation_has_its_own_placement_group_or_none(group: str, world: AwsWorld) -> None:
+    id = "cr-0123456789abcdef0"
+    facts = {"PlacementGroupArn": f"arn:aws:ec2:{REGION}:123456789012:placement-group/{group}"} if group else {}
+    world.configure(reservations={id: {"ReservationType": "default", **facts}})
+    if group:
+        ec2().create_placement_group(GroupName=group, Strategy="cluster")
+    launched(AWS(reservation=id), order("p4d.24xlarge", zone=zone_of("p4d.24xlarge")), 2)
+    assert sent(world).get("Placement.GroupName", "") == group
+    assert efa_cards(sent(world)) == [("0", "0", "efa")]
+    assert not [one for one in ec2().describe_placement_groups()["PlacementGroups"] if one["GroupName"] != group]
 
 
 def test_a_zone_without_capacity_is_asked_once_and_says_so(world: AwsWorld) -> None:

@@ -206,6 +206,14 @@ def test_a_type_that_is_named_is_taken_as_it_is(aws: AwsWorld) -> None:
         sky.AWS(instance_type="g99.xlarge").offers(spec())
 
 
+def test_a_named_type_with_a_fraction_of_an_accelerator_is_refused(
+    aws: AwsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_types, "described", lambda clients, region, asked: [])
+    with pytest.raises(ProvisionError, match=r"g6f\.large cannot be used"):
+        sky.AWS(instance_type="g6f.large").offers(spec())
+
+
 def test_an_answer_is_asked_for_once_until_it_is_old(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     sky.AWS().offers(spec("T4"))
     before = len(aws.calls())

@@ -62,6 +62,7 @@ def test_it_says_where_its_machines_are() -> None:
         ({"reservation": "i-1"}, "capacity reservation's id"),
         ({"ssh_from": "10.0.0.1/8"}, "ssh_from must be a network"),
         ({"ssh_from": "home"}, "ssh_from must be a network"),
+        ({"ssh_from": "2001:db8::/32"}, "ssh_from must be a network"),
         ({"user": "-o"}, "the user that the image lets in"),
         ({"jump": "-oProxyCommand=x"}, "host"),
         ({"profile": ""}, "profile must be"),

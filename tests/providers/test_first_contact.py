@@ -95,6 +95,24 @@ def test_without_the_keys_it_is_said_where_they_are(keys: PoolKeys) -> None:
         first_contact.connect(access(lambda ids: [record("running", NOBODY)]), [ID], ConnectionSession())
 
 
+def test_this_computer_is_let_in_once_in_each_region(keys: PoolKeys) -> None:
+    stop, admitted = threading.Event(), []
+    there = [
+        replace(record("running", NOBODY), id=f"i-{n}", region=name) for n, name in enumerate(["east", "west"] * 2)
+    ]
+
+    def admit(one: MachineRecord) -> str:
+        admitted.append(one.region)
+        if len(admitted) == 2:
+            stop.set()
+        return ""
+
+    looked = BootAccess(lambda ids: there, "root", None, admit, lambda record: "")
+    with pytest.raises(MachineError, match="stopped"):
+        first_contact.connect(looked, [one.id for one in there], ConnectionSession(stop=stop))
+    assert sorted(admitted) == ["east", "west"]
+
+
 def test_the_keys_of_a_pool_stay_the_same_and_are_for_their_user_only(keys: PoolKeys) -> None:
     again = pool_keys.make(POOL)
     assert (again.client, again.first_host) == (keys.client, keys.first_host)

@@ -63,6 +63,17 @@ def test_other_zones_of_the_region_come_next_where_nodes_work_apart(cloud: Cloud
     assert zones(cloud, provisioning.acquire(spec, 3, first)) == ["here-a", "here-a", "here-b"]
 
 
+def test_no_machine_joins_others_from_another_region(cloud: Cloud, provisioning: Provisioning) -> None:
+    spec = spec_of(cloud, collective=False)
+    first = provisioning.acquire(spec, 3)
+    cloud.vanish(first[2:])
+    for _ in range(2):
+        cloud.plan("create", "refused")
+    with pytest.raises(NoCapacity, match="1 machine cannot be had"):
+        provisioning.acquire(spec, 3, first)
+    assert sorted(cloud.alive()) == sorted(first[:2])
+
+
 def test_all_are_made_elsewhere_where_collectives_need_one_zone(cloud: Cloud, provisioning: Provisioning) -> None:
     spec = spec_of(cloud, collective=True)
     told: list[str] = []

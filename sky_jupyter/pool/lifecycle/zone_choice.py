@@ -33,7 +33,8 @@ def nearest(
     Returns
     -------
     list of tuple
-        The places; only those in the same zone if all must be in one.
+        The places; only those in the same zone if all must be in one. None in another region: the machines reach each
+        other by their private addresses.
     """
     zones, regions = {one.zone for one in had}, {one.region for one in had}
 
@@ -43,5 +44,6 @@ def nearest(
 
     if not had:
         return list(places)
-    chosen = [place for place in places if distance(place) == 0] if needs_one_zone(spec) else list(places)
+    most = 0 if needs_one_zone(spec) else 1
+    chosen = [place for place in places if distance(place) <= most]
     return sorted(chosen, key=distance)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...errors import SkyError
 from ..values import STOPPED, Charge, MachineRecord
 from . import prices
+from .machine_images import FREE_THROUGHPUT, THROUGHPUT
 
 if TYPE_CHECKING:
     from .clients import Clients
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 _HOUR = 3600.0
 # An instance costs a minute at least.
 _LEAST = 60.0
-# Dollars per hour of a GB of a gp3 volume, and of a public IPv4 address.
-_DISK, _ADDRESS = 0.08 / 730, 0.005
+# Dollars per hour of a GB of a gp3 volume, of the root volume's throughput, and of a public IPv4 address.
+_DISK, _THROUGHPUT, _ADDRESS = 0.08 / 730, 0.04 / 730 * (THROUGHPUT - FREE_THROUGHPUT), 0.005
 _SPOT, _ON_DEMAND = "spot", "on-demand"
 # When a price began to be valid, and dollars per hour.
 _History = list[tuple[float, float]]
@@ -37,7 +38,7 @@ def charges(clients: Clients, records: Sequence[MachineRecord], at: float) -> li
 
 def _charge(clients: Clients, record: MachineRecord, at: float, history: _History) -> Charge:
     began = at if record.launched is None else record.launched
-    disk = (record.disk_gb or 0.0) * _DISK
+    disk = record.disk_gb * _DISK + _THROUGHPUT if record.disk_gb else 0.0
     if record.state == STOPPED:
         return Charge(disk, disk * max(0.0, at - began) / _HOUR)
     end = max(at, began + _LEAST)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SpecError
+from ...errors import ProvisionError, SpecError
 from ...spec.accelerators import CATALOGUE, Accelerator
 from .. import answer_cache
 from .api_errors import translated
@@ -99,7 +99,11 @@ def named(clients: Clients, region: str, name: str) -> InstanceType:
     """Return one type; raise ProvisionError if the region does not have it."""
     if name.partition(".")[0] in catalogue()["families"] and (found := available(clients, region).get(name)):
         return found
-    return _cached(clients, region, name, {"InstanceTypes": [name]})[name]
+    if found := _cached(clients, region, name, {"InstanceTypes": [name]}).get(name):
+        return found
+    raise ProvisionError(
+        f"{name} cannot be used: it has a fraction of an accelerator, or one that EC2 does not describe"
+    )
 
 
 def _cached(clients: Clients, region: str, key: str, asked: Mapping[str, Any]) -> dict[str, InstanceType]:

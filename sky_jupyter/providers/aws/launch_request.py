@@ -88,14 +88,14 @@ def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order
         "MinCount": count,
         "MaxCount": count,
         "ClientToken": order.token,
-        "BlockDeviceMappings": [image.root],
+        "BlockDeviceMappings": image.volumes,
         "NetworkInterfaces": _interfaces(place, group, type if together else None),
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "UserData": user_data.text(order, keys),
         "TagSpecifications": _tags(order, image.disk_gb),
     }
-    if together:
+    if together and not aws.reservation:
         keys.note(PLACEMENT, region)
         made["Placement"] = {"GroupName": vpc_network.placement_group(clients, region, order.pool)}
     if aws.iam_instance_profile:
@@ -108,8 +108,11 @@ def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order
     if aws.reservation:
         target = {"CapacityReservationTarget": {"CapacityReservationId": aws.reservation}}
         made["CapacityReservationSpecification"] = target
-        if _is_block(clients, region, aws.reservation):
+        facts = _reservation(clients, region, aws.reservation)
+        if facts.get("ReservationType") == "capacity-block":
             made["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+        if arn := facts.get("PlacementGroupArn"):
+            made["Placement"] = {"GroupName": arn.rpartition("/")[2]}
     return made
 
 
@@ -148,7 +151,10 @@ def _tags(order: Order, disk_gb: int) -> list[dict[str, Any]]:
     return made
 
 
-def _is_block(clients: Clients, region: str, reservation: str) -> bool:
-    """Return whether a reservation is a capacity block, which is a market of its own."""
-    found = clients.ec2(region).describe_capacity_reservations(CapacityReservationIds=[reservation])
-    return any(one.get("ReservationType") == "capacity-block" for one in found["CapacityReservations"])
+def _reservation(clients: Clients, region: str, id: str) -> dict[str, Any]:
+    """Describe a reservation: a capacity block is a market of its own.
+
+    Its machines are in the placement group that it was made in, and never in one that was made later.
+    """
+    found = clients.ec2(region).describe_capacity_reservations(CapacityReservationIds=[id])["CapacityReservations"]
+    return dict(found[0]) if found else {}

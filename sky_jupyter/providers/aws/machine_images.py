@@ -22,8 +22,10 @@ _DEBIAN = {"x86_64": "amd64", "arm64": "arm64"}
 _AMAZON, _NOT_NVIDIA = ("Trainium", "Inferentia"), ("Radeon", "Gaudi", "Qualcomm")
 # For environments, caches and files, unless `disk_gb` says more.
 _FREE_GB = 50
-# MB/s; gp3's own 125 slow down the unpacking of packages.
-_THROUGHPUT = 500
+# MB/s; gp3's own 125, which are free, slow down the unpacking of packages.
+THROUGHPUT, FREE_THROUGHPUT = 500, 125
+# What an image says of a volume besides its end; of its encryption, a snapshot says it.
+_OF_VOLUME, _OF_EMPTY = ("SnapshotId", "VolumeSize", "VolumeType", "Iops", "Throughput"), ("Encrypted", "KmsKeyId")
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,17 @@ class MachineImage:
     id: str
     device: str
     disk_gb: int
+    others: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def volumes(self) -> list[dict[str, Any]]:
+        """Block device mappings of its volumes: all end with their instance, whatever the image says."""
+        return [self.root, *self.others]
 
     @property
     def root(self) -> dict[str, Any]:
-        """Block device mapping of the root volume, which ends with its instance."""
-        volume = {"VolumeSize": self.disk_gb, "VolumeType": "gp3", "Throughput": _THROUGHPUT}
+        """Block device mapping of the root volume."""
+        volume = {"VolumeSize": self.disk_gb, "VolumeType": "gp3", "Throughput": THROUGHPUT}
         return {"DeviceName": self.device, "Ebs": {**volume, "DeleteOnTermination": True}}
 
 
@@ -54,14 +62,21 @@ def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: Instance
             "name another image (ami=) or another type (instance_type=)"
         )
     device = str(image.get("RootDeviceName") or "/dev/sda1")
-    sizes = [
-        one.get("Ebs", {}).get("VolumeSize")
-        for one in image.get("BlockDeviceMappings", ())
-        if one.get("DeviceName") == device
-    ]
+    mapped = image.get("BlockDeviceMappings", ())
+    sizes = [one.get("Ebs", {}).get("VolumeSize") for one in mapped if one.get("DeviceName") == device]
     least = int(next((size for size in sizes if size), 8))
     asked = aws.disk_gb or getattr(spec, "disk_gb", None)
-    return MachineImage(id, device, least + _FREE_GB if asked is None else max(least, round(asked)))
+    others = [_ending(one) for one in mapped if "Ebs" in one and one["DeviceName"] != device]
+    size = least + _FREE_GB if asked is None else max(least, round(asked))
+    return MachineImage(id, device, size, tuple(others))
+
+
+def _ending(mapping: dict[str, Any]) -> dict[str, Any]:
+    """Return an image's mapping of a volume, which ends with its instance."""
+    given = mapping["Ebs"]
+    names = _OF_VOLUME if given.get("SnapshotId") else (*_OF_VOLUME, *_OF_EMPTY)
+    volume = {name: given[name] for name in names if name in given}
+    return {"DeviceName": mapping["DeviceName"], "Ebs": {**volume, "DeleteOnTermination": True}}
 
 
 def parameter(type: InstanceType) -> str:

@@ -63,7 +63,7 @@ class AWS:
     reservation : str, optional
         Capacity reservation or capacity block to launch into.
     ssh_from : str, optional
-        Addresses that may reach port 22, such as ``"10.0.0.0/8"``, or ``"any"``; by default, this machine's.
+        Network (IPv4) that may reach port 22, such as ``"10.0.0.0/8"``, or ``"any"``; by default, this machine's.
     user : str
         User to log in as.
     jump : str, optional
@@ -290,7 +290,8 @@ def _network(value: Any) -> str:
         return "any"
     try:
         if isinstance(value, str):
-            return str(ipaddress.ip_network(value))
+            # The address at which machines are reached is IPv4.
+            return str(ipaddress.IPv4Network(value))
     except ValueError:
         pass
     raise SpecError(

@@ -6,7 +6,6 @@ One security group a VPC and user is kept for all pools: all traffic between its
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import socket
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NoCapacity, ProvisionError
+from ...machines.ssh.ssh_config import own_user
 from . import instance_types
 from .api_errors import code_of
 
@@ -141,18 +141,19 @@ def admit(aws: AWS, record: MachineRecord) -> str:
 
 def group_name() -> str:
     """Return the name of the user's security group."""
-    return _GROUP + (re.sub(r"[^A-Za-z0-9_.-]+", "-", getpass.getuser())[:64] or "user")
+    return _GROUP + (re.sub(r"[^A-Za-z0-9_.-]+", "-", own_user())[:64] or "user")
 
 
 def _sources(aws: AWS, *, public: bool) -> tuple[str, ...]:
     if aws.ssh_from:
         return (_ANY,) if aws.ssh_from == "any" else (aws.ssh_from,)
-    return (f"{own_address()}/32",) if public else _PRIVATE
+    # A jump host has a private address, in a public subnet too.
+    return (f"{own_address()}/32",) if public and not aws.jump else _PRIVATE
 
 
 def _allow_ssh(ec2: Any, facts: dict[str, Any], sources: Sequence[str]) -> None:
     """Allow SSH from these addresses, and from no others that this computer had."""
-    here = f"SSH from {socket.gethostname()[:200]}"
+    here = "SSH from " + re.sub(r"[^A-Za-z0-9_.-]+", "-", socket.gethostname())[:200]
     mine, there = set(), set()
     for rule in facts["IpPermissions"]:
         if (rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort")) == ("tcp", 22, 22):
