@@ -86,6 +86,19 @@ def test_a_pool_of_another_computer_is_ended_by_its_name_and_one_that_is_here_is
     pool.down()
 
 
+def test_a_name_that_several_pools_have_ends_none_of_them(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud, 1)
+    kept = buy(pool)
+    buy_aside(cloud, "another/1234abcd", time.time() + 3600, name="bought")
+    before = cloud.alive()
+    with pytest.raises(PoolError, match=r"several pools are named 'bought': give the id of one.*by another/1234abcd"):
+        swept("bought")
+    assert cloud.alive() == before
+    assert any("asked for" in line for line in swept("0a0b0c0d"))
+    assert cloud.alive() == kept
+    pool.down()
+
+
 def test_it_looks_where_machines_were_bought_or_in_all_regions(cloud: Cloud, registry: Registry) -> None:
     pool = pool_of(cloud, 1)
     buy(pool)

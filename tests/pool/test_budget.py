@@ -27,7 +27,7 @@ from sky_jupyter.util.pool_cost import MachineCost, PoolCost
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.magics.notebook import notebook
 from tests.pool.remote import MARKS, wait_until
-from tests.providers.bought import pool_of
+from tests.providers.bought import buy, pool_of
 from tests.providers.cloud import Cloud
 
 
@@ -205,6 +205,29 @@ def test_the_meter_outlives_a_message_that_cannot_be_shown(
         meter.stop()
         pool.down()
     assert "was not checked" in caplog.text
+
+
+def test_the_meter_asks_for_prices_that_nobody_knows_before_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    pool = pool_of(cloud)
+    pool.change_spec(replace(pool.spec, max_cost=20.0))
+    buy(pool)
+    wait_until(lambda: len(cloud.list(pool.id)) == 2)
+    told: list[str] = []
+    pool.farewell = told.append
+    bill = pool.lifecycle.provisioning.bill
+    for row in bill._read():
+        bill._rows = {**(bill._rows or {}), (row.machine, row.number): replace(row, hourly=None)}
+    pool.lifecycle.meter.begin()
+    try:
+        wait_until(lambda: (cost := pool.cost) is not None and not cost.unknown)
+    finally:
+        pool.lifecycle.meter.stop()
+        pool.down()
+    assert not told
 
 
 def test_nodes_are_told_when_it_is_used_up_and_again_when_that_changes() -> None:

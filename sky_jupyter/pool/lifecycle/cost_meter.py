@@ -64,7 +64,10 @@ class CostMeter:
     def begin(self, *, at_once: bool = False) -> None:
         """Start looking; ``at_once`` if other managers may have bought the machines."""
         if self._task is None and self.counts:
-            self._task = loop().submit(self._follow(at_once))
+            cost = self.now
+            # As of machines that were listed, and not bought by this process.
+            unknown = cost is not None and cost.unknown > 0
+            self._task = loop().submit(self._follow(at_once or unknown))
 
     def stop(self) -> None:
         """Stop looking."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...errors import PoolError
 from ...providers import machine_costs
 from ..base.timeouts import TIMEOUTS
 from . import orders, purchases
@@ -67,10 +68,16 @@ def look(
     -------
     list of Stray
         The machines.
+
+    Raises
+    ------
+    PoolError
+        If a name in ``chosen`` is that of several pools.
     """
     records = [record for record in provider.list(None, regions) if record.is_there]
     if not records:
         return []
+    _refuse_namesakes(records, chosen)
     # Read after the list: whatever was bought by then has its row.
     known = {row.pool for row in orders.every(registry)}
     names, mine = {row.id: row.name for row in registry.pools()}, purchases.owner(registry)
@@ -80,6 +87,15 @@ def look(
     with contextlib.suppress(Exception):
         costs = [charge.dollars for charge in machine_costs.of(provider, records, time.time())]
     return [Stray(record, ends, why, dollars) for (record, ends, why), dollars in zip(judged, costs, strict=True)]
+
+
+def _refuse_namesakes(records: Sequence[MachineRecord], chosen: Collection[str]) -> None:
+    """Raise PoolError if a chosen name is that of several pools: others of the account may have "default" too."""
+    for name in chosen:
+        owners = {record.pool: record.owner for record in records if name == record.name != ""}
+        if len(owners) > 1 and name not in owners:
+            pools = ", ".join(f"{pool} (by {owner or 'somebody'})" for pool, owner in owners.items())
+            raise PoolError(f"several pools are named {name!r}: give the id of one, {pools}")
 
 
 def _judged(
