@@ -230,6 +230,54 @@ def test_the_meter_asks_for_prices_that_nobody_knows_before_it_says_so(
     assert not told
 
 
+def test_a_provider_that_hangs_does_not_hold_up_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    monkeypatch.setattr(cost_meter, "_EVERY", 0.05)
+    monkeypatch.setattr(cost_meter, "_PATIENCE", 0.05)
+    checked: list[float] = []
+    hung, go_on = threading.Event(), threading.Event()
+
+    async def check(self: Budget, look: Callable[[], PoolCost | None]) -> None:
+        checked.append(time.monotonic())
+
+    def look() -> None:
+        hung.set()
+        go_on.wait()
+
+    monkeypatch.setattr(Budget, "check", check)
+    pool = pool_of(Cloud(str(tmp_path / "cloud.sqlite")))
+    monkeypatch.setattr(pool.lifecycle.meter, "look", look)
+    pool.lifecycle.meter.begin()
+    try:
+        assert hung.wait(60)
+        seen = len(checked)
+        wait_until(lambda: len(checked) > seen + 2)
+    finally:
+        go_on.set()
+        pool.lifecycle.meter.stop()
+        pool.down()
+
+
+def test_a_node_that_hangs_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "_DIFFERENCE", 0.3)
+    pool, go_on = Ledger(20), threading.Event()
+    monkeypatch.setattr(pool.hosts[0], "say_budget", lambda seconds: go_on.wait())
+    try:
+        pool.total = 10.0
+        asyncio.run(pool.budget.check(pool.cost))
+        assert len(pool.hosts[1].told) == 1
+        # They are given more, and then it is used up.
+        pool.spec = replace(pool.spec, max_cost=40.0)
+        asyncio.run(pool.budget.check(pool.cost))
+        assert len(pool.hosts[1].told) == 2
+        pool.total = 40.0
+        asyncio.run(pool.budget.check(pool.cost))
+        assert len(pool.ended) == 1
+    finally:
+        go_on.set()
+    wait_until(lambda: not any(one.name.startswith("sky-budget") for one in threading.enumerate()))
+
+
 def test_nodes_are_told_when_it_is_used_up_and_again_when_that_changes() -> None:
     pool = Ledger(20)
     margin = budgets._MARGIN

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from ...util.background_tasks import BackgroundTasks
 from ...util.pool_cost import PoolCost, dollars, rate
 from ...util.validate import is_number
 from ..base.event_loop import in_thread
@@ -83,6 +84,9 @@ class Budget:
         self._told: dict[int, tuple[Host, float]] = {}
         # Ends the pool.
         self._ending: threading.Thread | None = None
+        # The ids of hosts that are being told: one may hang.
+        self._being_told: set[int] = set()
+        self._tasks = BackgroundTasks()
 
     def is_used_up(self, cost: PoolCost | None) -> bool:
         """Return whether the pool has cost its budget."""
@@ -126,8 +130,7 @@ class Budget:
         if (cost.total or 0.0) >= _WARN * most and self._warned != most:
             self._warned = most
             self._pool.say(self._warning(cost, most))
-        with contextlib.suppress(Exception):
-            await in_thread(self._tell_nodes, cost, most)
+        await self._tell_nodes(cost, most)
 
     def _warning(self, cost: PoolCost, most: float) -> str:
         name, total, hourly = self._pool.spec.name, cost.total or 0.0, cost.hourly or 0.0
@@ -181,7 +184,7 @@ class Budget:
         self._pool.logger.write(logging.INFO, f"its budget is {dollars(amount)} now")
         self._pool.change_spec(replace(self._pool.spec, max_cost=amount))
 
-    def _tell_nodes(self, cost: PoolCost, most: float) -> None:
+    async def _tell_nodes(self, cost: PoolCost, most: float) -> None:
         """Tell each host when the budget is used up, unless it knows."""
         if not cost.hourly:
             return
@@ -189,13 +192,20 @@ class Budget:
         end = time.monotonic() + left
         hosts = list(self._pool.hosts)
         self._told = {id(host): self._told[id(host)] for host in hosts if id(host) in self._told}
-        for host in hosts:
-            _, told = self._told.get(id(host), (host, -math.inf))
-            if abs(told - end) > _DIFFERENCE:
-                # Unreachable ones are told when they are back.
-                with contextlib.suppress(Exception):
-                    host.say_budget(left)
-                    self._told[id(host)] = host, end
+        news = [host for host in hosts if abs(self._told.get(id(host), (host, -math.inf))[1] - end) > _DIFFERENCE]
+        tasks = [self._tasks.start(self._tell(host, left, end)) for host in news if id(host) not in self._being_told]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_DIFFERENCE)
+
+    async def _tell(self, host: Host, left: float, end: float) -> None:
+        self._being_told.add(id(host))
+        try:
+            # Unreachable ones are told when they are back.
+            with contextlib.suppress(Exception):
+                await in_thread(host.say_budget, left)
+                self._told[id(host)] = host, end
+        finally:
+            self._being_told.discard(id(host))
 
 
 def _duration(seconds: float) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _EVERY, _SHORTEST = TIMEOUTS.polls.costs, TIMEOUTS.polls.answer
+# The budget does not wait longer for a provider's answer: the last known prices hold.
+_PATIENCE = _EVERY / 2
 
 
 class MeterContext(BudgetContext, Protocol):
@@ -86,18 +88,23 @@ class CostMeter:
 
     async def _follow(self, at_once: bool) -> None:
         looked = time.monotonic() - (_EVERY if at_once else 0.0)
+        looking: asyncio.Future[None] | None = None
         while True:
             if time.monotonic() - looked >= _EVERY:
                 looked = time.monotonic()
-                # A provider that does not answer: the last known prices hold.
-                with contextlib.suppress(Exception):
-                    await in_thread(self.look)
+                if looking is None or looking.done():
+                    looking = asyncio.ensure_future(self._look())
+                await asyncio.wait([looking], timeout=_PATIENCE)
             try:
                 await self.budget.check(lambda: self.now)
             except Exception:
                 # A message that cannot be shown ends no meter: the budget is kept.
                 _log.exception("the budget of pool %s was not checked", self._pool.spec.name)
             await self._wait(max(0.0, looked + _EVERY - time.monotonic()))
+
+    async def _look(self) -> None:
+        with contextlib.suppress(Exception):
+            await in_thread(self.look)
 
     async def _wait(self, longest: float) -> None:
         """Wait until it is time to look, or the budget matters."""
