@@ -18,7 +18,7 @@ from ..errors import PoolError, SpecError
 from ..plugins import Plugin, parse_plugins
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
-from ..pool.transfer.base import Transfer
+from ..pool.transfer.transfer_job import Transfer
 from ..providers import Local
 from ..session.pools import end_pool, get_files, kept_pool, live_pool, pull_value, put_files, resize_pool, start_pool
 from ..spec.options import Options, Worker

@@ -26,7 +26,7 @@ from ..node.files.blob_cache import LEAST, STAMP
 from ..node.serialization.arrays import frame_of, root_of, view_of
 from ..node.serialization.global_names import code_reads
 from ..node.serialization.pickling import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
-from ..node.serialization.sent_objects import Handle
+from ..node.serialization.received_objects import Handle
 from ..util.atomic_write import atomic_write
 from .function_names import code_attributes, code_guesses
 from .import_graph import imports_of_code

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..node.serialization.arrays import root_of
 from ..node.serialization.keras_models import Place
-from ..node.serialization.sent_objects import Handle, may_change
+from ..node.serialization.received_objects import Handle, may_change
 from .blobs import Blob, NotebookPickler, Packed, fingerprint, pack
 from .keras_layers import Models
 

@@ -44,7 +44,7 @@ from ..session.pools import (
     stop_pool,
 )
 from ..spec.pool_spec import PoolSpec
-from . import clean, control_channel, cost_table, logs, pull, refusals, runs_table, sweep, tracebacks
+from . import clean, control_channel, cost_table, logs, pool_mismatch, pull, runs_table, sweep, tracebacks
 from . import kernel_status as busy
 from . import names_table as names
 from .completion import sky_matcher
@@ -132,7 +132,7 @@ class SkyMagics(Magics):
         if given.pool:
             wanted = given.spec(live.spec)
             if live.spec.differences(replace(wanted, image=replace(wanted.image, pip=live.spec.image.pip))):
-                raise PoolError(refusals.other(live.spec, given, live.spec.differences(wanted)))
+                raise PoolError(pool_mismatch.other(live.spec, given, live.spec.differences(wanted)))
             if "pip" in given.pool:
                 self.add_packages(live, wanted.image.pip)
         _take_limits(live, given)
@@ -154,7 +154,7 @@ class SkyMagics(Magics):
         gone = pools.gone(given.name)
         if gone is not None and given.verb is None and "provider" not in given.pool:
             raise PoolError(gone.refusal("%%sky --provider local", pools.names))
-        if given.name is not None and not given.pool and (why := refusals.name_alone(given)):
+        if given.name is not None and not given.pool and (why := pool_mismatch.name_alone(given)):
             raise PoolError(why)
         spec = given.spec()
         numbers = [one for one in (*(given.on or ()), *(given.only or ())) if isinstance(one, int)]
@@ -171,7 +171,7 @@ class SkyMagics(Magics):
             return None
         kept = PoolRecord.read(row).spec
         if differences := kept.differences(given.spec(kept)):
-            raise PoolError(refusals.other(kept, given, differences, attached=False))
+            raise PoolError(pool_mismatch.other(kept, given, differences, attached=False))
         pool = attach_pool(row.id)
         _take_limits(pool, given)
         for id in cells.running(pool):

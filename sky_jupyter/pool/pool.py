@@ -53,11 +53,11 @@ from .runs.run import Run, new_id
 from .runs.stacks import StackReport, ask
 from .transfer import fetch_values, files, send_values
 from .transfer import pull_variable as pulling
-from .transfer.base import Transfer
 from .transfer.fetch_values import FetchedValue, LazyValues, ViewFactory, unshown
 from .transfer.packages import PoolPackages
 from .transfer.project_code import PoolCode
 from .transfer.python_versions import PoolPythons
+from .transfer.transfer_job import Transfer
 
 if TYPE_CHECKING:
     from distributed import Client

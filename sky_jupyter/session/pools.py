@@ -22,7 +22,7 @@ from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.registry.rows import clock
 from ..pool.registry.stopped_pools import STOPPED
-from ..pool.transfer.base import Transfer
+from ..pool.transfer.transfer_job import Transfer
 from ..providers import kinds, pool_listing
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import UNKNOWN, rate

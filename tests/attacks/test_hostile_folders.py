@@ -17,7 +17,7 @@ from sky_jupyter.errors import MachineError, SkyError, SpecError, TransferError
 from sky_jupyter.machines.ssh.target import Target
 from sky_jupyter.node.files import staging
 from sky_jupyter.node.files.file_manifest import MOST_BYTES, hashed, pack, unpack, walk
-from sky_jupyter.node.files.transfer import FileTransfer, LocalSource
+from sky_jupyter.node.files.piece_transfer import FileTransfer, LocalSource
 from sky_jupyter.pool.pool import Pool
 from tests.attacks import hostile_folders as folders
 from tests.attacks.hostile_folders import (

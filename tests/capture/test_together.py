@@ -19,7 +19,7 @@ from sky_jupyter.capture.cell_names import analyse
 from sky_jupyter.capture.collect import Capture, collect
 from sky_jupyter.capture.ledger import Ledger
 from sky_jupyter.node.serialization.pickling import bind
-from sky_jupyter.node.serialization.sent_objects import SentObjects
+from sky_jupyter.node.serialization.received_objects import SentObjects
 from tests.capture.test_collect import on_a_node
 from tests.tiers import daily
 

@@ -331,7 +331,7 @@ def test_a_folder_of_a_broken_download_has_its_mode(
     machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sky_jupyter.machines.ssh import file_transfer
-    from sky_jupyter.node.files.receiver import Receiver
+    from sky_jupyter.node.files.file_writer import Receiver
 
     inner = tmp_path / "source" / "inner"
     inner.mkdir(parents=True)

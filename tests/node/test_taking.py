@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.node.files import compare, receiver, staging, transfer
+from sky_jupyter.node.files import compare, file_writer, piece_transfer, staging
 from sky_jupyter.node.files.file_manifest import ManifestEntry, hashed, pack, unpack, walk
-from sky_jupyter.node.files.transfer import PIECE, FileTransfer, LocalSource, Want
+from sky_jupyter.node.files.piece_transfer import PIECE, FileTransfer, LocalSource, Want
 
 LARGE = 3 * PIECE + 5
 
@@ -43,7 +43,7 @@ def listed(root: Path) -> list[ManifestEntry]:
 
 
 def take(
-    target: Path, entries: Sequence[ManifestEntry], source: transfer.PieceSource | None, spool: Path | None = None
+    target: Path, entries: Sequence[ManifestEntry], source: piece_transfer.PieceSource | None, spool: Path | None = None
 ) -> FileTransfer:
     """A take that has ended."""
     made = FileTransfer(target, entries, source, spool)
@@ -163,7 +163,7 @@ def test_a_full_disk_is_told_and_not_kept_full(source: Path, tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(receiver, "write", full)
+    monkeypatch.setattr(file_writer, "write", full)
     failed = take(tmp_path / "target", listed(source / "large"), LocalSource(source / "large"))
     assert (failed.state, failed.kind) == ("failed", "full")
     assert "No space left" in failed.why

@@ -2,7 +2,7 @@
 
 import { costText } from "../page/cost";
 import { rankLabel } from "../run/folding";
-import { duration } from "../run/labels";
+import { duration } from "../run/run-status";
 import type { NodeFacts, PhaseFacts, PoolFacts, RankFacts, RunFacts } from "./model";
 
 const TITLE = 50;

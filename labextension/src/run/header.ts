@@ -4,7 +4,7 @@ import { make, mark, say } from "./dom";
 import { rankLabel } from "./folding";
 import type { Host } from "./host";
 import type { RunModel } from "./model";
-import { duration, status } from "./labels";
+import { duration, status } from "./run-status";
 
 // The clock goes on so many times a second, however often something comes: all around it is laid out anew.
 const TICKS = 5;

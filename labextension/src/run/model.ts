@@ -2,10 +2,10 @@
 
 import { AllLog } from "./all-ranks";
 import { type Item, RankLog, Shown } from "./rank-output";
-import * as progress from "./progress";
+import * as progress from "./parse-progress";
 import type { Delta, Entry, Snapshot, State } from "./schema";
 import { type Cost, costText } from "../page/cost";
-import { TROUBLES } from "./labels";
+import { TROUBLES } from "./run-status";
 
 export { type Delta, MIME, type Snapshot, type State } from "./schema";
 

@@ -2,7 +2,7 @@
 
 import { make, mark, say, store, stored } from "./dom";
 import type { RunModel } from "./model";
-import { fraction, Progress, slowest } from "./progress";
+import { fraction, Progress, slowest } from "./parse-progress";
 import { ALL } from "./viewport";
 
 const MODES = ["each", "slowest", "off"] as const;

@@ -2,9 +2,9 @@
 
 import { make, mark, paint, say } from "./dom";
 import type { Rank } from "./model";
-import { fraction } from "./progress";
+import { fraction } from "./parse-progress";
 import { ALL } from "./viewport";
-import { tabAfter } from "./labels";
+import { tabAfter } from "./run-status";
 
 // With more ranks than this, a tab has the number alone.
 const ROOM = 8;

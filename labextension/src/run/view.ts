@@ -16,7 +16,7 @@ import { Viewport } from "./viewport";
 import { install, isDark } from "./style";
 import { Tabs } from "./tabs";
 import { Stacks } from "./stacks";
-import { culprit, status } from "./labels";
+import { culprit, status } from "./run-status";
 
 let views = 0;
 // Drawing takes at most this part of a page's time, so that a slow machine's page is still there for its person.

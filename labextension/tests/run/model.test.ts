@@ -8,8 +8,8 @@ import type { Host, JournalEvent } from "../../src/run/host";
 import { Shown } from "../../src/run/rank-output";
 import { type Delta, RunModel, type Snapshot } from "../../src/run/model";
 import { readDelta } from "../../src/run/schema";
-import { ofHtml, ofLine, slowest } from "../../src/run/progress";
-import { culprit, duration, status, tabAfter } from "../../src/run/labels";
+import { ofHtml, ofLine, slowest } from "../../src/run/parse-progress";
+import { culprit, duration, status, tabAfter } from "../../src/run/run-status";
 
 function snapshot(more: Partial<Snapshot> = {}): Snapshot {
   return {

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any, Protocol
 
 from ...errors import LinkLost, MachineError
-from ...node.files import compare, receiver, staging
+from ...node.files import compare, file_writer, staging
 from ...node.files.file_manifest import (
     FILE,
     FOLDER,
@@ -34,8 +34,8 @@ from ...node.files.file_manifest import (
     total,
     walk_opened,
 )
+from ...node.files.file_writer import PART, Receiver
 from ...node.files.open_folder import Beneath
-from ...node.files.receiver import PART, Receiver
 from ..base import Done, Moved, Progress
 from . import scripts
 from .command_errors import failure
@@ -356,7 +356,7 @@ def _download_file(
         def write(data: bytes) -> None:
             if file.tell() + len(data) > size:
                 raise _changed(machine, entry.name or where)
-            receiver.write(file, data)
+            file_writer.write(file, data)
 
         give = f"{go}exec {_give(where, bool(go), start=offset)}"
         got = _receive(machine, give, write, lambda sent: count.add(sent=sent))
@@ -611,7 +611,7 @@ def _sftp_download(machine: TransferMachine, source: str, target: Path, progress
                 file.truncate(0)
                 remote.prefetch(entry.size)
                 while data := remote.read(_CHUNK):
-                    receiver.write(file, data)
+                    file_writer.write(file, data)
                     count.add(sent=len(data))
                     if count.sent > entry.size:
                         raise _changed(machine, source)

@@ -26,7 +26,7 @@ from . import compare, staging
 from .blob_cache import BlobCache, places
 from .file_manifest import ManifestEntry, from_wire, pack, shown, to_wire, unpack, walk
 from .open_folder import Beneath, forget
-from .transfer import FileTransfer, Want, read
+from .piece_transfer import FileTransfer, Want, read
 
 _CONNECT = 5.0
 # Seconds without an answer after which a source has failed.

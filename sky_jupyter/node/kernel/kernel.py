@@ -52,7 +52,7 @@ from ..runtime import interruption
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
 from ..serialization import code_portability, exceptions, pickling, result_values, surrogates
 from ..serialization.global_names import global_reads
-from ..serialization.sent_objects import HELD
+from ..serialization.received_objects import HELD
 from ..shared import agent_channel
 from . import (
     added_packages,

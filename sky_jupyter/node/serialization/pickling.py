@@ -6,7 +6,7 @@ own ``__main__``, so that everything a user defines shares one namespace, as in 
 values that travel the other way.
 
 Names that share an object in the notebook are one blob, a dict of them, and share it here too; objects that were sent
-earlier are found by `sent_objects`.
+earlier are found by `received_objects`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ...errors import CaptureError
 from ..runtime.instance_info import variable
 from . import cell_linecache, exceptions
 from .arrays import apart
+from .received_objects import HELD, SentObjects, Unresolved
 from .reduce_by_value import reduce
-from .sent_objects import HELD, SentObjects, Unresolved
 
 BLOBS = "SKY_BLOBS"
 """Environment variable with the folders of blobs on a node."""

@@ -13,8 +13,8 @@ from ...node.files import compare
 from ...node.files.file_manifest import FILE, ManifestEntry, from_wire, hashed, shown, to_wire, total, unpack
 from ...node.protocol import rpc
 from ...util.text import format_size
-from .base import Transfer, TransferJob, advice, copy, is_itself, together
 from .broadcast_tree import ask
+from .transfer_job import Transfer, TransferJob, advice, copy, is_itself, together
 
 
 class Download(TransferJob):

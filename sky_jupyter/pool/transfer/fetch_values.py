@@ -25,7 +25,7 @@ from ..base.events import Event, Listener, NoticeEvent, NullView, ignore
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..runs import log_reader
-from .base import TransferJob
+from .transfer_job import TransferJob
 
 # The timeout of a repr.
 _MOMENT = TIMEOUTS.transfers.repr

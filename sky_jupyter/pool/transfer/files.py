@@ -16,8 +16,8 @@ from ..base.events import Listener, ignore
 from ..context import TransferContext
 from ..hosts import launch
 from ..hosts import remote_host as remotely
-from .base import Transfer
 from .download import Download
+from .transfer_job import Transfer
 from .upload import Upload
 
 if TYPE_CHECKING:

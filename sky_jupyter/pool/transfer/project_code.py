@@ -11,10 +11,10 @@ from typing import Any
 
 from ...capture.project_files import CodeSnapshot, LocalCode, SourceFile
 from ...errors import CaptureError, TransferError
-from ...node.files import receiver
+from ...node.files import file_writer
 from ...node.files.file_manifest import to_wire
+from ...node.files.file_writer import Receiver
 from ...node.files.open_folder import forget
-from ...node.files.receiver import Receiver
 from ...node.kernel.project_modules import FOLDER, INDEX
 from ...node.protocol import rpc
 from ..base.event_loop import Tick, loop
@@ -110,7 +110,7 @@ def _write_one(to: Receiver, place: str, source: SourceFile, *, changed: bool) -
     with open(source.path, "rb") as file, to.part("file", place) as part:
         part.truncate(0)
         while data := file.read(_PIECE):
-            receiver.write(part, data)
+            file_writer.write(part, data)
     to.put_part("file", place, 0o600, source.stamp[0])
 
 

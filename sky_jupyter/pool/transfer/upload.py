@@ -22,14 +22,14 @@ from ...node.files.file_manifest import (
     total,
     walk,
 )
-from ...node.files.transfer import read
+from ...node.files.piece_transfer import read
 from ...node.protocol import rpc
 from ...util.text import format_size
 from ..base.events import Listener, NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
-from .base import Stopped, Transfer, TransferJob, advice, copy, is_itself
 from .broadcast_tree import BroadcastTree, Failure, NodePath, ask
+from .transfer_job import Stopped, Transfer, TransferJob, advice, copy, is_itself
 
 # Limit of names in one call of a machine, in bytes.
 _NAMES = 200_000

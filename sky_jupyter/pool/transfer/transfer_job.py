@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...errors import LinkLost, MachineError, PoolError, SpecError, TransferError
 from ...node.files.file_manifest import FILE, ManifestEntry, shown
-from ...node.files.transfer import FileTransfer, LocalSource
+from ...node.files.piece_transfer import FileTransfer, LocalSource
 from ...util.text import format_size
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent

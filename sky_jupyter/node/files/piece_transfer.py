@@ -14,10 +14,10 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import compare, receiver
+from . import compare, file_writer
 from .file_manifest import FILE, FOLDER, LINK, ManifestEntry, batches, feed, shown, total
+from .file_writer import Receiver
 from .open_folder import Beneath
-from .receiver import Receiver
 
 PIECE = 1 << 20
 _MOST_IN_PIECE = 500
@@ -220,7 +220,7 @@ class FileTransfer:
         self.there += start
 
         def write(data: bytes) -> None:
-            receiver.write(file, data)
+            file_writer.write(file, data)
             digest.update(data)
 
         spans = [(entry.name, at, min(PIECE, entry.size - at)) for at in range(start, entry.size, PIECE)]
