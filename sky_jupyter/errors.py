@@ -134,7 +134,8 @@ class MachineError(SkyError):
 class Unreachable(MachineError):
     """Raised when no connection could be made.
 
-    Its ``reason`` is name, closed, route, timeout, jump, proxy or protocol.
+    Its ``reason`` is name, closed, route, timeout, jump (a jump host failed), behind (the jump host cannot reach it),
+    proxy or protocol.
     """
 
 

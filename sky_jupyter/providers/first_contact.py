@@ -192,18 +192,20 @@ class _Contacts:
         refused = ""
 
         def state() -> str:
-            said = f"answers, but: {refused}" if refused else "does not answer"
+            said = f"answers, but: {refused}" if answered else refused or "does not answer"
             return f"{record.state}, and {place} {said}{self._console(record)}"
 
         for _ in self._rounds(record.id, _DIAL, state):
             if not self._is_open(target, _DIAL_TIMEOUT):
                 self._record(record.id)
                 continue
-            answered = answered or time.monotonic()
             try:
                 # The pool's other nodes use the private address.
                 return self._open(target, record.addresses[-1])
             except HostKeyError as error:
+                if error.host != record.id:
+                    # It is a jump host's.
+                    raise
                 raise HostKeyError(
                     record.id,
                     error.reason,
@@ -212,7 +214,13 @@ class _Contacts:
                     error.fingerprint,
                 ) from error
             except (LoginRefused, Unreachable) as error:
+                if error.reason == "behind":
+                    # Its port is closed until it has booted, as without a jump host.
+                    answered, refused = None, first_line(error)
+                    self._record(record.id)
+                    continue
                 refused = f"{first_line(error)} (user {target.user!r}; an image of your own may have another)"
+                answered = answered or time.monotonic()
                 if time.monotonic() - answered > _BOOTING:
                     error.args = (refused,)
                     raise

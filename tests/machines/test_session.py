@@ -173,7 +173,7 @@ def test_hosts_behind_others_are_reached_through_them(server: Server, target_of:
         assert error.reason == "jump"
         assert "the jump host failed" in str(error)
         error = fails(replace(last, port=free_port(), jump=first))
-        assert error.reason == "jump"
+        assert error.reason == "behind"
         assert "through its jump host" in str(error)
 
 

@@ -266,7 +266,19 @@ def test_machines_without_public_addresses_are_reached_through_a_jump_host(
             lambda one: "",
             lambda one: "",
         )
-        [machine] = first_contact.connect(there, [ID], ConnectionSession())
+        # It boots for longer than log-ins may fail.
+        monkeypatch.setattr(first_contact, "_BOOTING", -1.0)
+        monkeypatch.setattr(first_contact, "_LONG", 0.01)
+        behind.run("kill $(cat /run/sshd.pid)")
+        told: list[str] = []
+
+        def tell(line: str) -> None:
+            told.append(line)
+            if len(told) == 1:
+                behind.run("/usr/sbin/sshd")
+
+        [machine] = first_contact.connect(there, [ID], ConnectionSession(tell=tell))
+        assert "not to be reached through its jump host" in told[0]
         try:
             assert machine.run("hostname").out.strip() == behind.name.encode()
             assert len(keys.trusted(ID)) == 1

@@ -482,7 +482,7 @@ def _through(below: Session, target: Target) -> Any:
     except LinkLost:
         raise
     except MachineError as error:
-        raise Unreachable(target.name, "jump", f"not to be reached through its jump host: {error}") from None
+        raise Unreachable(target.name, "behind", f"not to be reached through its jump host: {error}") from None
 
 
 def _no_protocol(target: Target, error: BaseException, child: subprocess.Popen[bytes] | None) -> Unreachable:
