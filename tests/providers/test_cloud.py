@@ -18,6 +18,7 @@ import sky_jupyter as sky
 from sky_jupyter.errors import PoolError, ProvisionError
 from sky_jupyter.magics import clean, runs_table
 from sky_jupyter.pool import end_pool
+from sky_jupyter.pool.lifecycle import provisioning
 from sky_jupyter.pool.lifecycle.provisioning import Provisioning
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import cost_rows, orders
@@ -215,6 +216,24 @@ def test_only_the_nodes_are_kept_though_others_were_made_a_moment_ago(registry: 
     pool.lifecycle.provisioning.keep_only(pool.spec, [node])
     assert cloud.alive() == [node]
     assert len(others) == 2
+
+
+def test_what_a_call_makes_that_was_given_up_ends_when_it_returns(
+    registry: Registry, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provisioning, "_PATIENCE", 0.05)
+    (node,) = buy(pool := pool_of(cloud, 1))
+    cloud.plan("create", "hang")
+    with ThreadPoolExecutor(1) as beside:
+        call = beside.submit(pool.lifecycle.provisioning.acquire, replace(pool.spec, nodes=2), 2, [node])
+        wait_until(lambda: ("create", "hang") in cloud.calls(pool.id))
+        pool.lifecycle.provisioning.keep_only(pool.spec, [node])
+        assert not call.done()
+        assert node in call.result(60)
+    assert cloud.alive() == [node]
+    # That was for this call alone.
+    pool.lifecycle.provisioning.acquire(replace(pool.spec, nodes=2), 2, [node])
+    assert len(cloud.alive()) == 2
 
 
 def test_credentials_of_another_account_settle_nothing(

@@ -36,6 +36,8 @@ _ROUNDS = 5
 # three of them.
 _RESENT, _FIFTH, _MOST_DELAYS = 6, 5, 3
 _MARGIN = TIMEOUTS.machines.margin
+# How long a change that was given up waits for the call that it had sent.
+_PATIENCE = TIMEOUTS.start.given_up
 _PAUSE, _LONGEST_PAUSE = TIMEOUTS.machines.sweep_pause, TIMEOUTS.machines.longest_sweep_pause
 
 
@@ -60,6 +62,8 @@ class Provisioning:
         self._lock = threading.Lock()
         self._halt = threading.Event()
         self._closed = self._given_up = False
+        # The only machines to keep, once the call that is under way has returned.
+        self._kept: Collection[str] | None = None
         # The recorded orders, should the registry fail.
         self._rows: dict[str, OrderRow] = {}
         # The order without an answer: it is sent again before any other.
@@ -166,10 +170,12 @@ class Provisioning:
             return list(spec.provider.create(spec, count, Order(self._pool)))
         halt = self._halt
         with self._lock:
-            self._tell = tell
+            self._tell, self._kept = tell, None
             try:
                 return self._acquire(spec, count, before, halt, set(without), move=move)
             finally:
+                if self._kept is not None:
+                    self._keep_only(spec, self._kept)
                 if self._given_up:
                     # `end` did not wait for this call.
                     self._end(spec, _MARGIN)
@@ -183,9 +189,16 @@ class Provisioning:
 
     def keep_only(self, spec: PoolSpec, ids: Collection[str]) -> None:
         """Destroy all machines of the pool but these, if possible: also those of a call that was given up."""
-        if self.buys(spec):
-            with self._lock:
+        if not self.buys(spec):
+            return
+        self._kept = set(ids)
+        if self._lock.acquire(timeout=_PATIENCE):
+            # Otherwise, the call that is under way does it when it returns.
+            try:
+                self._kept = None
                 self._keep_only(spec, ids)
+            finally:
+                self._lock.release()
 
     def charge(self, spec: PoolSpec) -> None:
         """Ask the provider for the machines and what they cost so far."""

@@ -208,7 +208,7 @@ def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: 
         name = pool if row is None else row.name
         if row is not None and not _is_left(registry, row, rows):
             if row.is_here and _stays_stopped(row):
-                _stop_again(registry, pool, rows, swept)
+                _stop_again(registry, row, rows, swept)
             return
         if row is not None and not (row.owner_lives and not row.is_mine):
             registry.own(pool)
@@ -249,21 +249,21 @@ def _stays_stopped(row: PoolRow | None) -> bool:
     return row is not None and row.state == stopped_pools.STOPPED and not row.owner_lives
 
 
-def _stop_again(registry: Registry, pool: str, rows: Sequence[OrderRow], swept: Swept) -> None:
+def _stop_again(registry: Registry, row: PoolRow, rows: Sequence[OrderRow], swept: Swept) -> None:
     """Stop machines of a stopped pool that run: its provider refused, or who started them has died."""
     from ...providers import kinds
     from ...providers.base import can_stop
 
     try:
-        for kind, recipe in dict.fromkeys((row.provider, row.recipe) for row in rows if row.token):
+        for kind, recipe in dict.fromkeys((one.provider, one.recipe) for one in rows if one.token):
             provider = kinds.restore(kind, recipe)
-            regions = list(dict.fromkeys(row.region for row in rows if row.recipe == recipe and row.region))
-            running = [record.id for record in provider.list(pool, regions) if record.is_usable]
+            regions = list(dict.fromkeys(one.region for one in rows if one.recipe == recipe and one.region))
+            running = [record.id for record in provider.list(row.id, regions) if record.is_usable]
             # Somebody may start it just now.
-            if running and can_stop(provider) and _stays_stopped(_row(registry, pool)):
+            if running and can_stop(provider) and _stays_stopped(_row(registry, row.id)):
                 provider.stop(running)
     except (SkyError, OSError, TimeoutError) as error:
-        swept.failed[pool] = f"its machines are to be stopped: {first_line(error)}"
+        swept.failed[row.name] = f"its machines are to be stopped: {first_line(error)}"
 
 
 def _end_all(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
