@@ -156,15 +156,10 @@ class HostPreparation:
 
         def one(site: PreparedHost) -> None:
             site.package = f"{site.facts.cache}/package/{code.digest}"
-            whole, part = shlex.quote(site.package), shlex.quote(f"{site.package}.tmp-{os.urandom(4).hex()}")
-            if site.machine.run(f"[ -d {whole} ]", timeout=PATIENCE).status == 0:
+            if site.machine.run(f"[ -d {shlex.quote(site.package)} ]", timeout=PATIENCE).status == 0:
                 return
-            done = site.machine.run(
-                f"umask 077; mkdir -p -- {part} && head -c {len(code.data)} | gzip -dc | tar -xof - -C {part} && "
-                f"{{ mv -T -- {part} {whole} 2>/dev/null || {{ rm -rf -- {part}; [ -d {whole} ]; }}; }}",
-                stdin=[code.data],
-                timeout=PATIENCE,
-            )
+            script = source_archive.unpack_script(site.package, len(code.data))
+            done = site.machine.run(script, stdin=[code.data], timeout=PATIENCE)
             if done.status:
                 said = done.out.decode("utf-8", "replace").strip().splitlines()[-LAST_LINES:]
                 raise BootstrapError("files", "sky_jupyter's code could not be written", lines=said)

@@ -6,6 +6,8 @@ import functools
 import gzip
 import hashlib
 import io
+import os
+import shlex
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,3 +42,28 @@ def own() -> Package:
             archive.addfile(info, io.BytesIO(data))
     plain = buffer.getvalue()
     return Package(hashlib.blake2b(plain, digest_size=12).hexdigest(), gzip.compress(plain, 6, mtime=0))
+
+
+def unpack_script(folder: str, size: int) -> str:
+    """Return shell text that reads an archive and unpacks it in a folder: whole, or not at all.
+
+    Parameters
+    ----------
+    folder : str
+        Folder to make; another process may make it meanwhile.
+    size : int
+        Bytes of the archive. With fewer, as where the connection breaks, tar may take a part of the files for all.
+
+    Returns
+    -------
+    str
+        The text; it reads standard input.
+    """
+    part, whole = shlex.quote(f"{folder}.tmp-{os.urandom(4).hex()}"), shlex.quote(folder)
+    sent = f"{part}/.sent"
+    return (
+        f"umask 077; {{ mkdir -p -- {part} && head -c {size} >{sent} && [ $(wc -c <{sent}) -eq {size} ] && "
+        f"gzip -dc <{sent} | tar -xof - -C {part} && rm -f -- {sent} && "
+        f"{{ mv -T -- {part} {whole} 2>/dev/null || {{ rm -rf -- {part}; [ -d {whole} ]; }}; }}; }} || "
+        f"{{ rm -rf -- {part}; exit 1; }}"
+    )

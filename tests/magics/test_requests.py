@@ -85,8 +85,9 @@ def begin_blocking(book: Notebook) -> tuple[str, str]:
     def working() -> str:
         (pool,) = done(book, "status")["pools"]
         runs = [run["id"] for run in pool["runs"] if run["left"] == [0, 1]]
-        said = sum(len(node["events"]) for node in done(book, "log", run=runs[0])["nodes"]) if runs else 0
-        return runs[0] if said == 2 else ""
+        # Nodes may not know a run yet that has only just begun.
+        reply = ask(book, "log", run=runs[0]) if runs else {}
+        return runs[0] if sum(len(node["events"]) for node in reply.get("nodes", ())) == 2 else ""
 
     return cell, wait_for(working)
 
