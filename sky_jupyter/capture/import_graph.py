@@ -15,6 +15,7 @@ import os
 import site
 import sys
 import sysconfig
+import threading
 import tokenize
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,9 @@ from typing import Any
 _INSTALLED = {"site-packages", "dist-packages"}
 _OWN = __name__.partition(".")[0]
 _NEVER = {"__main__", "__mp_main__", _OWN, *sys.builtin_module_names, *sys.stdlib_module_names}
+# Tries to invalidate the caches of Python's importers beside other threads.
+_TRIES = 10
+_invalidating = threading.Lock()
 # Line magics whose arguments are code.
 _LINE_CODE = {"time", "timeit", "prun"}
 
@@ -258,8 +262,7 @@ class LocalModules:
         if loaded is not None and not (loaded.has_location and not os.path.exists(loaded.origin or "")):
             return _local(name, loaded)
         if not self._searched:
-            # Files that were written a moment ago must be found.
-            importlib.invalidate_caches()
+            _invalidate_caches()
             self._searched = True
         spec = _spec(name, above)
         if spec is not None:
@@ -267,6 +270,17 @@ class LocalModules:
         # The notebook may have changed its working folder meanwhile.
         before = self._before.get(name)
         return before if before is not None and before.is_there else None
+
+
+def _invalidate_caches() -> None:
+    """Let Python find files that were written a moment ago.
+
+    Its own function deletes finders from a dict, and raises KeyError where another thread was faster.
+    """
+    for _ in range(_TRIES):
+        with _invalidating, contextlib.suppress(KeyError):
+            importlib.invalidate_caches()
+            return
 
 
 def _spec(name: str, parent: Module | None) -> ModuleSpec | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -88,6 +89,20 @@ def test_a_module_is_found_though_the_notebook_has_gone_elsewhere(project: Path,
     assert "gone_elsewhere" in modules.closure({"gone_elsewhere"}).modules
     (tmp_path / "gone_elsewhere.py").unlink()
     assert "gone_elsewhere" not in modules.closure({"gone_elsewhere"}).modules
+
+
+def test_a_module_is_found_while_other_threads_look_for_new_files_too(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project, {"looked_for.py": ""})
+    invalidate = importlib.invalidate_caches
+
+    def deleted_by_another_thread() -> None:
+        monkeypatch.setattr(importlib, "invalidate_caches", invalidate)
+        raise KeyError("python311.zip")
+
+    monkeypatch.setattr(importlib, "invalidate_caches", deleted_by_another_thread)
+    assert "looked_for" in LocalModules().closure({"looked_for"}).modules
 
 
 def test_an_editable_install_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -424,7 +424,8 @@ def test_nothing_is_left_when_the_owner_is_ended(ending: signal.Signals) -> None
     there = left(Path(folder), network, pids)
     owner.send_signal(ending)
     owner.communicate(timeout=PATIENCE)
-    assert len(there) == len(pids) + 2
+    # Some of its processes may have been short ones.
+    assert {f"process {pid}", folder} < set(there)
     wait_until(lambda: not left(Path(folder), network, pids))
 
 
