@@ -148,14 +148,6 @@ def cloud(shared: AwsWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return shared
 
 
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
-    made = Registry()
-    yield made
-    made.close()
-
-
 def spec(provider: AWS | None = None, **more: Any) -> PoolSpec:
     provider = provider or AWS(region="us-east-1", instance_type="t3.medium", ssh_from="any", visible_within=0.0)
     options = Options(console=False, provision_retry_delay=0.01, max_provision_attempts=1)

@@ -7,7 +7,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -43,26 +43,6 @@ _SWEEPS = 5
 @pytest.fixture
 def cloud(tmp_path: Path) -> Cloud:
     return Cloud(str(tmp_path / "cloud.sqlite"))
-
-
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
-    made = Registry()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets this process's time of day, which goes on from there."""
-    real = time.time
-
-    def set_to(now: float) -> None:
-        ahead = now - real()
-        monkeypatch.setattr(time, "time", lambda: real() + ahead)
-
-    return set_to
 
 
 def seed(usual: int = 0) -> int:

@@ -29,26 +29,6 @@ from tests.providers.bought import buy, pool_of
 from tests.providers.cloud import Cloud
 
 
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
-    made = Registry()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets this process's time of day, which goes on from there."""
-    real = time.time
-
-    def set_to(now: float) -> None:
-        ahead = now - real()
-        monkeypatch.setattr(time, "time", lambda: real() + ahead)
-
-    return set_to
-
-
 def stopped(cloud: Cloud) -> Pool:
     """A pool that had machines, and has stopped them."""
     pool = pool_of(cloud, 2)

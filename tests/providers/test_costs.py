@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +23,6 @@ from tests.providers.cloud import DISK, Cloud
 
 HOUR = 3600.0
 HOURLY = 13.2
-
-
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
-    made = Registry()
-    yield made
-    made.close()
 
 
 @pytest.fixture

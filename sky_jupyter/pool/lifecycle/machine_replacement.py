@@ -222,10 +222,10 @@ class MachineReplacement:
         pool = self.pool
         names = ", ".join(f"node {node}" for node in nodes)
         with self._telling(f"another machine is made for {names}") as tell:
-            await self._have(nodes, tell)
-            preparation = await self._aside(self._crew, nodes)
+            await self._obtain(nodes, tell)
+            preparation = await self._in_thread(self._prepare, nodes)
             for _, _, work in preparation.phases:
-                await self._aside(work, _ignore)
+                await self._in_thread(work, _ignore)
             tell(f"another machine is ready for {names}")
             await self._until_lost(nodes)
             tell(f"{names} begins anew on another machine")
@@ -234,19 +234,19 @@ class MachineReplacement:
         pool.supervisor.tell(f"{names} has another machine")
         self._wanted.difference_update(nodes)
         self._lost.difference_update(nodes)
-        await self._aside(pool.provisioning.release, pool.spec, before)
+        await self._in_thread(pool.provisioning.release, pool.spec, before)
 
-    async def _have(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
+    async def _obtain(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
         """Make machines for the nodes, and connect to them."""
         options = self.pool.spec.options
         # With another zone for all there is no need to wait for this one.
         most = 1 if zone_choice.needs_one_zone(self.pool.spec) else options.attempts(made=True)
 
-        async def have() -> None:
-            await self._aside(self._acquire, nodes, tell)
-            await self._aside(self._connect, nodes)
+        async def obtain() -> None:
+            await self._in_thread(self._acquire, nodes, tell)
+            await self._in_thread(self._connect, nodes)
 
-        await retries.attempts(have, most, options.provision_retry_delay, tell)
+        await retries.attempts(obtain, most, options.provision_retry_delay, tell)
 
     def _acquire(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
         pool, provisioning = self.pool, self.pool.provisioning
@@ -271,7 +271,7 @@ class MachineReplacement:
         made = pool.spec.provider.connect([self._ids[node] for node in fresh], session)
         self._machines.update({node: (self._ids[node], one) for node, one in zip(fresh, made, strict=True)})
 
-    def _crew(self, nodes: Sequence[int]) -> HostPreparation:
+    def _prepare(self, nodes: Sequence[int]) -> HostPreparation:
         from ...bootstrap.remote_environment import HostPreparation
 
         pool = self.pool
@@ -309,7 +309,7 @@ class MachineReplacement:
                     )
         started: list[launch.Host] = []
         try:
-            await self._aside(self._launch, nodes, preparation, started.append)
+            await self._in_thread(self._launch, nodes, preparation, started.append)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(remote_host.end_all, started))
             raise
@@ -347,7 +347,7 @@ class MachineReplacement:
         )
 
     def _put(self, nodes: Sequence[int], started: Sequence[launch.Host]) -> None:
-        """Have the new hosts and machines be the nodes'."""
+        """Assign the new hosts and machines to the nodes."""
         pool = self.pool
         by_node = {host.nodes[0]: host for host in started}
         pool.hosts = [by_node.get(host.nodes[0], host) for host in pool.hosts]
@@ -419,7 +419,7 @@ class MachineReplacement:
         finally:
             loop.call_soon(watchdog.over, "replacement")
 
-    async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
+    async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run work in a thread; on a cancellation stop it, and wait for it."""
         future = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
         try:
