@@ -106,6 +106,21 @@ def loop() -> LoopThread:
         return _loop
 
 
+async def stoppable_in_thread(
+    stop: Callable[[], None], timeout: float, call: Callable[..., T], *arguments: object
+) -> T:
+    """Run a call in a thread; on a cancellation, ``stop`` it and wait for it, for ``timeout`` seconds at most."""
+    future = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        stop()
+        # Retrieve its error: it was asked to stop.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([future], timeout=timeout)
+        raise
+
+
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
     """Run a call in a thread of its own; if it hangs, its caller waits."""
     here = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from ...errors import BootstrapError, MachineError, NoCapacity, PoolError, Provi
 from ...node.protocol import rpc
 from ...util.background_tasks import BackgroundTasks
 from ..base import retries
+from ..base.event_loop import stoppable_in_thread
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, remote_host
@@ -421,15 +422,12 @@ class MachineReplacement:
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run work in a thread; on a cancellation stop it, and wait for it."""
-        future = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
+
+        def stop() -> None:
             self._stop.set()
             self.pool.provisioning.stop()
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait([future], timeout=_END_PATIENCE)
-            raise
+
+        return await stoppable_in_thread(stop, _END_PATIENCE, work, *arguments)
 
 
 def _ignore(line: str) -> None:

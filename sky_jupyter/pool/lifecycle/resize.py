@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ...errors import PoolError, first_line
 from ...node.protocol.host_config import NEXT, HostConfig
 from ...spec.pool_spec import PoolSpec
-from ..base.event_loop import Tick, loop, wait_ticking
+from ..base.event_loop import Tick, loop, stoppable_in_thread, wait_ticking
 from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
@@ -230,11 +230,11 @@ class Resizing:
         kept = [_host_of(pool, node) for node in plan.kept]
         for host in kept:
             if id(host) not in self._configs:
-                self._configs[id(host)] = await self._aside(host.config)
+                self._configs[id(host)] = await self._in_thread(host.config)
         known = self._configs[id(kept[0])].addresses
         self._addresses = [known[node] for node in plan.kept]
         if not pool.spec.provider.survives_manager:
-            await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes)
+            await self._in_thread(pool.provisioning.acquire, plan.spec, plan.spec.nodes)
             self._addresses += [known[0]] * len(plan.added)
         elif plan.added:
             if pool.provisioning.buys(plan.spec):
@@ -251,7 +251,7 @@ class Resizing:
             with pool.phase("machines", f"{len(plan.added)} machine{several} of {plan.spec.provider}") as say:
                 # The pool lives: its machines are not made elsewhere.
                 acquire = functools.partial(pool.provisioning.acquire, move=False)
-                ids = await self._aside(acquire, plan.spec, plan.spec.nodes, kept, say)
+                ids = await self._in_thread(acquire, plan.spec, plan.spec.nodes, kept, say)
         finally:
             pool.provisioning.stop()
         self._bought = [id for id in ids if id not in pool.ids]
@@ -264,7 +264,7 @@ class Resizing:
 
         pool, plan = self.pool, self.plan
         with pool.phase("connect", ", ".join(plan.added)):
-            await self._aside(self._connect)
+            await self._in_thread(self._connect)
         standing = {node: (host.python, self._addresses[node]) for node, host in enumerate(kept)}
         machines = [*(host.machine for host in kept), *self._connected]
         offline = plan.spec.provider.offline
@@ -275,11 +275,11 @@ class Resizing:
         with kept_on(self._connected, plan.spec.provider):
             for name, text, work in preparation.phases:
                 with pool.phase(name, text) as say:
-                    await self._aside(work, say)
+                    await self._in_thread(work, say)
         several = "s" if len(plan.added) > 1 else ""
         with pool.phase("agent", f"starting {len(plan.added)} node{several} ({plan.spec.provider.kind})"):
             pool.control.joining = pool.control.crowded = True
-            await self._aside(self._launch, preparation)
+            await self._in_thread(self._launch, preparation)
         self._addresses = [site.address for site in preparation.sites]
 
     def _connect(self) -> None:
@@ -361,7 +361,7 @@ class Resizing:
                     addresses=world.addresses,
                     shape=pool.shape,
                 )
-                changes.append(self._aside(host.change, config))
+                changes.append(self._in_thread(host.change, config))
         failed = [end for end in await asyncio.gather(*changes, return_exceptions=True) if end is not None]
         if failed:
             raise failed[0]
@@ -405,10 +405,10 @@ class Resizing:
         if gone:
             names = ", ".join(host.name for host in gone)
             with pool.phase("end", f"ending what runs on {names}"):
-                await self._aside(self._end, gone)
-        await self._aside(pool.provisioning.release, pool.spec, [id for id in before.ids if id not in pool.ids])
+                await self._in_thread(self._end, gone)
+        await self._in_thread(pool.provisioning.release, pool.spec, [id for id in before.ids if id not in pool.ids])
         # Also what was being prepared in place of a node that is gone now.
-        await self._aside(pool.provisioning.keep_only, pool.spec, pool.ids)
+        await self._in_thread(pool.provisioning.keep_only, pool.spec, pool.ids)
 
     def _end(self, hosts: Sequence[Host]) -> None:
         """End hosts and the connections to them."""
@@ -435,15 +435,15 @@ class Resizing:
             if not self._freed:
                 pool.mark_broken(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
         finally:
-            await self._aside(self._discard)
+            await self._in_thread(self._discard)
 
     async def _go_back(self, world: _World) -> None:
         with self.pool.phase("agent", "changing back"):
             for host in world.hosts:
                 if id(host) not in self._configs:
-                    self._configs[id(host)] = await self._aside(host.config)
+                    self._configs[id(host)] = await self._in_thread(host.config)
             if not world.spec.provider.survives_manager:
-                await self._aside(_await_seen, world.hosts[0])
+                await self._in_thread(_await_seen, world.hosts[0])
             await self._become(world, {old: new for new, old in enumerate(self.plan.kept)})
         await self._enter()
 
@@ -461,20 +461,12 @@ class Resizing:
             kept = self.pool.ids if self._before is None else self._before.ids
             self.pool.provisioning.keep_only(self.plan.spec, kept)
 
-    async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
+    async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run work in a thread; stop it and wait on a cancellation.
 
         Nothing runs on behalf of the resize after its end.
         """
-        future = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self.pool.stop_event.set()
-            # Retrieve its error: it was asked to stop.
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait([future], timeout=_END_PATIENCE)
-            raise
+        return await stoppable_in_thread(self.pool.stop_event.set, _END_PATIENCE, work, *arguments)
 
 
 def _host_of(pool: ResizeContext, node: int) -> Host:
