@@ -35,7 +35,7 @@ FRONT_END = "labextension/build.py"
 PEERS = {"jupyter-distributed": "jupyter_distributed", "ipyparallel-labextension": "ipyparallel"}
 
 JOB = {"jax", "keras", "notebook"}
-EVERYTHING = {*JOB, "torch", "ssh", "aws", "dev", "docs"}
+EVERYTHING = {*JOB, "torch", "ssh", "aws", "kubernetes", "dev", "docs"}
 
 # `lock` takes these versions instead of the newest; torch is large, and moves only when someone means it to.
 HELD = ("torch==2.13.0",)
@@ -178,8 +178,8 @@ def tier(which: str, args: Sequence[str] = ()) -> int:
 
 
 def pytest(args: Sequence[str]) -> int:
-    # More than there are cores: tests of cuts, leases and silence mostly wait.
-    workers = min(4, (os.cpu_count() or 2) + 2)
+    # More than there are cores: tests of cuts, leases and silence mostly wait. With four on two cores a fifth was idle.
+    workers = min(6, (os.cpu_count() or 2) + 4)
     # Tests of one file share its fixtures, and so its pools.
     options = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
     # The whole has a limit of time: what takes most of it is told.
@@ -251,6 +251,12 @@ def bench(args: Sequence[str]) -> int:
     return python("-m", "benchmarks", *args)
 
 
+def kubernetes(args: Sequence[str]) -> int:
+    """Build the Kubernetes of the tests, once: minutes."""
+    status = python("-m", "tests.kubernetes.binaries", *args)
+    return status or python("-m", "tests.kubernetes.containers")
+
+
 def gpu(args: Sequence[str]) -> int:
     """Run all GPU tests with this Python, and write docs/gpu.md; see --help."""
     env = dict(os.environ)
@@ -290,6 +296,7 @@ VERBS: dict[str, tuple[set[str] | None, Callable[[Sequence[str]], int]]] = {
     "screenshots": (EVERYTHING, screenshots),
     "bench": (EVERYTHING, bench),
     "gpu": (None, gpu),
+    "kubernetes": (EVERYTHING, kubernetes),
     "lock": (set(), lock),
 }
 

@@ -29,6 +29,7 @@ SUBJECTS = {
     "training": "training",
     "ssh": "ssh",
     "link": "link",
+    "pods": "pods",
     "files": "files",
 }
 

@@ -12,9 +12,13 @@ begin of the cell to the begin of the next one. It counts once, however often it
 - what is no function of the source: lambdas, comprehensions and functions within a function belong to the one that
   they are written in; generated methods and what modules do while they are imported to none;
 - what is read in passing: properties, and functions of a single statement (constructors: of any number of assignments)
-  that call nothing;
+  that call nothing; so too lambdas that call nothing, where they alone were met of their function;
 - what only runs from time to time: all that is called by a task or thread that an idle pool has at work too, such as
   heartbeats; and of a cell and a call, what did not happen in each of several.
+
+For comparison: of the tree that a survey walked by hand before the aims were set, and whose walks made 127 stops in 53
+files (a cell), 102 in 38 (a call) and 141 in 71 (a start over SSH), this counts 102 in 46, 115 in 52 and 152 in 68: as
+many in all, to one.
 
 ``--list`` prints the functions by file, in the order in which they were first met, and ``--all`` counts helpers too.
 """
@@ -96,6 +100,8 @@ RECORDER = Recorder()
 
 def stop_of(code: CodeType) -> Stop | None:
     """Return the function that code belongs to; None if it does not count."""
+    if code.co_name == "<lambda>" and code.co_firstlineno in trivial_lambdas(code.co_filename):
+        return None
     for first, last, name in functions(code.co_filename):
         if first <= code.co_firstlineno <= last:
             return (code.co_filename.removeprefix(PACKAGE), name) if name else None
@@ -105,6 +111,14 @@ def stop_of(code: CodeType) -> Stop | None:
 def is_own(code: CodeType, caller: str) -> bool:
     """Tell whether a function was called by its own file; without a caller, whether that names it."""
     return caller == code.co_filename if caller else code.co_name in named(code.co_filename)
+
+
+@functools.cache
+def trivial_lambdas(path: str) -> set[int]:
+    """Return the lines of a file whose lambdas call nothing."""
+    lambdas = [node for node in ast.walk(ast.parse(Path(path).read_bytes())) if isinstance(node, ast.Lambda)]
+    calling = {node.lineno for node in lambdas if any(isinstance(part, ast.Call) for part in ast.walk(node))}
+    return {node.lineno for node in lambdas} - calling
 
 
 @functools.cache

@@ -27,6 +27,8 @@ _HOMES = {
     "Group": "api",
     "Image": "spec.image",
     "InstanceInfo": "node.runtime.instance_info",
+    "Kubeflow": "providers",
+    "Kubernetes": "providers",
     "Local": "providers",
     "LogConfig": "spec.options",
     "NotInPoolError": "errors",
@@ -38,7 +40,7 @@ _HOMES = {
     "ProvisionError": "errors",
     "RankDied": "errors",
     "RemoteError": "errors",
-    "RemoteRepr": "node.serialization.remote_repr",
+    "RemoteRepr": "node.serialization.unpicklable_placeholders",
     "SSH": "providers",
     "SkyError": "errors",
     "Spec": "api",
@@ -59,10 +61,10 @@ _HOMES = {
     "queue": "node.shared.named_objects",
     "set": "node.shared.named_objects",
     "shard": "node.runtime.shard",
-    "silent": "node.runtime.instance_info",
+    "silent": "node.runtime.output_filters",
     "sky": "api",
-    "stderr": "node.runtime.instance_info",
-    "stdout": "node.runtime.instance_info",
+    "stderr": "node.runtime.output_filters",
+    "stdout": "node.runtime.output_filters",
     "stream": "api",
 }
 _MODULES = {"accelerators": "spec.accelerators", "plugins": "plugins"}
@@ -102,13 +104,13 @@ if TYPE_CHECKING:
     from .node.runtime.instance_info import InstanceInfo as InstanceInfo
     from .node.runtime.instance_info import instance_info as instance_info
     from .node.runtime.instance_info import is_head as is_head
-    from .node.runtime.instance_info import silent as silent
-    from .node.runtime.instance_info import stderr as stderr
-    from .node.runtime.instance_info import stdout as stdout
     from .node.runtime.interruption import interruption as interruption
     from .node.runtime.interruption import on_interruption as on_interruption
+    from .node.runtime.output_filters import silent as silent
+    from .node.runtime.output_filters import stderr as stderr
+    from .node.runtime.output_filters import stdout as stdout
     from .node.runtime.shard import shard as shard
-    from .node.serialization.remote_repr import RemoteRepr as RemoteRepr
+    from .node.serialization.unpicklable_placeholders import RemoteRepr as RemoteRepr
     from .node.shared.named_objects import barrier as barrier
     from .node.shared.named_objects import counter as counter
     from .node.shared.named_objects import dict as dict  # noqa: A004 - what Skyward calls it
@@ -121,6 +123,8 @@ if TYPE_CHECKING:
     from .pool.runs.result import CellResult as CellResult
     from .providers import AWS as AWS
     from .providers import SSH as SSH
+    from .providers import Kubeflow as Kubeflow
+    from .providers import Kubernetes as Kubernetes
     from .providers import Local as Local
     from .providers.offer_list import offers as offers
     from .spec import accelerators as accelerators

@@ -7,10 +7,11 @@ tests of one worker left behind can be told from everything else on the machine.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import signal
-import tempfile
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,18 +22,24 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from sky_jupyter.pool.registry.folder_removal import places
 from tests.took import Took
 
 if TYPE_CHECKING:
     from tests.hosts.world import World
 
-pytest_plugins = ["tests.fresh", "tests.left_out"]
+pytest_plugins = ["tests.fresh", "tests.left_out", "tests.longest_first"]
 
 MARK = "SKY_TEST"
 PATIENCE = 60.0
 TOLD: set[int] = set()
 POOL_FOLDER = re.compile(r"sky-[0-9a-f]{8}-\w{8}\Z")
 
+
+# jsonschema, which nbformat brings, would make 38 parsers of addresses as it is imported: 1.5 s in each worker.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+# Nothing of what is collected is garbage, and looking for it takes a third of the time.
+gc.disable()
 
 # The same examples each day: a failure then comes from a change. HYPOTHESIS_PROFILE=default draws others.
 settings.register_profile("fixed", derandomize=True, database=None)
@@ -57,8 +64,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
 
 def pool_folders(pool: str) -> list[Path]:
     """Folders of a pool that still exist, in any place where pools keep them."""
-    places = {Path(place) for place in ("/dev/shm", "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/tmp")}
-    return [path for place in places if place.is_dir() for path in place.glob(f"sky-{pool}-*")]
+    return [path for place in places() for path in place.glob(f"sky-{pool}-*")]
 
 
 def orphaned_folders(since: float, base: Path) -> list[Path]:
@@ -67,8 +73,8 @@ def orphaned_folders(since: float, base: Path) -> list[Path]:
     Others use the machine's temporary folders too; the tests of one worker have their registries in its own.
     """
     found = []
-    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")):
-        for path in Path(place).glob("sky-*-*"):
+    for place in (*places(), *{file.parent for file in base.rglob("*.sqlite")}):
+        for path in place.glob("sky-*-*"):
             with contextlib.suppress(OSError):
                 if POOL_FOLDER.match(path.name) and path.stat().st_ctime >= since:
                     found.append(path)
@@ -80,9 +86,10 @@ def orphaned_folders(since: float, base: Path) -> list[Path]:
     return [path for path in found if path.name.split("-")[1].encode() in known]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: the other workers do the rest meanwhile."""
-    items.sort(key=lambda item: item.get_closest_marker("soak") is None)
+def pytest_collection_finish() -> None:
+    """What is collected stays to the end: the collector need not go through it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -75,7 +75,6 @@ LIBRARIES = {
         "_handle_report_task": "distributed.Client: what it waits for when it is closed",
     },
 }
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 class Uses(ast.NodeVisitor):
@@ -138,9 +137,9 @@ def is_private(name: str) -> bool:
 def test_no_part_uses_another_objects_underscore_names() -> None:
     used: dict[str, set[str]] = {room: set() for room in LIBRARIES}
     found = []
-    for path, tree in TREES.items():
+    for path in sorted(PACKAGE.rglob("*.py")):
         room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        for line, text in Uses(tree).found:
+        for line, text in Uses(ast.parse(path.read_text(encoding="utf-8"))).found:
             name = text.rpartition(".")[2]
             allowed = next((one for one in ("", room) if name in LIBRARIES.get(one, {})), None)
             if allowed is None:

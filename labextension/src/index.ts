@@ -1,5 +1,5 @@
 // What JupyterLab and Notebook 7 load.
-import panel from "./panel";
-import restoreRuns from "./run-restore";
+import panel from "./side-panel";
+import restoreRuns from "./restore-runs-plugin";
 
 export default [panel, restoreRuns];

@@ -2,9 +2,9 @@
 import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import { Widget } from "@lumino/widgets";
 
-import { kernelOf } from "./pool/kernel";
+import { kernelOf } from "./pool/notebook-kernel";
 import { make } from "./page/dom";
-import { drawAsText, foreignVersion } from "./page/plain";
+import { drawAsText, foreignVersion } from "./page/fallback-text";
 import { PanelMount } from "./pool/mount";
 import { MIME, readSaved, type Saved } from "./pool/schema";
 import { reason } from "./run/dom";

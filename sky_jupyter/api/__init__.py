@@ -21,8 +21,8 @@ from .calls import Group, PendingCall, StreamedGroup, gather
 from .compute import Compute
 from .functions import Function, function, stream
 from .futures import Future
+from .operators import Sky, sky
 from .spec_choice import Spec
-from .targets import Sky, sky
 
 __all__ = [
     "Compute",

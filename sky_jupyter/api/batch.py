@@ -19,7 +19,7 @@ from ..display import views as display
 from ..pool.base.event_loop import counting_interrupts
 from ..pool.execution.tasks import FunctionBundle, TaskRequest, TaskRun
 from ..pool.pool import Pool
-from ..session import cells, shared_view
+from ..session import calls_view, cells
 from .streaming_functions import refuse
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Batch:
         self._lock = threading.Lock()
         self.id = ""
         self.title = title
-        self.run_view = shared_view.joined(live, title, waited=waited)
+        self.run_view = calls_view.joined(live, title, waited=waited)
 
     # -- sending
 

@@ -13,7 +13,7 @@ from ..errors import SpecError
 from ..spec.options import MAX_ATTEMPTS
 from ..util.validate import check_whole, is_number, is_whole
 from .futures import Future
-from .targets import Target, runner_of
+from .operators import Target, runner_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeVarTuple, Unpack

@@ -26,8 +26,8 @@ from ..spec.pool_spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seco
 from ..util.pool_cost import PoolCost
 from .calls import PendingCall
 from .compute_shared_objects import SharedNames
-from .dispatch import Runner, run_all
 from .functions import function_of
+from .operators import Runner, run_all
 from .spec_choice import Spec, first_of
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import BootstrapError
+from ..errors import BootstrapError, MachineError
 from ..machines.ssh import scripts
 from ..node.system import gpus
 from ..node.system.gpus import Devices
 from ..spec.pool_spec import PoolSpec
+from ..util.text import format_size
 
 if TYPE_CHECKING:
     from ..machines.base import Machine
@@ -22,9 +23,22 @@ if TYPE_CHECKING:
 CACHE = ".cache/sky_jupyter"
 _PATIENCE = 60.0
 _SKEW = 5.0
+_SHARED = "/dev/shm"
+# A container's own has 64 MB.
+_LEAST_SHARED = 256 << 20
+# A file system may count its size in blocks.
+_NEARLY = 0.95
+_MORE_SHARED = f"give it more (in a pod an emptyDir with medium Memory at {_SHARED}, with Docker --shm-size)"
 _SMI_PATIENCE = 20
 _HANGS = "hangs"
 _NEEDS = "import ssl, ctypes, sqlite3, asyncio, multiprocessing, zlib"
+# What later steps run; an image may have a shell and little else.
+_TOOLS = ("flock", "gzip", "head", "tar")
+_NO_SHELL = re.compile(r"""\bsh['"]?: (executable file not found|(stat [^:]*: )?no such file)""", re.IGNORECASE)
+_NEEDS_SHELL = (
+    "it has no /bin/sh, through which everything is done there: use an image with a shell and the usual tools, such as "
+    "python:3.12-slim, and none that is called distroless or static"
+)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _MIN_GLIBC = (2, 17)
 # An agent alone has about forty open; the rest is for kernels and what they run.
@@ -67,6 +81,10 @@ class HostFacts:
         Accelerators that CUDA_VISIBLE_DEVICES, there or in the image, leaves visible.
     driver_hangs : bool
         True if nvidia-smi did not answer.
+    path : tuple of str
+        Folders of its PATH.
+    shared_size : int
+        Bytes that the memory behind `shared` may hold; 0 where there is none.
     """
 
     machine: str
@@ -83,6 +101,8 @@ class HostFacts:
     has_uv: bool
     devices: Devices
     driver_hangs: bool = False
+    path: tuple[str, ...] = ()
+    shared_size: int = 0
 
     @property
     def cache(self) -> str:
@@ -121,7 +141,13 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
         When it cannot be a node; phase ``"system"``.
     """
     before = time.time()
-    done = machine.run(_script(python, uv), timeout=_PATIENCE)
+    try:
+        done = machine.run(_script(python, uv), timeout=_PATIENCE)
+    except MachineError as error:
+        # As container runtimes say it.
+        if _NO_SHELL.search(str(error)):
+            raise _unfit(_NEEDS_SHELL) from None
+        raise
     middle = (before + time.time()) / 2
     said = done.out.decode("utf-8", "replace")
     rows = [line.split(" ", 1) for line in said.splitlines() if " " in line]
@@ -132,8 +158,15 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
     def one(name: str) -> str:
         return facts.get(name, [""])[0]
 
+    if not facts and done.status in (126, 127):
+        raise _unfit(_NEEDS_SHELL)
     if one("system") != "Linux":
         raise _unfit(f"it runs {one('system') or 'an unknown system'}, and nodes need Linux")
+    if lacks := facts.get("lacks"):
+        raise _unfit(
+            f"it has no {', '.join(lacks)}, with which environments are put there: use an image that has them "
+            "(Debian: apt-get install coreutils util-linux tar gzip)"
+        )
     if (files := one("files")).isdigit() and int(files) < _MIN_FILES:
         raise _unfit(
             f"a process of this user may open {files} files there, and nodes need {_MIN_FILES}: raise it (`ulimit -n` "
@@ -171,18 +204,41 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
         has_uv=one("uv") == "yes",
         devices=gpus.parse(facts.get("gpu", ()), env.get(gpus.VISIBLE, visible)),
         driver_hangs=_HANGS in facts.get("gpu", ()),
+        path=tuple(folder for folder in one("path").split(":") if folder.startswith("/")),
+        shared_size=int(one("memory") or 0) * 1024,
     )
 
 
-def warnings(facts: HostFacts) -> list[str]:
-    """Return what is odd about a host that can take part."""
-    told = []
+def warnings(facts: HostFacts, wanted: int = 0) -> list[str]:
+    """Return what is odd about a host that can take part.
+
+    ``wanted`` is the size of shared memory in bytes that its provider has asked for; 0 if none.
+    """
+    told = _about_shared_memory(facts, wanted)
     if facts.driver_hangs:
         told.append(f"its nvidia-smi does not answer in {_SMI_PATIENCE} s: it counts as a host without accelerators")
     if abs(facts.skew) > _SKEW:
         side = "ahead of" if facts.skew > 0 else "behind"
         told.append(f"its clock is {abs(facts.skew):.0f} s {side} this machine's: times in its logs differ by that")
     return told
+
+
+def _about_shared_memory(facts: HostFacts, wanted: int) -> list[str]:
+    """Say where there is less shared memory than values and data loaders use."""
+    if not facts.shared.startswith(_SHARED):
+        return [f"it has no {_SHARED} that can be written: values go by its disk; {_MORE_SHARED}"]
+    has = format_size(facts.shared_size)
+    if facts.shared_size < wanted * _NEARLY:
+        return [
+            f"its {_SHARED} holds {has} of the {format_size(wanted)} that were asked for: the machine's limit of "
+            "memory caps it, and counts what is in it too; larger values go by the disk"
+        ]
+    if 0 < facts.shared_size < _LEAST_SHARED:
+        return [
+            f"its {_SHARED} holds {has}: larger values go by its disk, and torch's data loaders and NCCL, which use "
+            f"it too, fail when it is full; {_MORE_SHARED}"
+        ]
+    return []
 
 
 def check_alike(facts: Mapping[str, HostFacts], spec: PoolSpec) -> None:
@@ -219,10 +275,12 @@ def _script(python: str, uv: str) -> str:
     steps = [
         'echo "system $(uname -s)"',
         'echo "machine $(uname -m)"',
+        f"for _sky_c in {' '.join(_TOOLS)}; do command -v $_sky_c >/dev/null || echo lacks $_sky_c; done",
         'echo "glibc $(getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1)"',
         'echo "clock $(date +%s.%N 2>/dev/null)"',
         'echo "home $HOME"',
         'echo "files $(ulimit -n)"',
+        'echo "path $PATH"',
         'set -- $SSH_CONNECTION; echo "address ${3:-}"',
         # (By cat, which says why it cannot be written where a shell of its own may not.)
         # It writes and runs a file: this detects a full disk, a read-only one, and one mounted noexec.
@@ -232,6 +290,7 @@ def _script(python: str, uv: str) -> str:
         f'echo "free $(df -Pk {cache} 2>/dev/null | tail -n 1 | {{ read -r _ _ _ f _; echo $f; }})"',
         "[ -w /tmp ] && echo runtime /tmp || { [ -w /var/tmp ] && echo runtime /var/tmp; }",
         "[ -d /dev/shm ] && [ -w /dev/shm ] && echo shared /dev/shm",
+        'echo "memory $(df -Pk /dev/shm 2>/dev/null | tail -n 1 | { read -r _ s _; echo $s; })"',
         f"for _sky_p in python{python} python3; do _sky_x=$(command -v $_sky_p) && "
         f'"$_sky_x" -I -c {shlex.quote(ask)} 2>/dev/null; done',
         f"[ -x {cache}/bin/{shlex.quote('uv-' + uv)} ] && echo uv yes",
@@ -246,6 +305,12 @@ def _script(python: str, uv: str) -> str:
 
 
 def _cache_advice(home: str, why: str) -> str:
+    if home in ("", "/"):
+        # As for a user without an entry in /etc/passwd.
+        return (
+            f"HOME is {home or 'not set'} there, where nothing can be written ({why}): set it to a folder that the "
+            "user may write to, such as a volume of the container"
+        )
     if "No space" in why or "quota" in why:
         return f"{home} has no space left ({why}); make room there"
     if "Read-only" in why:

@@ -19,7 +19,7 @@ from ..errors import BootstrapError
 from ..spec.pool_spec import Image
 from ..util.atomic_write import atomic_write
 from . import wheels
-from .host_state import PATIENCE, PreparedHost
+from .prepared_host import PATIENCE, PreparedHost
 from .standalone_python import Standalone, archive, standalone
 from .uv import OnLine, run_uv
 

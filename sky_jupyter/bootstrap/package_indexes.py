@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from ..spec.pool_spec import Image
-from . import git_logins
+from . import git_credentials
 from .requirements import parse
 
 FILE = "pyproject.toml"
@@ -30,7 +30,7 @@ def wanted(image: Image) -> list[str]:
     """
     asked = {canonicalize_name(parse(item).name) for item in image.pip}
     named = [name for index in image.pip_indexes for name in index.packages]
-    return [*map(git_logins.without, image.pip), *(name for name in named if canonicalize_name(name) not in asked)]
+    return [*map(git_credentials.without, image.pip), *(name for name in named if canonicalize_name(name) not in asked)]
 
 
 def variables(image: Image, before: str = "") -> dict[str, str]:
@@ -86,7 +86,7 @@ def arguments(requirements: Sequence[str], image: Image) -> Iterator[tuple[list[
 
 def environment(image: Image, env: Mapping[str, str]) -> dict[str, str]:
     """Return uv's variables for an image: indexes, logins, and builds."""
-    return {**image.build_env, **variables(image, env.get("UV_INDEX", "")), **git_logins.variables(image.pip, env)}
+    return {**image.build_env, **variables(image, env.get("UV_INDEX", "")), **git_credentials.variables(image.pip, env)}
 
 
 def _array(items: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..machines.base import Machine
     from ..spec.image import Image
     from ..spec.pool_spec import PoolSpec
-    from .host_state import PreparedHost
+    from .prepared_host import PreparedHost
 
 
 @functools.lru_cache(1)

@@ -16,7 +16,7 @@ import platform
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -25,9 +25,18 @@ from ..errors import BootstrapError, MachineError
 from ..plugins.core.plugin import Step, steps_of
 from ..spec.pool_spec import PoolSpec
 from ..util.redaction import without_secrets
-from . import apt, host_probe, local_environment, package_indexes, source_archive, uv_messages, wheels
-from .host_state import PATIENCE, PreparedHost, T, on_all
-from .offline_bundle import OfflineBundle
+from . import (
+    apt,
+    host_probe,
+    installed_packages,
+    local_environment,
+    package_indexes,
+    source_archive,
+    uv_messages,
+    wheels,
+)
+from .offline_bundle import OfflineBundle, own_cache
+from .prepared_host import PATIENCE, PreparedHost, T, on_all
 from .requirements import frozen
 from .uv import LAST_LINES, OnLine
 
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
 # Another way to build gives other environments.
 _RECIPE = 1
 _LISTING = ".listing"
+_PATHS = "_sky_jupyter_image.pth"
 _NEEDS = (
     *local_environment.NODE_NEEDS,
     "py-spy>=0.4.1; platform_machine == 'x86_64' or platform_machine == 'aarch64'",
@@ -61,6 +71,8 @@ class HostPreparation:
     standing : mapping of int to tuple of str
         Nodes that are part of the pool already, each with its interpreter and address: they are looked at,
         and nothing is done there.
+    absent : collection of int
+        Those of them that are lost, and are not looked at.
     on_node : callable
         Told what each node is at: its number, ``"on"``, ``"done"`` or ``"failed"``, and a line that it said. In any
         thread.
@@ -74,6 +86,7 @@ class HostPreparation:
         offline: bool,
         stop: threading.Event,
         standing: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+        absent: Collection[int] = (),
         on_node: Callable[[int, str, str], None] = lambda node, state, line: None,
     ) -> None:
         self.sites = [PreparedHost(node, machine) for node, machine in enumerate(machines)]
@@ -82,8 +95,12 @@ class HostPreparation:
             self.sites[node].known = address
         # Hosts that become new nodes.
         self.fresh = [site for site in self.sites if site.node not in standing]
+        self._there = [site for site in self.sites if site.node not in absent]
         self.spec, self.image = spec, spec.full_image
         self.offline, self.stop, self.on_node = offline, stop, on_node
+        # What is installed on the machines counts where they are made from an image that somebody chose for it.
+        self.overlays = getattr(spec.provider, "image_packages", False)
+        self._plans: dict[str, list[str] | BootstrapError] = {}
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
         self.offline_bundle = OfflineBundle(
@@ -109,29 +126,33 @@ class HostPreparation:
 
         def one(site: PreparedHost) -> None:
             site.facts = host_probe.look(site.machine, self.minor, self.offline_bundle.uv, self.image.env)
-            for line in host_probe.warnings(site.facts):
+            for line in host_probe.warnings(site.facts, getattr(self.spec.provider, "shared_memory", 0)):
                 self._tell(site, line, say)
 
-        self.each(one, "system", self.sites)
-        host_probe.check_alike({site.name: site.facts for site in self.sites}, self.spec)
+        self.each(one, "system", self._there)
+        host_probe.check_alike({site.name: site.facts for site in self._there}, self.spec)
         if self.image.apt:
             self._see_to_packages(say)
         # As the notebook has them, so that values travel between the two. What it has as a build of its own, such
         # as torch's +cpu, hosts may not find for themselves, and is not meant for those with accelerators.
-        builds = self.offline and not any(site.facts.devices.all for site in self.sites)
+        builds = self.offline and not any(site.facts.devices.all for site in self._there)
         self.offline_bundle.prefer = [item for item in frozen() if builds or "+" not in item]
 
     def find_python(self, say: OnLine) -> None:
         """Choose the interpreter of environments: the host's own, or uv's."""
 
         def one(site: PreparedHost) -> None:
-            facts = site.facts
-            if facts.python and (self.image.python or self.minor).count(".") < 2:
+            facts, exact = site.facts, (self.image.python or self.minor).count(".") == 2
+            if facts.python and (not exact or facts.python_version == self.image.python):
                 site.python, site.version = facts.python, facts.python_version
+                if self.overlays:
+                    said = site.run(
+                        installed_packages.question(facts.python), "python", "its packages could not be read"
+                    )
+                    site.installed = installed_packages.read(said)
                 return
-            if facts.python and facts.python_version == self.image.python:
-                site.python, site.version = facts.python, facts.python_version
-                return
+            if self.overlays and facts.pythons:
+                self._tell(site, self._other_python(facts.pythons[0]), say)
             # The environments of uv's own Pythons say which they are of; a minor version is enough to find them.
             site.python, site.version = "", self.image.python or self.minor
             if self.offline:
@@ -212,6 +233,13 @@ class HostPreparation:
         site.version = site.standalone.version
         site.python = f"{site.facts.cache}/python/{site.standalone.name}/{site.standalone.program}"
 
+    def _other_python(self, there: str) -> str:
+        """Say that an image's packages are of no use for this pool."""
+        minor = there.rpartition(".")[0]
+        why = f"this pool asks for {self.image.python}" if self.image.python else f"the notebook runs {self.minor}"
+        way = f"; with --python {minor} they are" if _SUPPORTED.match(there) else ""
+        return f"the image has Python {there}, and {why}: the image's packages are not used{way}"
+
     def _no_python(self, site: PreparedHost) -> str:
         """Say what a host lacks, and what can be done about it."""
         why = "the image asks for" if self.image.python else "the notebook runs"
@@ -233,19 +261,63 @@ class HostPreparation:
         facts = site.facts
         where = [site.version, site.python, facts.machine, list(facts.glibc)]
         what = [_RECIPE, self.image.digest, local_environment.pinned(), _NEEDS]
+        what += [site.installed.digest] if site.installed else []
         return hashlib.blake2b(json.dumps([where, what]).encode(), digest_size=12).hexdigest()
 
     def _target(self, site: PreparedHost) -> wheels.TargetPlatform:
         return wheels.TargetPlatform(self.minor, site.facts.platform)
 
+    def _lock(self, site: PreparedHost, tell: OnLine) -> list[str]:
+        """Return the packages to install on a host, each with its version.
+
+        Where those that are installed there cannot stay, all are, and it is said why.
+        """
+        target = self._target(site)
+        if site.installed is None:
+            return self.offline_bundle.lock(target, tell)
+        with self.offline_bundle.finding:
+            key = f"{target} {site.installed.digest}"
+            if key not in self._plans:
+                tell(f"looking what the image's {len(site.installed.packages)} packages lack")
+                asked = self.offline_bundle.asked
+                try:
+                    self._plans[key] = installed_packages.lacking(
+                        site.installed, asked, target, image=self.image, on_line=lambda line: None, stop=self.stop
+                    )
+                except BootstrapError as error:
+                    if self.stop.is_set():
+                        raise
+                    self._plans[key] = error
+            plan = self._plans[key]
+        if not isinstance(plan, BootstrapError):
+            return plan
+        why = " ".join(line.strip() for line in plan.lines if line.strip())
+        tell(f"the image's packages are not used, as they do not go with what is asked for: {why or plan.message}")
+        site.installed = None
+        return self.offline_bundle.lock(target, tell)
+
+    def _bundle(self, site: PreparedHost, lock: list[str], tell: OnLine) -> list[wheels.Wheel]:
+        """Return the wheels of packages to send."""
+        target = self._target(site)
+        if site.installed is None:
+            return self.offline_bundle.bundle(target, tell)
+        with self.offline_bundle.finding:
+            folder = own_cache() / "wheels"
+            if not lock:
+                return []
+            return wheels.gather(lock, target, folder, image=self.image, on_line=tell, stop=self.stop)
+
     def _make_environment(self, site: PreparedHost, say: OnLine) -> None:
         tell = functools.partial(self._tell, site, say=say)
+        packages = self._lock(site, tell)
+        # (Without the image's packages it is another one.)
+        site.environment = f"{site.facts.cache}/environments/{self._key(site)}"
         cache, folder, target = site.facts.cache, site.environment, self._target(site)
         lock = f"{folder}.lock"
         with _locked(site, lock, tell):
             if site.machine.run(_is_ready(folder), timeout=_WARM_PATIENCE).status == 0:
                 return
-            sent = self.offline_bundle.bundle(target, tell) if self.offline else []
+            sent = self._bundle(site, packages, tell) if self.offline else []
             self.offline_bundle.check_room(site, sent)
             self.offline_bundle.send(site, sent, target, tell)
             program = f"{cache}/bin/uv-{self.offline_bundle.uv}"
@@ -254,18 +326,19 @@ class HostPreparation:
             names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
             # Names and versions, and where each may come from: who may take it from there is in the environment, and
             # what has a URL, and so a password perhaps, goes by a file that is gone as soon as it is opened.
-            text, lines = (
-                ("", "") if self.offline else package_indexes.parts(self.offline_bundle.lock(target, tell), self.image)
-            )
+            text, lines = ("", "") if self.offline else package_indexes.parts(packages, self.image)
             if self.offline:
                 install = ["--no-config", "--offline", "--no-index", "--no-deps", *names]
             else:
                 install = ["--no-deps", *(["-r", f"{part}/{package_indexes.FILE}"] if text else []), "-r", "-"]
-            tell(f"building the environment of {len(sent) or len(self.offline_bundle.lock(target, tell))} packages")
+            beside = f" beside the image's {len(site.installed.packages)}" if site.installed else ""
+            tell(f"building the environment of {len(packages)} packages{beside}")
             python = site.python or site.version
             venv = [program, "venv", "--quiet", "--relocatable", "--no-project", "--python", python, part]
             fill = [program, "pip", "install", "--compile-bytecode", "--python", f"{part}/bin/python", *install]
             contents = json.dumps({"python": site.version, "pip": [without_secrets(item) for item in self.image.pip]})
+            behind = shlex.quote(f"{part}/lib/python{self.minor}/site-packages/{_PATHS}")
+            paths = f"printf %s {shlex.quote(site.installed.paths())} >{behind}" if site.installed else ":"
             stale, project = f"{shlex.quote(folder)}.tmp-*", shlex.quote(f"{part}/{package_indexes.FILE}")
             script = "; ".join(
                 [
@@ -273,8 +346,8 @@ class HostPreparation:
                     f"exec 8<{given} && rm -f -- {given} || exit 1",
                     f"rm -rf -- {stale} {shlex.quote(folder)}",
                     f"{{ {shlex.join(venv)} && "
-                    f"printf %s {shlex.quote(text)} >{project} && {shlex.join(fill)} <&8 && rm -f -- {project} && "
-                    f"{_forget_tokens(part)} && {_list_packages(part)} && "
+                    f"printf %s {shlex.quote(text)} >{project} && {shlex.join(fill) if packages else ':'} <&8 && "
+                    f"rm -f -- {project} && {paths} && {_forget_tokens(part)} && {_list_packages(part)} && "
                     f"printf '%s\\n' {shlex.quote(contents)} >{shlex.quote(part + '/.ok')} && "
                     f"mv -T -- {shlex.quote(part)} {shlex.quote(folder)}; }} || "
                     f"{{ _sky_r=$?; rm -rf -- {shlex.quote(part)}; exit $_sky_r; }}",
@@ -353,7 +426,7 @@ class HostPreparation:
     def each(
         self, work: Callable[[PreparedHost], T], phase: str, sites: Sequence[PreparedHost] | None = None
     ) -> list[T]:
-        """Run a function on all hosts in parallel; see `host_state.on_all`."""
+        """Run a function on all hosts in parallel; see `prepared_host.on_all`."""
 
         def one(site: PreparedHost) -> T:
             self.on_node(site.node, "on", "")

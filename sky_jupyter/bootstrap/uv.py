@@ -7,20 +7,18 @@ import os
 import selectors
 import shlex
 import signal
-import stat
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ..errors import BootstrapError
 from ..util.redaction import without_secrets
 from . import uv_messages
+from .uv_settings_files import foreign_settings
 
 OnLine = Callable[[str], None]
 LAST_LINES = 30
-_SETTINGS = ("uv.toml", "pyproject.toml")
 
 
 def run_uv(
@@ -103,27 +101,6 @@ def run_uv(
             message = f"{why}; {message}"
         raise BootstrapError(phase, message, command=command, lines=lines[-LAST_LINES:])
     return lines
-
-
-def foreign_settings() -> Path | None:
-    """Return a settings file that uv would find and that others may write.
-
-    Where many users have folders of their own in a common one, anybody can put one there. Whoever owns the working
-    folder is no stranger: the notebook imports modules from it.
-    """
-    try:
-        here = Path.cwd()
-        owners = {0, os.geteuid(), here.stat().st_uid}
-    except OSError:  # The folder is gone.
-        return None
-    for path in (folder / name for folder in (here, *here.parents) for name in _SETTINGS):
-        with contextlib.suppress(OSError):
-            # A link, and what it leads to.
-            facts = (path.lstat(), path.stat())
-            writable = facts[1].st_mode & stat.S_IWOTH
-            if writable or not owners.issuperset(one.st_uid for one in facts):
-                return path
-    return None
 
 
 def _environment() -> dict[str, str]:

@@ -28,11 +28,10 @@ from ..node.serialization.global_names import code_reads
 from ..node.serialization.pickling import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
 from ..node.serialization.received_objects import Handle
 from ..util.atomic_write import atomic_write
-from .function_names import code_attributes, code_guesses
 from .import_graph import imports_of_code
 from .keras_layers import Models
-from .names_in_strings import annotation_names
-from .singletons import made_there
+from .library_singletons import made_there
+from .names_in_code import annotation_names, code_attributes, code_guesses
 
 _REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 LARGE_BUFFER = LEAST

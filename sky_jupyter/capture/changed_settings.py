@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from ..node.serialization.process_settings import FAMILIES, Family, NotSendable
 from ..util.redaction import without_secrets
-from .untracked_changes import Statement
+from .module_changes import Statement
 
 _ABSENT = object()
 _PLAIN = (float, bool, type(None))
@@ -68,30 +68,8 @@ class Settings:
                     if not family.module or family.module in sys.modules:
                         self._seen[kind] = family.read()
 
-    def look(self) -> None:
-        """Poll for changes, in the main thread only: some settings are thread-local."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for kind, family in FAMILIES.items():
-            if not family.module or family.module in sys.modules:
-                # A library of another version, or one that is being imported, must not keep a cell from running.
-                with contextlib.suppress(Exception):
-                    self._look_at(kind, family)
-
-    def told(self) -> dict[str, Any]:
-        """Return the settings to send with a run; empty if there are none."""
-        if not self._changes:
-            return {}
-        changes = [[version, *which, form, value] for which, (version, form, value) in self._changes.items()]
-        return {"settings": {"of": self._of, "version": self._version, "changes": changes}}
-
-    def notebook_did(self, done: Iterable[Statement]) -> None:
-        """Record statements of a plain cell that change modules and are not followed."""
-        for one in done:
-            self._done.setdefault(one, False)
-
-    def notes(self, modules: Collection[str] = (), code: str = "") -> list[str]:
-        """Return warnings about settings that the ranks do not follow, each once.
+    def follow(self, modules: Collection[str] = (), code: str = "") -> tuple[dict[str, Any], list[str]]:
+        """Poll the settings; return those to send with a run, and warnings about others, each once.
 
         Parameters
         ----------
@@ -102,9 +80,36 @@ class Settings:
 
         Returns
         -------
-        list of str
-            The warnings.
+        dict and list of str
+            The settings, empty if there are none, and the warnings.
         """
+        self._look()
+        return self._told(), self._notes(modules, code)
+
+    def notebook_did(self, done: Iterable[Statement]) -> None:
+        """Record statements of a plain cell that change modules and are not followed."""
+        for one in done:
+            self._done.setdefault(one, False)
+
+    def _look(self) -> None:
+        """Poll for changes, in the main thread only: some settings are thread-local."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for kind, family in FAMILIES.items():
+            if not family.module or family.module in sys.modules:
+                # A library of another version, or one that is being imported, must not keep a cell from running.
+                with contextlib.suppress(Exception):
+                    self._look_at(kind, family)
+
+    def _told(self) -> dict[str, Any]:
+        """Return the settings to send; empty if there are none."""
+        if not self._changes:
+            return {}
+        changes = [[version, *which, form, value] for which, (version, form, value) in self._changes.items()]
+        return {"settings": {"of": self._of, "version": self._version, "changes": changes}}
+
+    def _notes(self, modules: Collection[str], code: str) -> list[str]:
+        """Return warnings about settings that the ranks do not follow, each once."""
         fresh = {which: text for which, text in self._held.items() if which not in self._said}
         self._said.update(fresh)
         lines = []

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import CaptureError, SpecError, nearest
+from ..errors import CaptureError, SpecError
 from ..node.runtime.shard import common_length, part, uneven_text
-from ..node.serialization.cell_linecache import Source
+from ..node.serialization import diagnose_pickling
+from ..node.serialization.cell_sources import Source, sources_of
+from ..util.text import nearest
 from . import aliased_memory
-from .blobs import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
+from .blobs import Blob, LastPickler, Packed, Tell, fingerprint, pack, untold, write_blob
 from .cell_names import CellNames, analyse, is_internal
-from .cell_sources import sources_of
 from .import_graph import imports_of
 from .ledger import Ledger
 from .shared_references import NameGroup, ObjectTrace, Ties, Unit, refer, shared
-from .unpicklable import explain
 
 _EVEN = "leave some out here, or leave --shard out and "
 Manifest = dict[str, list[Any]]
@@ -318,7 +318,8 @@ def collect_value(
     try:
         packed = pack(value, namespace)
     except Exception as error:
-        raise CaptureError(explain(label, value, namespace, error)) from None
+        why = diagnose_pickling.explain(label, value, namespace, error, LastPickler)
+        raise CaptureError(why) from None
     collector = _Collector(namespace, ledger, exclude, ())
     collector.attributes |= packed.attributes
     collector.imported |= packed.modules
@@ -467,7 +468,8 @@ class _Collector:
         if name not in self.push and not self.ledger.must_send(name, value, None, lambda: None):
             self.add(self.ledger.uses(name), required=required)
             return
-        (self.problems if required else self.skipped)[name] = explain(name, value, self.namespace, error)
+        why = diagnose_pickling.explain(name, value, self.namespace, error, LastPickler)
+        (self.problems if required else self.skipped)[name] = why
 
     def wanted(self, binding: Binding, again: Callable[[], str | None]) -> bool:
         # Sharding a name means the notebook's value, not what the ranks have assigned.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CaptureError
-from .bracket_expressions import plain_brackets
+from .gitignore_brackets import plain_brackets
 
 LIMIT = 100 * 1000 * 1000
 _SHOWN = 5

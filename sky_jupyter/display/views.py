@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..pool.base.events import Event, NullView, ProgressEvent, TroubleEvent
 from ..util.pool_cost import PoolCost
-from .base.frontends import in_marimo, in_notebook
+from .base.frontends import front_end, in_notebook
 from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
 
@@ -149,14 +149,15 @@ def run_view(
 def _run_view(title: str, ranks: Sequence[int], *, results: bool, pool: str, unseen: Sequence[int]) -> RunView:
     if pool in _muted and not results:
         return NullView()
-    if in_marimo():
+    front = front_end()
+    if front == "marimo":
         from .notebook import anywidget_view
 
         if anywidget_view.available():
             from .notebook.marimo_view import MarimoRunView
 
             return MarimoRunView(title, ranks, pool, unseen)
-    elif in_notebook():
+    elif front != "none":
         from IPython import get_ipython
 
         kernel = get_ipython().kernel
@@ -224,11 +225,12 @@ def start_view(
     StartView
         The view.
     """
-    if in_marimo():
+    front = front_end()
+    if front == "marimo":
         from .notebook.marimo_view import MarimoStartView
 
         return MarimoStartView(title)
-    if in_notebook():
+    if front != "none":
         from .notebook.start_view import NotebookStartView
 
         return NotebookStartView(title, pool)
@@ -241,4 +243,4 @@ def start_view(
     return TerminalStartView(title)
 
 
-__all__ = ["DelayedView", "NullView", "RunView", "StartView", "in_notebook", "run_view", "start_view"]
+__all__ = ["DelayedView", "NullView", "RunView", "StartView", "run_view", "start_view"]

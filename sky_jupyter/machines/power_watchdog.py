@@ -16,24 +16,33 @@ from ..node.host.power_file import GRACE
 POWER_FILE = "/run/sky_jupyter/power"
 # What systemd does not finish within two minutes is cut short.
 POWER_OFF = "shutdown -P now || poweroff; sleep 120; poweroff -f"
-# After ten digits, a number is no time since a boot.
-_SCRIPT = """\
-file=$1; grace=$2; until=$3; pause=$4; off=$5
-{ echo -1000 > /proc/self/oom_score_adj; } 2>/dev/null
+# Shell functions: `uptime` sets $up; `read_end` sets $said to the text of $file, and $end if that is a time since the
+# boot, which has ten digits at most. Sets $up, and $last to the deadline ($until), as a time since the boot.
+CLOCK = """\
 uptime() { read -r up rest < /proc/uptime; up=${up%%.*}; }
+read_end() {
+    said=
+    [ ! -f "$file" ] || { read -r said < "$file"; } 2>/dev/null
+    case $said in ''|*[!0-9]*|???????????*) ;; *) end=$said ;; esac
+}
 uptime
 last=9999999999
 while read -r name value rest; do
     if [ "$name" = btime ] && [ -n "$until" ]; then last=$((until - value)); fi
 done < /proc/stat
+"""
+_SCRIPT = """\
+file=$1; grace=$2; until=$3; pause=$4; off=$5
+{ echo -1000 > /proc/self/oom_score_adj; } 2>/dev/null
+"""
+_SCRIPT += CLOCK
+_SCRIPT += """\
 mkdir -p "${file%/*}"; chmod 777 "${file%/*}"
 end=$((up + grace))
 echo "$end" > "$file"; chmod 666 "$file"
 while :; do
     uptime
-    said=
-    [ ! -f "$file" ] || { read -r said < "$file"; } 2>/dev/null
-    case $said in ''|*[!0-9]*|???????????*) ;; *) end=$said ;; esac
+    read_end
     if [ "$up" -ge "$end" ] || [ "$up" -ge "$last" ]; then sh -c "$off"; fi
     sleep "$pause"
 done
@@ -83,4 +92,4 @@ def keep_line(file: str, grace: float = GRACE) -> str:
     return _KEEP.format(file=shlex.quote(file), grace=math.ceil(grace))
 
 
-__all__ = ["POWER_FILE", "POWER_OFF", "command", "keep_line"]
+__all__ = ["CLOCK", "POWER_FILE", "POWER_OFF", "command", "keep_line"]

@@ -10,7 +10,7 @@ from ..bootstrap import cleanup
 from ..display.base.prompts import person
 from ..errors import PoolError
 from ..machines import remote_cleanup
-from ..pool.registry import remote_parts
+from ..pool.registry import remote_leftovers
 from ..pool.registry.machine_sweep import sweep_machines
 from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import PoolRow
@@ -119,15 +119,15 @@ def _end_left(machine: Machine) -> list[str]:
     try:
         sweep(registry)
         found = {id: name for id in cleanup.pools_on(machine) if (name := registry.left_name(id)) is not None}
-        for trace in remote_parts.orphans(registry):
+        for trace in remote_leftovers.orphans(registry):
             if trace.host == machine.name:
                 found.setdefault(trace.pool, trace.name)
         for id in found:
-            folders = [path for trace in remote_parts.of(registry, id) for path in (trace.folder, trace.blobs)]
+            folders = [path for trace in remote_leftovers.of(registry, id) for path in (trace.folder, trace.blobs)]
             remote_cleanup.run(machine, remote_cleanup.script(id, folders))
-            for trace in remote_parts.of(registry, id):
+            for trace in remote_leftovers.of(registry, id):
                 if trace.host == machine.name:
-                    remote_parts.forget_ended(registry, trace)
+                    remote_leftovers.forget_ended(registry, trace)
         return list(found.values())
     finally:
         registry.close()

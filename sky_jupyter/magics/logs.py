@@ -1,17 +1,18 @@
-"""``%sky logs``: show what a run printed, or write it to files."""
+"""``%sky logs``: show what a run printed, or the own log of a node's machine, or write it to files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import SkyError
+from ..errors import PoolError, SkyError
 from ..pool.pool import Pool
 from ..pool.runs.log_reader import newest, texts_of, walk
-from ..util.text import format_size, rank_label
+from ..providers.base import has_console
+from ..util.text import first_line, format_size, rank_label
 
 # As much as a cell's view keeps; and what a page can still take, where so many lines are asked for.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20
@@ -61,3 +62,48 @@ def write(pool: Pool, run: str, ranks: Collection[int], to: str) -> str:
     except OSError as error:
         raise SkyError(f"run {run} cannot be written to {error.filename or target}: {error.strerror}") from error
     return f"run {run}: {format_size(written)} of {rank_label(ranks)} written to {target}{'/' * (len(ranks) > 1)}"
+
+
+def of_machines(
+    pool: Pool, nodes: Collection[int], *, previous: bool = False, last: int | None = None, to: str | None = None
+) -> str:
+    """Return the own logs of nodes' machines, each under its name; or write them to files, and say what was written.
+
+    Raises PoolError if the provider has no such logs, or the pool no such node.
+    """
+    provider, ids = pool.spec.provider, pool.ids
+    if not has_console(provider):
+        raise PoolError(
+            f"the nodes of pool {pool.spec.name} have no log of their own ({provider}); `%sky logs` shows runs"
+        )
+    if wrong := [node for node in nodes if node >= len(ids)]:
+        raise PoolError(f"pool {pool.spec.name} has no node {wrong[0]}: it has {len(ids)}, from 0 on")
+    found = {}
+    for node in nodes:
+        try:
+            found[node] = provider.console(ids[node], previous=previous, lines=last)
+        except SkyError as error:
+            if len(nodes) == 1:
+                raise
+            found[node] = f"({first_line(error)})\n"
+    if to is not None:
+        return _write_machines(found, Path(os.path.expanduser(to)))
+    parts = [log if len(nodes) == 1 else f"── node {node}: {ids[node]}\n{log}" for node, log in found.items()]
+    return "\n".join(part.rstrip("\n") for part in parts)
+
+
+def _write_machines(found: Mapping[int, str], target: Path) -> str:
+    try:
+        if len(found) > 1:
+            target.mkdir(parents=True, exist_ok=True)
+        for node, log in found.items():
+            path = target if len(found) == 1 else target / f"node{node}.log"
+            path.write_text(log, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SkyError(f"the log cannot be written to {error.filename or target}: {error.strerror}") from error
+    size = format_size(sum(len(log) for log in found.values()))
+    return f"{size} of {_node_label(found)} written to {target}{'/' * (len(found) > 1)}"
+
+
+def _node_label(nodes: Collection[int]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"

@@ -66,6 +66,7 @@ Examples::
   %sky wait
   %sky logs 3f9a2c1b --rank 0-1
   %sky logs --to printed/
+  %sky logs --pod 2 --previous
 
   %sky put data/train.parquet
   %sky get checkpoints results/ --on 0,2

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..plugins.parse import FACTORIES
 from ..pool.pool import DEFAULT_GRACE
-from ..providers import AWS, SSH, Local
+from ..providers import AWS, SSH, Kubeflow, Kubernetes, Local, line_options
 from ..spec import accelerators
 from ..spec.options import DEFAULT_EXIT_TIMEOUT
 from ..spec.pool_spec import (
@@ -26,7 +26,13 @@ from ..spec.pool_spec import (
 )
 from ..util.redaction import HIDDEN, without_secrets
 
-PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH, "aws": AWS}
+PROVIDERS: dict[str, Callable[..., Any]] = {
+    "local": Local,
+    "ssh": SSH,
+    "aws": AWS,
+    "kubeflow": Kubeflow,
+    "kubernetes": Kubernetes,
+}
 MAX_RANK = 1 << 20
 # What may be given more than once: all of it counts.
 SEVERAL = ("pip", "push", "shard", "no_capture", "include", "hosts", "host", "key", "add")
@@ -257,13 +263,23 @@ AWS_OPTIONS = (
     Option("--reservation", "ID", str, "a reservation's id", "aws: the capacity reservation to launch into"),
     Option("--ssh-from", "CIDR", str, "a network, or any", "aws: who may reach the machines' port 22 (this machine)"),
 )
-OFFLINE = Switch("--offline", "ssh, aws: send the hosts all packages from here; they need no internet")
+OFFLINE = Switch("--offline", "send the machines all packages from here; they need no internet (not with local)")
+# What the classes of providers declare.
+_DECLARED = line_options.declared(PROVIDERS)
+DECLARED = {
+    name: Option(f"--{name.replace('_', '-')}", one.metavar, str, one.form, f"{', '.join(kinds)}: {one.help}")
+    for name, (one, kinds) in _DECLARED.items()
+}
 # Options of single providers, by their kind.
 PROVIDER_OPTIONS: dict[str, tuple[Option | Switch, ...]] = {
     "ssh": HOSTS,
     "aws": (*AWS_OPTIONS, *(option for option in HOSTS if option.key in ("user", "jump")), OFFLINE),
+    **{
+        kind: (*(DECLARED[name] for name, (_, kinds) in _DECLARED.items() if kind in kinds), OFFLINE)
+        for kind in dict.fromkeys(kind for _, kinds in _DECLARED.values() for kind in kinds)
+    },
 }
-POOL = (
+POOL: tuple[Option, ...] = (
     Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
     Option("--ranks-per-node", "N", int, "a whole number", "rank processes on each node (1)"),
     Option(
@@ -295,6 +311,7 @@ POOL = (
         ALLOCATIONS,
     ),
     *AWS_OPTIONS,
+    *DECLARED.values(),
     Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
     Option("--python", "3.X", str, "a version such as 3.12", "the nodes' Python (the notebook's)"),
     Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
@@ -386,10 +403,20 @@ LAST = Option(
 TO_FILE = Option(
     "--to", "FILE", _path, "a path", "write all of it to FILE; of several ranks, to rank0.log and so on in it"
 )
+POD = Option(
+    "--pod",
+    "0,2-5|head",
+    ranks,
+    "nodes such as 0,2-5, or head",
+    "the own log of these nodes' pods or machines, which says why one ended",
+    ("head",),
+    "pods",
+)
 NODES = Option("--on", "0,2-5|head", places, f"nodes {_FORMS}", "the nodes to bring it to (all)", ("head",))
 PULLED = Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks to bring it from (all)", ("head",))
 AS = Option("--as", "OTHER", _identifier, "a Python name", "what it is called in the notebook (the same)", dest="alias")
 STACK = Switch("--stack", "one array of all ranks' values, which must have one shape: its first axis is the ranks")
+PREVIOUS = Switch("--previous", "with --pod: the log from before it was restarted, or replaced")
 CONCAT = Switch("--concat", "join arrays, tables or lists; an array that spans ranks is put together whole")
 ADD = Option(
     "--add", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "hosts that become nodes"
@@ -455,10 +482,12 @@ _GET = (
         f"{'':24}of several nodes, the folder that has each one's in node-K",
     ),
 )
+_FINDING = tuple(DECLARED[name].flag for name, (one, _) in _DECLARED.items() if one.finds)
 # What says which machines `offers` lists.
 _ABOUT_MACHINES = (
     *("--provider", "--accelerator", "--region", "--allocation", "--spot", "--vcpus", "--memory-gb"),
     *("--max-hourly-cost", "--profile", "--regions", "--instance-type"),
+    *_FINDING,
 )
 # The verbs that take more, or other things, than --name.
 _OPTIONS = {
@@ -466,13 +495,13 @@ _OPTIONS = {
     "restart": (*POOL, NAME, CONFIG),
     "resize": (ADD, REMOVE, NAME, EXIT_TIMEOUT),
     "down": (NAME, EXIT_TIMEOUT),
-    "logs": (NAME, RANK, LAST, TO_FILE),
+    "logs": (NAME, RANK, LAST, TO_FILE, POD),
     "put": (NAME, NODES),
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
     "pull": (NAME, PULLED, AS),
     "clean": (HOST, *HOSTS[1:]),
     "offers": tuple(option for option in POOL if option.flag in _ABOUT_MACHINES),
-    "sweep": tuple(option for option in POOL if option.flag in ("--provider", "--profile", "--region")),
+    "sweep": tuple(option for option in POOL if option.flag in ("--provider", "--profile", "--region", *_FINDING)),
 }
 _SWITCHES = {
     "up": (*POOL_SWITCHES, SYNC),
@@ -480,6 +509,7 @@ _SWITCHES = {
     "resize": (YES,),
     "down": (ALL,),
     "attach": (TAKE_OVER,),
+    "logs": (PREVIOUS,),
     "pull": (STACK, CONCAT),
     "clean": (ACCEPT,),
     "offers": tuple(switch for switch in POOL_SWITCHES if switch.flag in _ABOUT_MACHINES),

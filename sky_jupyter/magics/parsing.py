@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..bootstrap.requirements import parse as parse_requirement
-from ..errors import SpecError, cleaned, nearest, shortened
+from ..errors import SpecError
 from ..plugins import parse_plugins
 from ..plugins.core import entry_points
 from ..pool.pool import DEFAULT_GRACE
 from ..providers import AWS, SSH, Local
 from ..spec.pool_spec import PoolSpec
-from ..util.text import rank_label
+from ..util.text import cleaned, nearest, rank_label, shortened
 from . import toml_config
 from .option_table import (
     ACCEPT,
@@ -33,10 +33,13 @@ from .option_table import (
     NAMED,
     NEEDED,
     PATHS,
+    POD,
     POOL,
     POOL_SWITCHES,
+    PREVIOUS,
     PROVIDER_OPTIONS,
     PROVIDERS,
+    RANK,
     REMOVE,
     SEVERAL,
     SPOT,
@@ -90,6 +93,8 @@ class ParsedLine:
     remove: tuple[int, ...] = ()
     ranks: tuple[int, ...] | None = None
     last: int | None = None
+    pods: tuple[int, ...] | None = None
+    previous: bool = False
     on: Places | None = None
     out: str | None = None
     alias: str | None = None
@@ -316,7 +321,8 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> ParsedLine:
     values.update({key: _value(by_key[key], given, prog) for key, given in texts.items()})
     values.update(switches, **dict(zip(("target", "to"), parsed["targets"], strict=False)))
     # (`resize` has a --yes of its own.)
-    pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)} - ({"yes"} if verb == "resize" else set())
+    pool_keys = {option.key for option in POOL} | {switch.key for switch in POOL_SWITCHES}
+    pool_keys -= {"yes"} if verb == "resize" else set()
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
     if verb == "offers":
         pool.setdefault("provider", "aws")
@@ -349,6 +355,11 @@ def _agree(given: ParsedLine, prog: str) -> None:
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.last is not None and given.to is not None:
         raise UsageError(f"{prog}: --last and --to contradict each other: --to writes all; give one of them")
+    if given.previous and given.pods is None:
+        raise UsageError(f"{prog}: {PREVIOUS.flag} is for {POD.flag}, the own log of a node's pod")
+    if given.pods is not None and (given.target is not None or given.ranks is not None):
+        which = RANK.flag if given.target is None else f"run {given.target}"
+        raise UsageError(f"{prog}: {POD.flag} shows no run: it and {which} contradict each other; give one of them")
     if given.pool.get("spot") and given.pool.get("allocation", "spot") != "spot":
         raise UsageError(f"{prog}: {SPOT.flag} and --allocation contradict each other; give one of them")
     if given.stack and given.concat:
@@ -442,7 +453,7 @@ def _make_provider(pool: dict[str, Any], prog: str) -> None:
         pool["provider"] = AWS(**given, region=pool.pop("region", None))
         return
     if factory is not None:
-        pool["provider"] = factory()
+        pool["provider"] = factory(**given)
 
 
 def _special_options() -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -452,4 +463,5 @@ def _special_options() -> dict[str, tuple[str, tuple[str, ...]]]:
         for option in options:
             kinds[option.key] = option.flag, (*kinds.get(option.key, ("", ()))[1], kind)
     # In the order of the help.
-    return {item.key: kinds[item.key] for item in (*POOL, *HOST_SWITCHES) if item.key in kinds}
+    keys = [*(option.key for option in POOL), *(switch.key for switch in HOST_SWITCHES)]
+    return {key: kinds[key] for key in keys if key in kinds}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ..errors import nearest
 from ..pool.open_pools import pools
 from ..pool.registry.ended_pools import changes
 from ..session.pools import kept_row
 from ..spec.pool_spec import PoolSpec
 from ..util.redaction import without_secrets
-from . import runs_table
+from ..util.text import nearest
+from . import leftover_pools
 from .parsing import ParsedLine
 
 
@@ -69,7 +69,7 @@ def name_alone(given: ParsedLine) -> str:
     if row is not None and row.owner_lives:
         return f"pool {name!r} is managed by {row.who}; `%sky attach {name} --take-over` takes it over"
     if row is not None:
-        return runs_table.kept(row)
+        return leftover_pools.kept(row)
     if given.verb is not None:
         # `%sky up` is there to make one.
         return ""

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..display.base.prompts import person
-from ..errors import PoolError, SkyError, first_line
-from ..pool.registry import purchases, strays
+from ..errors import PoolError, SkyError
+from ..pool.registry import orphaned_machines, provider_accounts
 from ..pool.registry.machine_sweep import SWEEP_LIMIT, Swept, sweep_pools
 from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import clock
 from ..providers import kinds
 from ..providers.base import Provisioner, is_provisioner
 from ..util.pool_cost import UNKNOWN, PoolCost, dollars
+from ..util.text import first_line
 
 if TYPE_CHECKING:
     from ..providers.base import Provider
@@ -77,7 +78,7 @@ def _asked(
             raise PoolError(f"provider {provider.kind!r} makes no machines: there is nothing to sweep")
         yield provider, ()
         return
-    for purchase in purchases.of(registry):
+    for purchase in provider_accounts.of(registry):
         try:
             yield kinds.restore(purchase.provider, purchase.recipe), purchase.regions
         except SkyError as error:
@@ -96,15 +97,15 @@ def _at(
 ) -> Iterator[str]:
     """End strays at one provider; ``seen`` has the machines that others of the same account have shown."""
 
-    def look() -> list[strays.Stray]:
+    def look() -> list[orphaned_machines.Stray]:
         places = provider.all_regions() if all_regions else regions
-        return strays.look(registry, provider, places, () if chosen is None else (chosen,))
+        return orphaned_machines.look(registry, provider, places, () if chosen is None else (chosen,))
 
     found = [one for one in person.wait(look) if one.record.id not in seen]
     if not found and not seen:
         yield f"{provider}: no machine of ours is there"
     seen.update(one.record.id for one in found)
-    left = person.wait(lambda: strays.end(provider, found, SWEEP_LIMIT))
+    left = person.wait(lambda: orphaned_machines.end(provider, found, SWEEP_LIMIT))
     if left:
         failed.append(f"{provider}: {', '.join(left)}")
     for one in found:
@@ -123,7 +124,7 @@ def _cost(cost: PoolCost | None) -> str:
     return f"; it has cost {UNKNOWN if cost.total is None else dollars(cost.total)}"
 
 
-def _line(one: strays.Stray) -> str:
+def _line(one: orphaned_machines.Stray) -> str:
     record = one.record
     facts = [record.kind, record.market, record.zone or record.region]
     facts += [] if record.launched is None else [f"since {clock(record.launched)}"]

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import SpecError, nearest
+from ..errors import SpecError
+from ..util.text import nearest
 from .option_table import SEVERAL, Option
 
 _MAX_CONFIG = 1 << 20

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SpecError, nearest
+from ..errors import SpecError
 from ..spec.pool_spec import Image, PoolSpec
+from ..util.text import nearest
 from ..util.validate import is_whole
 from .core import rank_network
 from .core.plugin import Plugin

@@ -13,7 +13,8 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..errors import SpecError, nearest
+from ..errors import SpecError
+from ..util.text import nearest
 from .accelerate import accelerate
 from .core import entry_points
 from .core.plugin import Plugin

@@ -18,7 +18,7 @@ from ..node.protocol.host_config import HostConfig
 from ..node.protocol.version import PROTOCOL
 from ..util import process_identity
 from .base.timeouts import TIMEOUTS
-from .registry import folders, orders, remote_parts
+from .registry import folder_removal, machine_orders, remote_leftovers
 from .registry.machine_sweep import end_pool_machines
 from .registry.pool_record import PoolRecord, protocol_of
 from .registry.registry import PoolRow, Registry, sweep
@@ -75,16 +75,16 @@ def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
         ) from None
     registry.own(row.id)
     try:
-        link, there = remote_host.reopen(hosts, row.name, remote_parts.Traces(registry, row.id))
+        link, there = remote_host.reopen(hosts, row.name, remote_leftovers.Traces(registry, row.id))
         unsure = remote_host.end_all(there)
         link.end()
     except BaseException:
         registry.release(row.id)
         raise
-    if orders.of(registry, row.id):
+    if machine_orders.of(registry, row.id):
         _must_be_gone(registry, row, end_pool_machines(registry, row.id))
         return []
-    folders.remove(row.id, row.folders)
+    folder_removal.remove(row.id, row.folders)
     registry.update(row.id, "ended")
     return sorted(host.name for host in unsure)
 
@@ -98,19 +98,19 @@ def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[
     try:
         pool = Pool.attach(row, prompts)
     except SkyError:
-        if orders.of(registry, row.id):
+        if machine_orders.of(registry, row.id):
             registry.own(row.id)
             _must_be_gone(registry, row, end_pool_machines(registry, row.id))
             return []
-        left = remote_parts.of(registry, row.id)
+        left = remote_leftovers.of(registry, row.id)
         if not left:
             raise
         registry.own(row.id)  # nobody else manages it
-        _, failed = remote_parts.end(registry, left, prompts)
+        _, failed = remote_leftovers.end(registry, left, prompts)
         if len(failed) == len({trace.host for trace in left}):
             registry.release(row.id)
             raise
-        folders.remove(row.id, row.folders)
+        folder_removal.remove(row.id, row.folders)
         registry.update(row.id, "ended")
         return sorted(failed)
     pool.down()
@@ -135,7 +135,7 @@ def _end_local(registry: Registry, row: PoolRow) -> None:
             process_identity.send(host, number)
         while row.host_lives and time.monotonic() < end:
             time.sleep(_LOOK)
-    if folders.remove(row.id, row.folders) is None:
+    if folder_removal.remove(row.id, row.folders) is None:
         registry.release(row.id)
         raise PoolError(f"pool {row.name!r} has a host that cannot be seen from here: it is ended where that runs")
     registry.update(row.id, "ended")

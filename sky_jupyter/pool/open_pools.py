@@ -10,9 +10,10 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from ..errors import PoolError, nearest
+from ..errors import PoolError
 from ..node.shared import agent_channel
 from ..spec.pool_spec import PoolSpec
+from ..util.text import nearest
 from .pool import Pool
 from .registry.ended_pools import Gone
 

@@ -26,14 +26,14 @@ from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
-from .execution.executor import Call, PoolExecutor
 from .execution.orphaned_runs import take_stock
+from .execution.parallel_loops import Call, PoolExecutor
 from .execution.supervisor import Supervisor
 from .execution.tasks import FunctionBundle, PoolTasks, TaskRequest, TaskRun
-from .execution.watchdog import Watchdog
+from .execution.unresponsive_processes import Watchdog
 from .hosts import remote_host as remote
 from .hosts.launch import Host
-from .hosts.link import PoolLink
+from .hosts.pool_link import PoolLink
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
 from .lifecycle.budget import Ask
 from .lifecycle.kernel_shutdown import Tell, silently
@@ -45,7 +45,7 @@ from .lifecycle.status import StatusCache
 from .lifecycle.ttl import Expiry
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
-from .registry.remote_parts import Traces
+from .registry.remote_leftovers import Traces
 from .runs import event_pages
 from .runs.event_pages import Page
 from .runs.result import CellError, CellResult
@@ -295,8 +295,8 @@ class Pool:
         if code.news:
             run.listener(NoticeEvent(code.news, run.id))
         packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
-        settings = self._followed(run, text) if follow else {}
-        for note in run.capture.notes:
+        settings, notes = self.settings.follow(run.capture.modules, text) if follow else ({}, [])
+        for note in (*notes, *run.capture.notes):
             run.listener(NoticeEvent(note, run.id))
         try:
             shipped = {
@@ -314,13 +314,6 @@ class Pool:
                 self.require_live()
             raise
         return shipped
-
-    def _followed(self, run: Run, text: str) -> dict[str, Any]:
-        """Return the process settings for the ranks; report others."""
-        self.settings.look()
-        for note in self.settings.notes(run.capture.modules, text):
-            run.listener(NoticeEvent(note, run.id))
-        return self.settings.told()
 
     def _has_folders(self) -> bool:
         return bool(self.hosts) and self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
@@ -574,11 +567,15 @@ class Pool:
             raise CellError(result, list(run.outcomes.values()))
         return result
 
-    def settle(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
-        """Wait for the repairs after the last run; report delays."""
+    def settle(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
+        """Wait for the repairs after the last run; report delays.
+
+        Machines that come back are waited for if these ranks, or any, are to be on them.
+        """
         if self.supervisor.mending:
+            nodes = None if ranks is None else {rank // self.spec.ranks_per_node for rank in ranks}
             with self.watchdog.telling(listener):
-                wait_ticking(loop().submit(self.supervisor.settle()), tick)
+                wait_ticking(loop().submit(self.supervisor.settle(nodes)), tick)
 
     def take_news(self) -> list[str]:
         """Return, once, the notices and warnings that were not shown."""
@@ -993,10 +990,6 @@ class Pool:
     def require_live(self, *, restarting: bool = False) -> None:
         """Raise PoolError with the reason if the pool cannot run now."""
         self.lifecycle.require_live(restarting=restarting)
-
-    def taken_away(self) -> str:
-        """Return why a broken pool is to be made anew by the next cell, or ""; see `PoolLifecycle.taken_away`."""
-        return self.lifecycle.taken_away()
 
     def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
         """Report a phase; yield a function that reports a line of it."""

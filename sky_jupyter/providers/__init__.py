@@ -1,7 +1,8 @@
 """Providers of machines. A provider's SDK is imported when it is used."""
 
 from .aws import AWS
+from .kubeflow import Kubeflow, Kubernetes
 from .local import Local
 from .ssh import SSH
 
-__all__ = ["AWS", "SSH", "Local"]
+__all__ = ["AWS", "SSH", "Kubeflow", "Kubernetes", "Local"]

@@ -29,6 +29,9 @@ __all__ = [
     "Order",
     "Provider",
     "Provisioner",
+    "can_stop",
+    "has_prices",
+    "has_queue",
     "is_provisioner",
 ]
 
@@ -165,6 +168,17 @@ class Provisioner(Provider, Protocol):
         The provider has the watchdog started at each boot. It powers a machine off that nobody uses any more.
         """
 
+    @property
+    def queues(self) -> bool:
+        """True if machines may wait in a queue, and come back under their ids after they were taken away.
+
+        Such machines have the state ``"queued"`` and a reason. The pool asks `describe`, shows each change, and calls
+        `connect` when none is queued; that time does not count in `Options.provision_timeout`. A machine that has come
+        back has another ``MachineRecord.incarnation``. The pool then prepares it again, in place of its node.
+
+        A provider that lacks this attribute does neither.
+        """
+
     def account(self) -> str:
         """Return the name of the account that pays, for a person."""
 
@@ -212,7 +226,7 @@ class Provisioner(Provider, Protocol):
     def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
         """Return all machines tagged with a pool's id, or with any if it is None.
 
-        Machines that have ended may be left out.
+        Machines that have ended may be left out, unless something of them remains (`MachineRecord.remains`).
         """
 
     def all_regions(self) -> Sequence[str]:
@@ -256,9 +270,51 @@ class StoppableProvisioner(Provisioner, Protocol):
         """
 
 
+class LoggingProvider(Provider, Protocol):
+    """Provider that has the log of a machine's own first process, which is not a log of our processes."""
+
+    def console(self, id: str, *, previous: bool = False, lines: int | None = None) -> str:
+        """Return the newest lines of a machine's own log.
+
+        Parameters
+        ----------
+        id : str
+            The machine.
+        previous : bool
+            Of its last incarnation: before it was restarted, or made anew under its id.
+        lines : int, optional
+            At most so many; by default as many as the provider thinks fit, 1 MB at most.
+
+        Returns
+        -------
+        str
+            The text.
+
+        Raises
+        ------
+        ProvisionError
+            When there is no such log, for a reason that the message says.
+        """
+
+
+def has_console(provider: Provider) -> TypeGuard[LoggingProvider]:
+    """Return True if a provider has the logs of its machines."""
+    return hasattr(provider, "console")
+
+
 def can_stop(provider: Provider) -> TypeGuard[StoppableProvisioner]:
     """Return True if a provider's machines can be stopped and started."""
     return is_provisioner(provider) and hasattr(provider, "stop")
+
+
+def has_prices(provider: Provider) -> bool:
+    """Return True if a provider's machines are paid by their time; False for ``has_prices = False``, as of pods."""
+    return provider.provisions and bool(getattr(provider, "has_prices", True))
+
+
+def has_queue(provider: Provider) -> bool:
+    """Return True if a provider's machines may wait in a queue, and come back; see `Provisioner.queues`."""
+    return provider.provisions and bool(getattr(provider, "queues", False))
 
 
 def is_provisioner(provider: Provider) -> TypeGuard[Provisioner]:

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import HostKeyError, LoginRefused, MachineError, ProvisionError, Unreachable, first_line
+from ..errors import HostKeyError, LoginRefused, MachineError, ProvisionError, Unreachable
 from ..machines.ssh import pool_keys
 from ..machines.ssh.target import Target, resolve
 from ..machines.ssh.types import shown
+from ..util.text import first_line
 from . import ssh_connections
 from .values import RUNNING, MachineRecord
 

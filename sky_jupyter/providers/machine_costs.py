@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .values import STOPPED, Charge, MachineRecord
+from .values import QUEUED, STOPPED, Charge, MachineRecord
 
 HOUR = 3600.0
 
@@ -21,7 +21,7 @@ def of(provider: Any, records: Sequence[MachineRecord], at: float) -> list[Charg
 
 
 def _charge(record: MachineRecord, at: float) -> Charge:
-    if record.hourly is None or record.launched is None or record.state == STOPPED:
+    if record.hourly is None or record.launched is None or record.state in (QUEUED, STOPPED):
         return Charge()
     return Charge(record.hourly, record.hourly * max(0.0, at - record.launched) / HOUR)
 

@@ -11,7 +11,7 @@ from ..errors import SpecError
 from ..plugins.core import entry_points
 from ..spec.accelerators import Accelerator
 from ..spec.pool_spec import PoolSpec
-from . import AWS, Local
+from . import AWS, Kubeflow, Kubernetes, Local
 from .values import Offer
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _HEADS = ("type", "accelerators", "vCPU", "memory", "region", "zone", "on demand", "spot")
 _RIGHT = (2, 3, 6, 7)
+_PROVIDERS = {"aws": AWS, "kubeflow": Kubeflow, "kubernetes": Kubernetes, "local": Local}
 _UNKNOWN = "?"
 _SPOT = "spot"
 
@@ -121,7 +122,7 @@ def offers(
     'g4dn.xlarge'
     """
     if isinstance(provider, str):
-        provider = entry_points.find(entry_points.PROVIDERS, provider, {"aws": AWS, "local": Local})()
+        provider = entry_points.find(entry_points.PROVIDERS, provider, _PROVIDERS)()
     markets = {None: None, True: "spot", False: "on-demand"}
     if spot not in markets:
         raise SpecError(f"spot must be True, False or None, not {spot!r}")

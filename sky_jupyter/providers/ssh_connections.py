@@ -59,7 +59,8 @@ def known_target(session: ConnectionSession, id: str) -> tuple[Target, str] | No
     from ..machines.ssh.target import Target
 
     target = known["target"]
-    return target if isinstance(target, Target) else encoding.target(target), str(known["address"])
+    found = target if isinstance(target, Target) else encoding.target(target)
+    return (found, str(known["address"])) if isinstance(found, Target) else None
 
 
 def _need_paramiko() -> None:

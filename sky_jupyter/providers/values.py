@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PENDING, RUNNING, STOPPED, ENDING, ENDED = "pending", "running", "stopped", "ending", "ended"
+QUEUED, PENDING, RUNNING, STOPPED, ENDING, ENDED = "queued", "pending", "running", "stopped", "ending", "ended"
 # States in which a machine costs nothing, or soon will.
 _GOING = (ENDING, ENDED)
 
@@ -52,7 +52,8 @@ class MachineRecord:
     Attributes
     ----------
     state : str
-        ``"pending"``, ``"running"``, ``"stopped"``, ``"ending"`` or ``"ended"``; any other state counts as existing.
+        ``"queued"``, ``"pending"``, ``"running"``, ``"stopped"``, ``"ending"`` or ``"ended"``; any other state counts
+        as existing. A queued machine waits for a place, for as long as that takes (`Provisioner.queues`).
     pool : str
         Id of the pool that it was created for; empty if there is none.
     addresses : tuple of str
@@ -62,7 +63,8 @@ class MachineRecord:
     until : float or None
         Time from which any sweeper may end it, in seconds since 1970.
     reason : str
-        Reason of its end, in the provider's words.
+        Reason of its end, or of its waiting, in the provider's words. Of a machine that has come back: why its last
+        incarnation ended.
     hourly : float or None
         Dollars per hour while it runs; None if unknown here, as `Provisioner.costs` may know it.
     disk_gb : float or None
@@ -71,6 +73,11 @@ class MachineRecord:
         True if it has a public address, which may cost.
     owner, name : str
         The order's owner, and the name of its pool; empty if the machine does not say.
+    incarnation : str
+        Changes when the machine has come back with none of its processes (`Provisioner.queues`). Empty while it is
+        queued, and always if the provider's machines do not come back.
+    remains : bool
+        Whether it has ended, and something of it is left at the provider until `Provider.destroy` removes that.
     """
 
     id: str
@@ -89,11 +96,18 @@ class MachineRecord:
     public: bool = False
     owner: str = ""
     name: str = ""
+    incarnation: str = ""
+    remains: bool = False
 
     @property
     def is_there(self) -> bool:
         """True if it costs money, or may."""
         return self.state not in _GOING
+
+    @property
+    def must_go(self) -> bool:
+        """True if something of it is to be destroyed when nobody needs it any more."""
+        return self.is_there or self.remains
 
     @property
     def is_usable(self) -> bool:
@@ -148,4 +162,4 @@ class Order:
     name: str = ""
 
 
-__all__ = ["ENDED", "ENDING", "PENDING", "RUNNING", "STOPPED", "Charge", "MachineRecord", "Offer", "Order"]
+__all__ = ["ENDED", "ENDING", "PENDING", "QUEUED", "RUNNING", "STOPPED", "Charge", "MachineRecord", "Offer", "Order"]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..capture.collect import collect
 from ..display import views as display
-from ..display.base.late_questions import late_questions
+from ..display.base.background_prompts import background_prompts
 from ..pool.base.events import NoticeEvent, Tape
 from ..pool.open_pools import pools
 from ..pool.pool import DEFAULT_GRACE, Detached, Pool
@@ -95,7 +95,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
     """
     gather(pool, namespace)
     renew_taken(pool)
-    settle(pool)
+    settle(pool, cell.ranks)
     restarts = "; ".join(filter(None, take_restarts(pool, namespace)))
     for news in filter(None, [*pool.take_news(), restarts]):
         print(news)
@@ -145,7 +145,7 @@ def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str 
     What the ranks assigned counts from now on.
     """
     try:
-        result = pool.attend(run, late_questions.looking(view.refresh))
+        result = pool.attend(run, background_prompts.looking(view.refresh))
     except CellError as error:
         _bind(error.result, namespace, out)
         raise
@@ -168,10 +168,10 @@ def _bind(result: CellResult, namespace: dict[str, Any], out: str | None) -> Non
             pool.ledger.notebook_wrote([out])
 
 
-def settle(pool: Pool) -> None:
-    """Wait until the pool has repaired what the last run broke, with a view of it."""
+def settle(pool: Pool, ranks: Sequence[int] | None = None) -> None:
+    """Wait until the pool has repaired what the last run broke, with a view of it; see `Pool.settle`."""
     with display.DelayedView("new kernels", failed="not there", pool=pool.spec.name) as late:
-        pool.settle(late.on_event, late.refresh)
+        pool.settle(late.on_event, late.refresh, ranks)
 
 
 def gather(pool: Pool, namespace: dict[str, Any], *, over: bool = False) -> None:
@@ -233,7 +233,7 @@ def watch(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
 def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
     """Wait for the end of a run that goes on when this is interrupted."""
     run = detached.run
-    if pool.watch(run, late_questions.looking(view.refresh)):
+    if pool.watch(run, background_prompts.looking(view.refresh)):
         return
     detached.tape.stop()
     text = f"run {run.id} goes on; `%sky wait` shows it again, `%sky interrupt` stops it"

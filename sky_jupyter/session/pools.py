@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ..display import views as display
-from ..display.base.late_questions import late_questions
+from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import person
-from ..errors import PoolError, SkyError, SpecError, nearest
+from ..errors import PoolError, SkyError, SpecError
 from ..pool.lifecycle import stop_start
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
-from ..pool.registry import purchases, stopped_pools
+from ..pool.registry import provider_accounts, stopped_pools
 from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.registry.rows import clock
@@ -26,6 +26,7 @@ from ..pool.transfer.transfer_job import Transfer
 from ..providers import kinds, pool_listing
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import UNKNOWN, rate
+from ..util.text import nearest
 from ..widgets import manager as widgets
 
 _log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ def restart_pool(pool: Pool) -> None:
 
 def renew_taken(pool: Pool) -> None:
     """Make a pool anew that broke because machines of it were taken away."""
-    if why := pool.taken_away():
+    if why := pool.lifecycle.taken_away():
         told = print if pool.spec.options.console else _log.info
         told(f"pool {pool.spec.name} is made anew: {why}")
         restart_pool(pool)
@@ -215,7 +216,7 @@ def _take_in(pool: Pool) -> None:
             pool.include([path], image.excludes)
     if pool.spec.options.console:
         pool.farewell = display.aside
-        pool.ask = late_questions.ask
+        pool.ask = background_prompts.ask
     pool.shows = lambda title: display.DelayedView(title, "here", "not fetched", pool=pool.spec.name)
     widgets.attach(pool)
 
@@ -284,7 +285,7 @@ def _elsewhere(name: str) -> str:
     """Return which other computer can attach to a pool, if machines of our providers carry its name or id."""
     registry = Registry()
     with contextlib.closing(registry), contextlib.suppress(Exception):
-        for purchase in purchases.of(registry):
+        for purchase in provider_accounts.of(registry):
             look = functools.partial(
                 pool_listing.pools, kinds.restore(purchase.provider, purchase.recipe), purchase.regions
             )

@@ -6,7 +6,8 @@ import logging as standard
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import SpecError, nearest
+from ..errors import SpecError
+from ..util.text import nearest
 from ..util.validate import check_flag, check_whole, is_number, is_whole
 
 SELECTIONS = ("first", "cheapest")
@@ -71,7 +72,10 @@ class Options:
         Order of several `Spec`: ``"cheapest"`` tries the lowest price first, ``"first"`` the first one given. Local
         nodes and your own hosts cost nothing; an unknown price comes last.
     provision_timeout : float
-        Timeout in seconds for creating the machines: all attempts, and the waits between them.
+        Timeout in seconds for creating the machines: all attempts, and the waits between them. Time that they wait in
+        their provider's queue does not count.
+    queue_timeout : float
+        Timeout in seconds for machines that wait in their provider's queue.
     ssh_timeout : float
         Timeout in seconds of one attempt to connect to the machines.
     bootstrap_timeout : float
@@ -105,6 +109,7 @@ class Options:
 
     selection: str = "cheapest"
     provision_timeout: float = 600.0
+    queue_timeout: float = 86_400.0
     ssh_timeout: float = 300.0
     bootstrap_timeout: float = 3600.0
     max_provision_attempts: int | None = None
@@ -120,7 +125,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("selection", self.selection, SELECTIONS)
-        for name in ("provision_timeout", "ssh_timeout", "bootstrap_timeout", "shutdown_timeout"):
+        for name in ("provision_timeout", "queue_timeout", "ssh_timeout", "bootstrap_timeout", "shutdown_timeout"):
             _seconds(name, getattr(self, name))
         for name in ("provision_retry_delay", "exit_timeout"):
             _seconds(name, getattr(self, name), zero=True)

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SpecError, nearest
+from ..errors import SpecError
 from ..util.redaction import without_secrets
+from ..util.text import nearest
 from ..util.validate import check_flag, check_whole, is_number
 from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
 from .image import Image

@@ -122,8 +122,10 @@ def rate(hourly: float) -> str:
 
 
 def purchase(count: int, kind: str, market: str, place: str, hourly: float | None) -> str:
-    """Return what an order will cost: ``"2 × p4d.24xlarge spot in us-east-1a: $13.20 an hour"``."""
+    """Return what an order will cost: ``"2 × p4d.24xlarge spot in us-east-1a: $13.20 an hour"``; 0 is not said."""
     words = " ".join(filter(None, [f"{count} × {kind}", market, f"in {place}" if place else ""]))
+    if hourly == 0:
+        return words
     return f"{words}: {UNKNOWN if hourly is None else f'{rate(count * hourly)} an hour'}"
 
 

@@ -57,7 +57,7 @@ class Hit:
 
 
 class Watcher:
-    """Reads command lines and environments of all processes without a pause, from its begin to its end.
+    """Reads command lines and environments of all processes each few hundredths of a second, from its begin to its end.
 
     Parameters
     ----------
@@ -142,7 +142,8 @@ def _watch() -> None:
     seen: set[Hit] = set()
     ages: dict[str, int] = {}
     turns = 0
-    while not select.select([sys.stdin], [], [], 0)[0]:
+    # Without a pause it would take one of two cores from what it watches.
+    while not select.select([sys.stdin], [], [], 0.01)[0]:
         pids = processes()
         ages = {pid: ages.get(pid, 0) + 1 for pid in pids}
         turns += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.node.system import locks
+from sky_jupyter.node.system import file_locks
 from tests.pool.pools import local_pool, run
 
 
@@ -64,7 +64,7 @@ def test_a_folder_is_shielded_until_its_process_lets_it_go(tmp_path: Path) -> No
     folder = tmp_path / "cleaned" / "pool"
     folder.mkdir(parents=True)
     (folder / "file").write_text("")
-    held = locks.shield(folder)
+    held = file_locks.shield(folder)
     assert held is not None
     clean(folder.parent, tmp_path / "cleaning.conf")
     assert (folder / "file").exists()

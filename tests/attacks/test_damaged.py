@@ -36,7 +36,7 @@ def page(world: World, tmp_path: Path) -> Iterator[Notebook]:
     ("damage", "mended"),
     [
         (f"rm -rf {PACKAGES}/zmq*", True),
-        (f"rm -rf {PACKAGES}/distributed", True),
+        pytest.param(f"rm -rf {PACKAGES}/distributed", True, marks=pytest.mark.long),
         # Inside of a package: that takes a look at every file, each time.
         (f"rm {PACKAGES}/distributed/scheduler.py {PACKAGES}/distributed/__pycache__/scheduler.*", False),
     ],

@@ -152,7 +152,7 @@ def few(outputs: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]
     return markup.attacks(outputs, {"everything": markup.EVERYTHING})
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@pytest.mark.parametrize("app", ["lab", pytest.param("notebook", marks=pytest.mark.long)])
 def test_a_strangers_notebook_runs_nothing(server, chromium, outputs, app):
     attacks = few(outputs)
     assert len(attacks) > 250

@@ -33,7 +33,7 @@ YEARS = 2 * 365 * 86_400
 MEDDLE = """
 import sys
 from sky_jupyter.errors import PoolError
-from sky_jupyter.magics import clean as cleaning; from sky_jupyter.magics import runs_table as runs
+from sky_jupyter.magics import clean as cleaning; from sky_jupyter.magics import leftover_pools as runs
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.pool.end_pool import end
 from sky_jupyter.server.pool_list import Listing
@@ -183,7 +183,7 @@ MANAGE = """
 import os, sys, tempfile
 from pathlib import Path
 from sky_jupyter.util import process_identity as identity
-from sky_jupyter.node.system import locks as locking
+from sky_jupyter.node.system import file_locks as locking
 from sky_jupyter.pool.registry.registry import Registry
 id, keep, place = sys.argv[1], sys.argv[2] == "keep", Path(sys.argv[3])
 registry = Registry()
@@ -234,7 +234,7 @@ def test_a_container_that_is_gone_takes_its_pools_with_it(
     registry.close()
 
 
-HOLD = "import sys\nfrom pathlib import Path\nfrom sky_jupyter.node.system import locks as locking\n"
+HOLD = "import sys\nfrom pathlib import Path\nfrom sky_jupyter.node.system import file_locks as locking\n"
 HOLD += "assert locking.hold(Path(sys.argv[1]) / locking.HOST) is not None\nprint('held', flush=True)\nsys.stdin.read()"
 
 

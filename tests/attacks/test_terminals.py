@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.display.terminal.line_view import TerminalRunView, TerminalStartView
-from sky_jupyter.errors import cleaned
 from sky_jupyter.node.protocol.journal_events import checked
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, PhaseEvent
+from sky_jupyter.util.text import cleaned
 from tests.attacks.escapes import ESCAPES, HARMLESS, obeyed
 
 BOTH = pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in ESCAPES.items()])

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sky_jupyter.bootstrap.host_state import PreparedHost, on_all
+from sky_jupyter.bootstrap.prepared_host import PreparedHost, on_all
 from sky_jupyter.errors import AGAIN, BootstrapError, LinkLost
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.bootstrap.uv import foreign_settings, run_uv
+from sky_jupyter.bootstrap.uv import run_uv
+from sky_jupyter.bootstrap.uv_settings_files import foreign_settings
 from sky_jupyter.errors import BootstrapError
 
 NOBODY = 65534

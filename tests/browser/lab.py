@@ -91,6 +91,10 @@ def server(folder: Path, *, dark: bool = False, extensions: Path | None = None) 
     root, runtime, settings = folder / "root", folder / "runtime", folder / "settings"
     for path in (root, runtime, settings):
         path.mkdir(parents=True, exist_ok=True)
+    # Each page would have the server run yarn, to say whether JupyterLab should be built.
+    page = folder / "config" / "labconfig" / "page_config.json"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(json.dumps({"buildCheck": False, "buildAvailable": False}))
     theme = {"theme": f"JupyterLab {'Dark' if dark else 'Light'}"}
     for name, values in {**_SETTINGS, "@jupyterlab/apputils-extension/themes": theme}.items():
         path = settings / f"{name}.jupyterlab-settings"
@@ -226,7 +230,7 @@ class Page:
         end = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < end, f"nothing came of it within {timeout:g} s"
-            self.page.wait_for_timeout(50)
+            self.page.wait_for_timeout(100)
 
     def wait_for(self, cell: int, text: str, *, timeout: float = 90.0) -> str:
         """Wait until a cell's outputs hold ``text``; returns them."""
@@ -236,5 +240,5 @@ class Page:
                 seen = self.outputs(cell)
                 if text in seen:
                     return seen
-            self.page.wait_for_timeout(50)
+            self.page.wait_for_timeout(100)
         raise AssertionError(f"cell {cell} does not show {text!r} after {timeout:g} s, but:\n{self.outputs(cell)}")

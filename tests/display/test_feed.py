@@ -313,7 +313,7 @@ class Kernel:
 
 def test_a_page_opens_a_view_by_the_control_channel_and_finds_what_is_kept_after_its_end(monkeypatch):
     drawn = []
-    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: drawn.append(bundle))
+    monkeypatch.setattr("sky_jupyter.display.base.frontends.Slot.show", lambda self, bundle: drawn.append(bundle))
     kernel = Kernel()
     view = LiveRunView(kernel, "sky", [0], "demo")
     assert channel.REQUEST in kernel.control_handlers

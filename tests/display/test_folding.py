@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.display.model.folding import common_end, common_start, fold, rank_numbers
-from sky_jupyter.util.text import rank_label
+from sky_jupyter.display.model.folding import common_end, common_start, fold
+from sky_jupyter.util.text import format_ranks, rank_label
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_ranks_are_named_by_their_stretches(ranks, label):
 @given(st.sets(st.integers(0, 60), min_size=1))
 def test_a_label_names_exactly_its_ranks(ranks):
     named = set()
-    for part in rank_numbers(ranks).split(", "):
+    for part in format_ranks(ranks, ", ").split(", "):
         first, _, last = part.partition("-")
         named |= set(range(int(first), int(last or first) + 1))
     assert named == ranks

@@ -39,7 +39,7 @@ def printed(text, seq):
 
 def test_a_widget_shows_the_run_and_gives_way_to_the_bundle(monkeypatch):
     drawn = []
-    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: drawn.append(bundle))
+    monkeypatch.setattr("sky_jupyter.display.base.frontends.Slot.show", lambda self, bundle: drawn.append(bundle))
     kernel = Kernel()
     view = anywidget_view.WidgetRunView(kernel, "sky", [0], "demo")
     view.on_event(printed("a\n", 0))
@@ -60,7 +60,7 @@ def test_a_widget_shows_the_run_and_gives_way_to_the_bundle(monkeypatch):
 
 
 def test_where_buffers_may_get_lost_messages_are_json_alone(monkeypatch):
-    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: None)
+    monkeypatch.setattr("sky_jupyter.display.base.frontends.Slot.show", lambda self, bundle: None)
     monkeypatch.setattr(frontends, "front_end", lambda: "colab")
     kernel = Kernel()
     view = anywidget_view.WidgetRunView(kernel, "sky", [0], "demo")
@@ -77,7 +77,7 @@ def test_where_buffers_may_get_lost_messages_are_json_alone(monkeypatch):
 
 def test_a_run_that_is_over_at_once_makes_no_widget(monkeypatch):
     drawn = []
-    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: drawn.append(bundle))
+    monkeypatch.setattr("sky_jupyter.display.base.frontends.Slot.show", lambda self, bundle: drawn.append(bundle))
     view = anywidget_view.WidgetRunView(Kernel(), "sky", [0])
     view.refresh()
     view.finish(0.1)

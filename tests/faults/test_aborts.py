@@ -1,4 +1,4 @@
-"""Ten aborts in a row in one pool of four ranks: names stay, and the next collective gives the right numbers."""
+"""Aborts in a row in a pool of four ranks (ten with ``--long``): names stay, and the next collective is right."""
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ KINDS: dict[str, tuple[str, Callable[[], Plugin]]] = {
     "jax": (JAX, sky.plugins.jax),
     "torch": (TORCH, sky.plugins.torch),
 }
-RANKS, TIMES = 4, 10
+RANKS = 4
 
 
+@pytest.mark.parametrize("times", [RANKS, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ten_aborts_in_a_row_keep_names_arrays_and_local_shards(kind: str, took: Took) -> None:
+def test_aborts_in_a_row_keep_names_arrays_and_local_shards(kind: str, times: int, took: Took) -> None:
     pytest.importorskip(kind, reason=f"needs the extra {kind}")
     code, plugin = KINDS[kind]
     everyone = range(RANKS)
     with local_pool(nodes=RANKS, plugins=(plugin(),)) as pool:
         run(pool, code + "plain = {'rank': rank}; array = numpy.arange(5) + rank")
         seconds = []
-        for attempt in range(TIMES):
+        for attempt in range(times):
             failing = attempt % RANKS
             began = time.monotonic()
             with pytest.raises(CellError) as caught:
@@ -62,7 +63,7 @@ def test_ten_aborts_in_a_row_keep_names_arrays_and_local_shards(kind: str, took:
         kept = run(pool, "plain, array.tolist(), parts()").values
         assert kept == [({"rank": r}, [r + i for i in range(5)], ([r, r], [r, r + 1, r + 2])) for r in everyone]
     took.row(
-        "ten aborts in a row: a rank raises each time, and the others are inside a collective",
+        f"{times} aborts in a row: a rank raises each time, and the others are inside a collective",
         see="its traceback, and that the others were freed",
         kept="every name, numpy values, the rank's own part of arrays",
         on=f"{kind}, {RANKS} ranks",

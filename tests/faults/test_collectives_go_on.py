@@ -108,7 +108,7 @@ def need(kind: str) -> None:
             pytest.skip(f"needs the extra {module}")
 
 
-@pytest.fixture(scope="module", params=some([("jax", 2), ("torch", 4), ("keras", 4)]))
+@pytest.fixture(scope="module", params=some([("jax", 2), ("torch", 4)]))
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Pool, Relay, Clock]]:

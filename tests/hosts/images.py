@@ -46,10 +46,10 @@ def image(*, release: str = "", python: bool = False) -> Path:
     release = release or own_release()
     name = f"{release}-{platform.machine()}-{_recipe()}"
     folder = cache()
-    bare = _made(folder / f"{name}-bare", lambda place: _debootstrap(release, place))
+    bare = made(folder / f"{name}-bare", lambda place: _debootstrap(release, place))
     if not python:
         return bare
-    return _made(folder / f"{name}-python", lambda place: _add(bare, place, "python3"))
+    return made(folder / f"{name}-python", lambda place: _add(bare, place, "python3"))
 
 
 def python_version(image: Path) -> str:
@@ -96,7 +96,7 @@ def _recipe() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _made(place: Path, make: Callable[[Path], None]) -> Path:
+def made(place: Path, make: Callable[[Path], None]) -> Path:
     """`place`, once it is whole; of several that come at once, one makes it and the others wait."""
     if place.exists():
         return place

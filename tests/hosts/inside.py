@@ -30,7 +30,7 @@ NETWORKS = [f"198.{18 + number // 256}.{number % 256}" for number in range(512)]
 PATIENCE = 60.0
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 29, 1 << 30
-_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _DETACH = 2
 
 _RULES = """
@@ -92,19 +92,34 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(error, f"{name}{arguments}: {os.strerror(error)}")
 
 
-def _mount(source: str, target: Path, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+def mount(source: str, target: Path, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
     _call("mount", source, str(target), kind, ctypes.c_ulong(flags), data)
 
 
-def _tool(command: list[str], text: str = "") -> str:
+def tool(command: list[str], text: str = "") -> str:
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}\n{text}")
     return done.stdout
 
 
-def _ip(*lines: str, within: tuple[str, ...] = ()) -> None:
-    _tool([*within, "ip", "-batch", "-"], "".join(f"{line}\n" for line in lines))
+def ip(*lines: str, within: tuple[str, ...] = ()) -> None:
+    tool([*within, "ip", "-batch", "-"], "".join(f"{line}\n" for line in lines))
+
+
+def claim_network(laptop: int) -> tuple[str, str]:
+    """A network that no other world has: the interface's name on the laptop's side is the claim."""
+    begin = time.monotonic_ns() // 1000
+    for tried in range(len(NETWORKS)):
+        number = (begin + tried) % len(NETWORKS)
+        peer = f"sky{number}"
+        command = ["ip", "link", "add", LINK, "type", "veth", "peer", "name", peer, "netns", f"/proc/1/fd/{laptop}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            return NETWORKS[number], peer
+        if "exists" not in done.stderr:
+            raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    raise OSError("512 worlds of hosts are there already")
 
 
 class Machine:
@@ -121,7 +136,7 @@ class Machine:
         """What differs from the image; written before its first start only."""
         for part in ("upper", "work", "root", "home"):
             (self.folder / part).mkdir(parents=True)
-        _mount("home", self.folder / "home", "tmpfs", _NOSUID | _NODEV, "mode=755")
+        mount("home", self.folder / "home", "tmpfs", _NOSUID | _NODEV, "mode=755")
         for path in (self.homes, self.homes.with_name("work")) if self.asked["home"] else ():
             path.mkdir()
         for path, (text, mode) in self.asked["files"].items():
@@ -177,7 +192,7 @@ class Machine:
 
     def _begin(self, tell: int) -> None:
         gateway = self.address.rpartition(".")[0] + ".126"
-        _ip(
+        ip(
             "link set lo up",
             f"addr add {self.address}/25 dev eth0",
             "link set eth0 up",
@@ -206,40 +221,40 @@ class Machine:
 
     def _mount_all(self) -> None:
         """Its root file system, with what a kernel and an init would have mounted there."""
-        _mount("none", Path("/"), None, _REC | _PRIVATE)
+        mount("none", Path("/"), None, _REC | _PRIVATE)
         root = self.folder / "root"
         self._mount_over(self.asked["image"], self.folder / "upper", root)
-        _mount("proc", root / "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+        mount("proc", root / "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
         trigger = root / "proc" / "sysrq-trigger"
         if trigger.exists():  # what is written there is meant for the kernel of all
-            _mount("/dev/null", trigger, None, _BIND)
-        _mount("sysfs", root / "sys", "sysfs", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
+            mount("/dev/null", trigger, None, BIND)
+        mount("sysfs", root / "sys", "sysfs", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
         device = root / "dev"
-        _mount("dev", device, "tmpfs", _NOSUID, "mode=755")
+        mount("dev", device, "tmpfs", _NOSUID, "mode=755")
         for name in ("null", "zero", "full", "random", "urandom", "tty"):
             (device / name).touch()
-            _mount(f"/dev/{name}", device / name, None, _BIND)
+            mount(f"/dev/{name}", device / name, None, BIND)
         for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
             (device / name).symlink_to(f"/proc/self/{target}")
         for name in ("pts", "shm"):
             (device / name).mkdir()
-        _mount("devpts", device / "pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5")
+        mount("devpts", device / "pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5")
         (device / "ptmx").symlink_to("pts/ptmx")
-        _mount("shm", device / "shm", "tmpfs", _NOSUID | _NODEV, "mode=1777")
-        _mount("run", root / "run", "tmpfs", _NOSUID | _NODEV, "mode=755")
+        mount("shm", device / "shm", "tmpfs", _NOSUID | _NODEV, "mode=1777")
+        mount("run", root / "run", "tmpfs", _NOSUID | _NODEV, "mode=755")
         (root / "run" / "sshd").mkdir(mode=0o755)
-        _mount("tmp", root / "tmp", "tmpfs", _NOSUID | _NODEV, "mode=1777")
+        mount("tmp", root / "tmp", "tmpfs", _NOSUID | _NODEV, "mode=1777")
         if self.asked["home"]:
             self._mount_over(self.asked["home"], self.homes, root / "home", _NOSUID | _NODEV)
         else:
-            _mount(str(self.folder / "home"), root / "home", None, _BIND)
+            mount(str(self.folder / "home"), root / "home", None, BIND)
 
     @staticmethod
     def _mount_over(image: str, upper: Path, target: Path, flags: int = 0) -> None:
         layers = f"lowerdir={image},upperdir={upper},workdir={upper.with_name('work')}"
         if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
             layers += ",userxattr"  # the other attributes are for real root
-        _mount("overlay", target, "overlay", flags, layers)
+        mount("overlay", target, "overlay", flags, layers)
 
     def answers(self) -> bool:
         """Whether its sshd can be connected to."""
@@ -266,7 +281,7 @@ class World:
         self.machines: dict[int, Machine] = {}
         self.relay: subprocess.Popen[bytes] | None = None
         self.paired = False
-        _mount("hosts", folder, "tmpfs", _NOSUID | _NODEV, "mode=755")
+        mount("hosts", folder, "tmpfs", _NOSUID | _NODEV, "mode=755")
         for path, value in {
             "ipv6/conf/default/disable_ipv6": 1,  # it would talk of itself on the wire
             "ipv4/ip_forward": 1,
@@ -276,8 +291,8 @@ class World:
         }.items():
             with contextlib.suppress(FileNotFoundError):
                 Path("/proc/sys/net", path).write_text(str(value))
-        self.network, interface = self._claim(laptop)
-        _ip(
+        self.network, interface = claim_network(laptop)
+        ip(
             "link set lo up",
             f"link add {BRIDGE} type bridge",
             f"addr add {self.network}.126/25 dev {BRIDGE}",
@@ -286,32 +301,17 @@ class World:
             f"link set {BRIDGE} gso_max_segs 1 up",
             f"link set {LINK} gso_max_segs 1 up",
         )
-        _ip(
+        ip(
             f"link set {interface} addrgenmode none",
             f"addr add {self.network}.253/30 dev {interface}",
             f"link set {interface} up",
             f"route add {self.network}.0/24 via {self.network}.254",
             within=("nsenter", f"--net=/proc/1/fd/{laptop}"),
         )
-        _tool(["nft", "-f", "-"], _RULES.replace("ROUTER", _HOME_ROUTER if home_router else ""))
+        tool(["nft", "-f", "-"], _RULES.replace("ROUTER", _HOME_ROUTER if home_router else ""))
         if nat:
             known = ", ".join(f"{self.network}.{host + 128} : {self.network}.{host}" for host in range(1, 100))
             self.nft(_NAT.replace("PUBLIC", known))
-
-    @staticmethod
-    def _claim(laptop: int) -> tuple[str, str]:
-        """A network that no other world has: the interface's name on the laptop's side is the claim."""
-        begin = time.monotonic_ns() // 1000
-        for tried in range(len(NETWORKS)):
-            number = (begin + tried) % len(NETWORKS)
-            peer = f"sky{number}"
-            command = ["ip", "link", "add", LINK, "type", "veth", "peer", "name", peer, "netns", f"/proc/1/fd/{laptop}"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode == 0:
-                return NETWORKS[number], peer
-            if "exists" not in done.stderr:
-                raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
-        raise OSError("512 worlds of hosts are there already")
 
     def boot(self, hosts: dict[str, dict[str, Any]]) -> dict[str, int]:
         """Start hosts, new ones or ones that were powered off; the pids of their first processes."""
@@ -331,7 +331,7 @@ class World:
                 card = f"address 02:73:6b:79:00:{index + 1:02x}"
                 lines += [f"link add {wire} type veth peer name eth0 {card} netns {child}"]
                 lines += [f"link set {wire} master {BRIDGE} up"]
-            _ip(*lines)
+            ip(*lines)
             for _, _, go in started.values():
                 os.write(go, b"g")
             for index, (child, come, _) in started.items():
@@ -364,14 +364,14 @@ class World:
         """Its interface goes before its processes do: nobody is told that connections end."""
         machine = self.machines[index]
         with contextlib.suppress(OSError):  # it has shut itself down, and its interface went with it
-            _ip(f"link del {machine.wire}")
+            ip(f"link del {machine.wire}")
         os.kill(machine.pid, signal.SIGKILL)
         os.waitpid(machine.pid, 0)
         machine.pid, machine.stopped = 0, set()
 
     def pause(self, index: int) -> None:
         machine = self.machines[index]
-        _ip(f"link set {machine.wire} down")
+        ip(f"link set {machine.wire} down")
         while new := {pid for pid in machine.processes() - machine.stopped if not self._is_stopped(pid)}:
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
@@ -390,10 +390,10 @@ class World:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         machine.stopped = set()
-        _ip(f"link set {machine.wire} up")
+        ip(f"link set {machine.wire} up")
 
     def resize_home(self, index: int, bytes: int) -> None:
-        _mount("none", self.machines[index].folder / "home", None, _REMOUNT | _NOSUID | _NODEV, f"size={bytes}")
+        mount("none", self.machines[index].folder / "home", None, _REMOUNT | _NOSUID | _NODEV, f"size={bytes}")
 
     def forbid_programs(self, index: int, path: str) -> None:
         """Remount a file system of a host so that nothing on it can be executed."""
@@ -405,12 +405,12 @@ class World:
         status = 1
         with contextlib.suppress(BaseException):
             _call("setns", os.open(f"/proc/{self.machines[index].pid}/ns/mnt", os.O_RDONLY), _NEWNS)
-            _mount("none", Path(path), None, _REMOUNT | _BIND | _NOSUID | _NODEV | _NOEXEC)
+            mount("none", Path(path), None, _REMOUNT | BIND | _NOSUID | _NODEV | _NOEXEC)
             status = 0
         os._exit(status)
 
     def nft(self, *lines: str) -> None:
-        _tool(["nft", "-f", "-"], "".join(f"{line}\n" for line in lines))
+        tool(["nft", "-f", "-"], "".join(f"{line}\n" for line in lines))
 
     def hide(self, addresses: list[str]) -> None:
         self.nft(f"add element ip world hidden {{ {', '.join(addresses)} }}")
@@ -436,7 +436,7 @@ class World:
         """Bytes between the laptop and each host, each way."""
         found: dict[str, dict[str, int]] = {}
         for way in ("down", "up"):
-            for part in json.loads(_tool(["nft", "-j", "list", "set", "ip", "world", way]))["nftables"]:
+            for part in json.loads(tool(["nft", "-j", "list", "set", "ip", "world", way]))["nftables"]:
                 for element in part.get("set", {}).get("elem", []):
                     found.setdefault(element["elem"]["val"], {})[way] = element["elem"]["counter"]["bytes"]
         return found
@@ -447,19 +447,19 @@ class World:
             subprocess.run(["tc", "qdisc", "del", "dev", device, "root"], capture_output=True)
             if rate:
                 shape = ["tbf", "rate", rate, "burst", "32kb", "latency", "100ms"]
-                _tool(["tc", "qdisc", "add", "dev", device, "root", *shape])
+                tool(["tc", "qdisc", "add", "dev", device, "root", *shape])
         if self.relay is not None:
             self.relay.kill()
             self.relay.wait()
             self.relay = None
-            _ip(f"rule del iif {LINK} lookup 100", f"rule del iif {BRIDGE} lookup 101")
+            ip(f"rule del iif {LINK} lookup 100", f"rule del iif {BRIDGE} lookup 101")
         if delay or loss:
             command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("relay.py")), str(delay), str(loss)]
             self.relay = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert self.relay.stdout is not None
             if not self.relay.stdout.readline():
                 raise OSError("the relay for delay and loss did not begin; what it said is above")
-            _ip(
+            ip(
                 "link set far0 up",
                 "link set far1 up",
                 "route add default dev far0 table 100",

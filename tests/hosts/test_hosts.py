@@ -441,10 +441,10 @@ def test_an_image_is_made_once_and_is_never_half_there(tmp_path: Path) -> None:
         (place / "whole").touch()
 
     with pytest.raises(images.ImageError):
-        images._made(tmp_path / "image", make)
+        images.made(tmp_path / "image", make)
     assert not (tmp_path / "image").exists()
     with ThreadPoolExecutor(4) as threads:
-        places = list(threads.map(lambda _: images._made(tmp_path / "image", make), range(4)))
+        places = list(threads.map(lambda _: images.made(tmp_path / "image", make), range(4)))
     assert places == [tmp_path / "image"] * 4
     assert len(made) == 2
     assert [path.name for path in (tmp_path / "image").iterdir()] == ["whole"]

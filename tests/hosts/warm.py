@@ -35,7 +35,7 @@ _OLD = 3 * 86400
 def home() -> Path:
     """The folder of such homes, which nobody may write to; made now if it is not there."""
     base = images.image(python=True)
-    place = images._made(base.with_name(f"{base.name}-home-{_recipe()}"), _make)
+    place = images.made(base.with_name(f"{base.name}-home-{_recipe()}"), _make)
     os.utime(place)
     for other in base.parent.glob("*-home-*"):
         if other.is_dir() and time.time() - other.stat().st_mtime > _OLD:
@@ -54,7 +54,7 @@ def _recipe() -> str:
 def _make(place: Path) -> None:
     command = [sys.executable, "-m", "tests.hosts.warm", str(place)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # (It holds the lock of `_made` as well.)
+    # (It holds the lock of `images.made` as well.)
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, close_fds=False)
     if done.returncode:
         raise images.ImageError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-3000:]}")

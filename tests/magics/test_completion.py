@@ -41,15 +41,15 @@ def live(monkeypatch):
         ("%%sky --keep --kee", []),
         ("%%sky --de", ["--detach"]),
         ("%%sky --idle-timeout ", []),
-        ("%%sky --n", ["--name", "--no-capture", "--no-cluster", "--nodes"]),
-        ("%%sky --nodes 2 --no", ["--no-capture", "--no-cluster"]),
+        ("%%sky --n", ["--name", "--namespace", "--no-capture", "--no-cluster", "--node-selector", "--nodes"]),
+        ("%%sky --nodes 2 --no", ["--no-capture", "--no-cluster", "--node-selector"]),
         ("%%sky --nodes ", []),
         ("%%sky --nodes 2 --plugins ", sorted(FACTORIES)),
         ("%%sky --plugins jax,", [f"jax,{name}" for name in sorted(FACTORIES) if name != "jax"]),
         ("%%sky --plugins=jax,k", ["--plugins=jax,keras"]),
         ('%%sky --plugins "jax,k', ['"jax,keras']),
         ('%%sky --plugins "', [f'"{name}' for name in sorted(FACTORIES)]),
-        ("%%sky --provider ", ["aws", "local", "ssh"]),
+        ("%%sky --provider ", ["aws", "kubeflow", "kubernetes", "local", "ssh"]),
         ("%%sky --accelerator h10", []),
         ("%%sky --accelerator H10", ["H100", "H100-80GB", "H100-94GB"]),
         ("%%sky --on h", ["head"]),
@@ -162,7 +162,7 @@ def offered(shell, text):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("%%sky --nod", ["%%sky --nodes"]),
+        ("%%sky --nodes", ["%%sky --nodes"]),
         ("%%sky --ranks-p", ["%%sky --ranks-per-node"]),
         ("%%sky --nodes 2 --plugins jax,ke", ["%%sky --nodes 2 --plugins jax,keras"]),
         ("%%sky --plugins=to", ["%%sky --plugins=torch"]),
@@ -193,10 +193,10 @@ def test_the_magics_names_are_completed(shell):
 
 def test_unloading_takes_the_completion_and_the_magics_away(shell):
     unload(shell)
-    assert offered(shell, "%%sky --nod") == []
+    assert offered(shell, "%%sky --nodes") == []
     assert "sky" not in shell.magics_manager.magics["cell"]
     assert "sky" not in shell.magics_manager.magics["line"]
     assert shell.custom_exceptions == ()
     assert shell.input_transformers_cleanup == InteractiveShell(config=shell.config).input_transformers_cleanup
     load(shell)
-    assert offered(shell, "%%sky --nod") == ["%%sky --nodes"]
+    assert offered(shell, "%%sky --nodes") == ["%%sky --nodes"]

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from sky_jupyter.magics import SkyMagics
 from sky_jupyter.magics.manual import MANUAL
 from sky_jupyter.magics.option_table import TARGETS, VERBS, options_of, switches_of, targets_text
 from sky_jupyter.magics.parsing import parse
+from sky_jupyter.magics.sky_magics import SkyMagics
 
 EXAMPLES = [line.strip() for line in MANUAL.partition("Examples::")[2].splitlines() if "%sky" in line]
 

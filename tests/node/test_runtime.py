@@ -15,8 +15,8 @@ import cloudpickle
 import pytest
 
 from sky_jupyter.errors import NotInPoolError, SpecError
-from sky_jupyter.node.runtime import instance_info as runtime
-from sky_jupyter.node.runtime.instance_info import InstanceInfo, instance_info
+from sky_jupyter.node.runtime import output_filters as runtime
+from sky_jupyter.node.runtime.instance_info import InstanceInfo, instance_info, is_head
 
 INFO = InstanceInfo(
     node=1, rank=3, total_nodes=2, world_size=4, ranks_per_node=2, local_rank=1,
@@ -50,9 +50,9 @@ def test_info_answers_what_follows_from_its_fields():
 
 def test_the_head_knows_that_it_is_one(on_rank):
     on_rank(HEAD)
-    assert runtime.is_head()
+    assert is_head()
     on_rank(replace(INFO, accelerators=8))
-    assert not runtime.is_head()
+    assert not is_head()
     assert instance_info().total_accelerators == 16
 
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import dask
 import pytest
 from distributed import Client, Future, Worker
 from distributed.scheduler import KilledWorker
 
+from sky_jupyter.machines.local_machine import LocalMachine
 from sky_jupyter.node.dask.scheduler import CALL, DASK_SETTINGS, RETRIES, PoolScheduler
+from sky_jupyter.pool.control import certificates
 
 KEY = f"{CALL}-1"
+LOCAL = LocalMachine()
+SERVE = """
+import sys
+from pathlib import Path
+from sky_jupyter.node.dask.scheduler import serve
+serve(Path(sys.argv[1]), "127.0.0.2", 0, int(sys.argv[2]))
+"""
 Body = Callable[[PoolScheduler, Callable[[int], Future]], Awaitable[None]]
 # Of calls, which scheduler and workers in this process share with the test.
 begun: list[str] = []
@@ -87,3 +101,19 @@ def test_a_call_that_is_over_is_made_again_for_its_answer_only_where_it_may_be(r
         assert len(begun) == retries + 1
 
     on_workers(go, body)
+
+
+def test_the_scheduler_listens_on_the_loopback_too_where_forwards_reach_nothing_else(tmp_path: Path) -> None:
+    LOCAL.put({tmp_path / name: data for name, data in certificates.make("pool").files().items()})
+    reader, writer = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", SERVE, str(tmp_path), str(writer)], pass_fds=[writer])
+    try:
+        os.close(writer)
+        with open(reader) as file:
+            address = file.readline().strip()
+        assert address.startswith("tls://127.0.0.2:")
+        for host in ("127.0.0.1", "127.0.0.2"):
+            socket.create_connection((host, int(address.rpartition(":")[2])), 10).close()
+    finally:
+        process.kill()
+        process.wait()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.node.files import compare, file_writer, piece_transfer, staging
+from sky_jupyter.node.files import file_writer, manifest_diff, piece_transfer, staging
 from sky_jupyter.node.files.file_manifest import ManifestEntry, hashed, pack, unpack, walk
 from sky_jupyter.node.files.piece_transfer import PIECE, FileTransfer, LocalSource, Want
 
@@ -100,15 +100,15 @@ def test_what_is_there_already_is_not_asked_for(source: Path, tmp_path: Path) ->
 
 def test_looking_reads_no_content_and_says_what_is_not_sure(source: Path, tmp_path: Path) -> None:
     entries, target = walk(source), tmp_path / "target"
-    found = compare.diff(target, entries)
+    found = manifest_diff.diff(target, entries)
     assert (len(found.absent), found.doubtful, found.clash) == (len(entries), [], "")
     assert found.needs == sum(entry.size for entry in entries) <= found.free
     take(target, listed(source), LocalSource(source))
-    found = compare.diff(target, entries)
-    assert found == compare.ManifestDiff(free=found.free)
+    found = manifest_diff.diff(target, entries)
+    assert found == manifest_diff.ManifestDiff(free=found.free)
     os.utime(target / "large")
     (target / "inner" / "small").write_text("other")
-    found = compare.diff(target, entries)
+    found = manifest_diff.diff(target, entries)
     names = [[entries[index].name for index in indices] for indices in (found.absent, found.doubtful)]
     assert names == [[], ["large", "inner/small"]]
 
@@ -116,9 +116,9 @@ def test_looking_reads_no_content_and_says_what_is_not_sure(source: Path, tmp_pa
 def test_what_another_thing_stands_in_the_place_of_is_told(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     (target / "large").mkdir(parents=True)
-    clash = compare.diff(target, walk(source)).clash
+    clash = manifest_diff.diff(target, walk(source)).clash
     assert clash == f"{target}/large is a folder: a file cannot take its place"
-    clash = compare.diff(source / "large" / "x", walk(source)).clash
+    clash = manifest_diff.diff(source / "large" / "x", walk(source)).clash
     assert clash == f"{source}/large is no folder: nothing can be put into it"
 
 

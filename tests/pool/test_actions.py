@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool import requests
+from sky_jupyter.pool import frontend_requests
 from sky_jupyter.pool.base.phases import PhaseLog
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.pool import Pool
@@ -40,13 +40,13 @@ def pool() -> Iterator[Pool]:
 
 
 def ask(action: str, **more: Any) -> dict[str, Any]:
-    return requests.answer({"action": action, **more})
+    return frontend_requests.answer({"action": action, **more})
 
 
 @settings(max_examples=80, deadline=None)
 @given(content=JSON)
 def test_anything_at_all_is_answered(content):
-    reply = requests.answer(content)
+    reply = frontend_requests.answer(content)
     assert reply["status"] == "error"
     assert reply["message"]
 
@@ -101,7 +101,7 @@ def test_a_page_has_as_much_as_fits_and_says_where_the_next_one_begins(pool):
 
 
 def test_half_characters_and_endless_numbers_are_made_fit_to_be_sent():
-    assert requests.sound({"a": "\ud800x", "b": [float("nan"), 1.5], "c": {"\udfff": 1}}) == {
+    assert frontend_requests.sound({"a": "\ud800x", "b": [float("nan"), 1.5], "c": {"\udfff": 1}}) == {
         "a": "?x",
         "b": [None, 1.5],
         "c": {"?": 1},
@@ -119,7 +119,7 @@ def test_half_characters_and_endless_numbers_are_made_fit_to_be_sent():
     ],
 )
 def test_a_node_that_answers_nonsense_is_named(answer):
-    with pytest.raises(requests.PoolError, match="node 3 sent a page that cannot be read"):
+    with pytest.raises(frontend_requests.PoolError, match="node 3 sent a page that cannot be read"):
         event_pages.read(3, answer, None, 10)
 
 

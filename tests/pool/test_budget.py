@@ -325,8 +325,8 @@ def test_a_person_is_asked_beside_a_cell_that_runs_on(tmp_path: Path) -> None:
         asking = [
             "import threading",
             "from pathlib import Path",
-            "from sky_jupyter.display.base.late_questions import late_questions",
-            "question = late_questions.ask('How many? ')",
+            "from sky_jupyter.display.base.background_prompts import background_prompts",
+            "question = background_prompts.ask('How many? ')",
             f"told = lambda: Path({str(answered)!r}).write_text(question.result())",
             "threading.Thread(target=told).start()",
             "question.done()",

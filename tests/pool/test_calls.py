@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.errors import plain
 from sky_jupyter.pool.open_pools import pools
+from sky_jupyter.util.text import plain
 
 FACTOR = 10
 

@@ -14,11 +14,12 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import Capture
-from sky_jupyter.errors import RankDied, SpecError, plain
+from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.events import OutputEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted, TimedOut
+from sky_jupyter.util.text import plain
 from tests.pool.pools import begin, local_pool, run
 
 WHO = "import sky_jupyter as sky; rank = sky.instance_info().rank\n"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sky_jupyter.capture.blobs import fingerprint
-from sky_jupyter.node.serialization.remote_repr import RemoteRepr
+from sky_jupyter.node.serialization.unpicklable_placeholders import RemoteRepr
 from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import ValueNotHere

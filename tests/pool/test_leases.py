@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.machines.link import socket_folder
-from sky_jupyter.pool.registry.folders import LINK
-from sky_jupyter.pool.registry.leases import has_ended
+from sky_jupyter.pool.registry.folder_removal import LINK
+from sky_jupyter.pool.registry.lease_expiry import has_ended
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.registry.rows import PoolRow
 

@@ -12,8 +12,8 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import collect_value
-from sky_jupyter.errors import plain
 from sky_jupyter.pool.runs.result import CellError, ValueNotHere
+from sky_jupyter.util.text import plain
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, scheduler_of
 

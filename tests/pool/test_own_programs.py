@@ -12,7 +12,8 @@ from sky_jupyter.pool.base.events import NoticeEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError
 from tests.plugins.world import needs
-from tests.pool.pools import begin, local_pool, run
+from tests.pool.pools import Image, begin, local_pool, run
+from tests.ports import free_port
 from tests.tiers import daily
 
 needs("jax")
@@ -158,6 +159,31 @@ def test_what_cannot_be_asked_for_names_the_plugin_and_the_way_out(torch_pool: P
     code = "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'"
     assert "has no effect" in run(jax_pool, code).stderr(0)
     assert run(jax_pool, "jax.config.update('jax_num_cpu_devices', 1); del os.environ['XLA_FLAGS']").stderr(0) == ""
+
+
+@pytest.mark.slow
+def test_the_guides_program_joins_the_ranks_by_the_launchers_variables_in_a_pool_without_plugins() -> None:
+    # As Trainer has them in each pod of another job: this pool is what counts.
+    variables = {"JAX_COORDINATOR_ADDRESS": f"job-node-0-0.job:{free_port()}"}
+    variables |= {"JAX_NUM_PROCESSES": "9", "JAX_PROCESS_ID": "5"}
+    guide = PROGRAMS["jax"].rpartition("\n")[0].replace("jax.distributed.shutdown()", "")
+    with local_pool(image=Image(env=variables)) as pool:
+        result = run(pool, f"{guide}\n(jax.process_count(), jax.process_index())")
+        assert result.values == [(2, 0), (2, 1)]
+        assert [result.stdout(rank).splitlines()[-1] for rank in (0, 1)] == ["sum 2.0"] * 2
+        with pytest.raises(CellError) as caught:
+            run(pool, guide)
+        shown = "\n".join(caught.value._render_traceback_())
+        assert "JAX's cluster is set up already in this process" in shown
+        assert "%sky restart" in shown
+
+
+def test_the_guides_program_finds_the_plugins_cluster_and_another_world_is_refused_in_words(jax_pool: Pool) -> None:
+    guide = PROGRAMS["jax"]
+    assert [run(jax_pool, guide).stdout(rank) for rank in (0, 1)] == ["sum 2.0\n"] * 2
+    said = refused(jax_pool, guide.replace('os.environ["JAX_NUM_PROCESSES"]', "3"))
+    assert "a cluster of 2 processes is set up already" in said
+    assert "the plugin jax does so before the first cell" in said
 
 
 @pytest.mark.long

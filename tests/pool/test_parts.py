@@ -11,7 +11,14 @@ from sky_jupyter.pool.pool import Pool
 
 ROOT = Path(sky_jupyter.__file__).parent / "pool"
 # Who has pools, who attaches to one, and who stops and starts one.
-ALLOWED = {"pool.py", "open_pools.py", "requests.py", "end_pool.py", "lifecycle/attach.py", "lifecycle/stop_start.py"}
+ALLOWED = {
+    "pool.py",
+    "open_pools.py",
+    "frontend_requests.py",
+    "end_pool.py",
+    "lifecycle/attach.py",
+    "lifecycle/stop_start.py",
+}
 
 
 def test_neither_the_pool_nor_its_lifecycle_inherits_from_anything() -> None:

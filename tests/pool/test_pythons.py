@@ -18,7 +18,7 @@ from sky_jupyter.capture.collect import Capture, collect, collect_value
 from sky_jupyter.capture.ledger import Ledger
 from sky_jupyter.errors import BootstrapError, CaptureError
 from sky_jupyter.node.serialization.code_portability import PYTHON
-from sky_jupyter.node.serialization.remote_repr import RemoteRepr
+from sky_jupyter.node.serialization.unpicklable_placeholders import RemoteRepr
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.base.events import Event, NoticeEvent
 from sky_jupyter.pool.pool import Pool

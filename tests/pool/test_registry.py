@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import PoolError
-from sky_jupyter.pool.registry import folders
+from sky_jupyter.pool.registry import folder_removal
 from sky_jupyter.pool.registry import registry as registry_module
 from sky_jupyter.pool.registry.database import VERSION
 from sky_jupyter.pool.registry.registry import Registry, sweep
@@ -678,12 +678,12 @@ HOSTILE_FOLDERS = [
 
 @pytest.mark.parametrize("folder", HOSTILE_FOLDERS)
 def test_a_folder_that_no_pool_makes_is_not_ours(folder: str) -> None:
-    assert not folders.is_ours("p1", folder)
+    assert not folder_removal.is_ours("p1", folder)
 
 
 @given(st.text(max_size=200))
 def test_no_text_is_by_chance_a_folder_of_ours(folder: str) -> None:
-    assert not folders.is_ours("p1", folder)
+    assert not folder_removal.is_ours("p1", folder)
 
 
 def test_links_files_and_folders_of_other_pools_or_places_stay(
@@ -716,9 +716,9 @@ def test_a_folder_of_another_user_stays(leftovers: Callable[..., Path]) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     folder = leftovers("p1")
-    assert folders.is_ours("p1", str(folder))
+    assert folder_removal.is_ours("p1", str(folder))
     os.chown(folder, 12345, -1)
-    assert not folders.is_ours("p1", str(folder))
+    assert not folder_removal.is_ours("p1", str(folder))
 
 
 _VALUES = st.one_of(

@@ -10,7 +10,7 @@ import pytest
 
 from sky_jupyter.errors import RankDied, RemoteError, SkyError
 from sky_jupyter.node.serialization.exceptions import describe
-from sky_jupyter.node.serialization.remote_repr import RemoteRepr
+from sky_jupyter.node.serialization.unpicklable_placeholders import RemoteRepr
 from sky_jupyter.pool.runs.result import CellError, CellResult, Outcome, RankInterrupted
 
 

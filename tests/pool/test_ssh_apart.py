@@ -13,7 +13,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.display.notebook import pool_panel
 from sky_jupyter.errors import BootstrapError, SkyError
-from sky_jupyter.magics import status_of
+from sky_jupyter.magics.sky_magics import status_of
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.base.events import NoticeEvent
 from sky_jupyter.pool.runs.result import CellError
@@ -31,9 +31,9 @@ NAMES = ["host0", "host1", "host2"]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """Three hosts with Debian's Python, which know no package index."""
+    """Three hosts where a plain pool has been, which know no package index."""
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    with hosts(3, python=True) as made:
+    with hosts(3, python=True, warm=True) as made:
         yield made
 
 
@@ -239,7 +239,7 @@ def test_collectives_between_hosts_that_do_not_reach_each_other_are_refused(worl
 
 @pytest.mark.slow
 def test_a_host_that_forwards_nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with hosts(1, Kind(sshd=("AllowTcpForwarding local",)), python=True) as strict:
+    with hosts(1, Kind(sshd=("AllowTcpForwarding local",)), python=True, warm=True) as strict:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(strict.ssh_config(tmp_path / "strict")))
         strict.cut_between()
         with nothing_left(strict, []), pytest.raises(BootstrapError) as caught, ssh_pool():
@@ -254,7 +254,7 @@ def test_a_host_that_forwards_nothing_is_named(monkeypatch: pytest.MonkeyPatch, 
 def test_a_head_that_forwards_nothing_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
 ) -> None:
-    with hosts(Kind(sshd=(line,)), python=True) as strict:
+    with hosts(Kind(sshd=(line,)), python=True, warm=True) as strict:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(strict.ssh_config(tmp_path / "strict")))
         with (
             nothing_left(strict, []),

@@ -14,7 +14,7 @@ import pytest
 
 from sky_jupyter.errors import BootstrapError
 from sky_jupyter.machines import remote_cleanup
-from sky_jupyter.pool.registry import remote_parts
+from sky_jupyter.pool.registry import remote_leftovers
 from sky_jupyter.pool.registry.registry import Registry
 from tests.attacks.kills import START_LEASE
 from tests.conftest import pool_folders
@@ -53,7 +53,7 @@ def registry() -> Iterator[Registry]:
 
 def left_over() -> list[str]:
     with registry() as known:
-        return [trace.host for trace in remote_parts.orphans(known)]
+        return [trace.host for trace in remote_leftovers.orphans(known)]
 
 
 @pytest.mark.slow
@@ -168,17 +168,17 @@ def test_hosts_that_are_not_told_that_their_pool_is_ready_end_by_themselves(
             f"{folder}/ready" for folder in folders
         ]
         with registry() as known:
-            assert [trace.host for trace in remote_parts.of(known, pool.id)] == ["host0", "host1"]
-            assert remote_parts.orphans(known) == []
+            assert [trace.host for trace in remote_leftovers.of(known, pool.id)] == ["host0", "host1"]
+            assert remote_leftovers.orphans(known) == []
     with registry() as known:
-        assert remote_parts.of(known, pool.id) == []
+        assert remote_leftovers.of(known, pool.id) == []
 
 
 @pytest.mark.slow
 def test_the_script_ends_a_pool_by_its_id_and_no_other(world: World) -> None:
     with ssh_pool(name="one") as one, ssh_pool(name="two") as two:
         with registry() as known:
-            there = {trace.host: trace for trace in remote_parts.of(known, one.id)}
+            there = {trace.host: trace for trace in remote_leftovers.of(known, one.id)}
         remote_cleanup.run(one.machines[0], there["host0"].script)
         commands = [command for _, _, command in world[0].processes("ada")]
         assert not [command for command in commands if f"/sky-{one.id}-" in command]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.pool.registry.rows import PoolRow
 from sky_jupyter.pool.runs.result import CellError
+from sky_jupyter.util.state_folder import registry_path
 from tests.conftest import pool_folders
 from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import begin, run
@@ -325,7 +327,10 @@ def test_a_head_that_dies_is_named_and_the_others_journals_are_read(world: World
     )
 
 
-@pytest.mark.parametrize("link", ["lives", pytest.param("was killed", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "link",
+    ["lives", *(pytest.param(how, marks=pytest.mark.long) for how in ("was killed", "went with this machine's power"))],
+)
 def test_a_killed_notebook_s_pool_is_taken_up_with_its_run_and_ended(world: World, link: str) -> None:
     name = f"left-{link[:2]}"
     id = a_dead_owner(name, code=LINES.format(count=160))
@@ -334,8 +339,14 @@ def test_a_killed_notebook_s_pool_is_taken_up_with_its_run_and_ended(world: Worl
     row = row_of(id)
     assert row is not None
     assert row.outlives
-    if link == "was killed":
+    if link != "lives":
         process.kill()
+    if link == "went with this machine's power":
+        # What the system empties when it starts.
+        (blobs,) = [folder for folder in row.folders if folder.startswith("/dev/shm/")]
+        shutil.rmtree(blobs)
+        assert [Path(folder).parent for folder in row.folders if folder != blobs] == [registry_path().parent]
+    if link != "lives":
         assert name not in swept()
     pool = attach(id)
     try:

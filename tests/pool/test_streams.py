@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -354,7 +355,8 @@ def test_a_notebook_that_dies_leaves_no_stream_of_a_kept_pool_open(tmp_path: Pat
         wait_until(marker.exists)
     finally:
         for process in set(marked_processes(os.environ[MARK])) - set(before):
-            process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
 
 
 def test_calls_that_stream_are_not_sent_where_nobody_reads(compute: sky.Compute) -> None:

@@ -14,9 +14,9 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import SpecError
 from sky_jupyter.machines import remote_cleanup
-from sky_jupyter.pool.registry import remote_parts
+from sky_jupyter.pool.registry import remote_leftovers
 from sky_jupyter.pool.registry.registry import Registry, sweep
-from sky_jupyter.pool.registry.remote_parts import Traces
+from sky_jupyter.pool.registry.remote_leftovers import Traces
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.programs import ROOT
 
@@ -40,18 +40,18 @@ def test_a_host_is_known_from_before_anything_is_made_there_until_it_has_ended(r
     assert (target.user, target.port, target.name) == ("ada", 2222, "ada@host0:2222")
     assert target.jump is not None
     # Its owner lives.
-    assert remote_parts.orphans(registry) == []
+    assert remote_leftovers.orphans(registry) == []
     registry.update(ID, "ended")
-    assert remote_parts.orphans(registry) == [trace]
+    assert remote_leftovers.orphans(registry) == [trace]
     known.forget(FOLDERS[0])
-    assert known.left() == remote_parts.orphans(registry) == []
+    assert known.left() == remote_leftovers.orphans(registry) == []
 
 
 DEAD = """
 import sys
 from pathlib import Path
 from sky_jupyter.pool.registry.registry import Registry
-from sky_jupyter.pool.registry.remote_parts import Traces
+from sky_jupyter.pool.registry.remote_leftovers import Traces
 from tests.pool.test_traces import FOLDERS, ID, SPEC
 registry = Registry(Path(sys.argv[1]))
 registry.intend(ID, "far", "ssh", 2, sys.argv[2] == "kept")
@@ -71,20 +71,20 @@ def test_what_a_dead_notebook_was_making_or_ending_is_nobodys(
     (row,) = registry.pools()
     assert row.unfinished is orphaned
     assert row.outlives is not orphaned
-    assert [trace.host for trace in remote_parts.orphans(registry)] == ["host1"] * orphaned
+    assert [trace.host for trace in remote_leftovers.orphans(registry)] == ["host1"] * orphaned
     if orphaned:
         assert sweep(registry) == ["far"]
-        assert [trace.host for trace in remote_parts.orphans(registry)] == ["host1"]
+        assert [trace.host for trace in remote_leftovers.orphans(registry)] == ["host1"]
 
 
 def test_what_was_not_reached_for_longer_than_its_lease_is_forgotten(registry: Registry) -> None:
     registry.intend(ID, "far", "ssh", 2, False)
     Traces(registry, ID, SPEC).note("host0", *FOLDERS)
     registry.update(ID, "ended")
-    assert len(remote_parts.orphans(registry)) == 1
+    assert len(remote_leftovers.orphans(registry)) == 1
     with registry.transaction() as connection:
         connection.execute("UPDATE pools SET ended = ?", (time.time() - 2 * 86_400,))
-    assert remote_parts.orphans(registry) == []
+    assert remote_leftovers.orphans(registry) == []
     assert Traces(registry, ID, SPEC).left() == []
 
 
@@ -104,7 +104,7 @@ def test_a_row_that_cannot_be_ours_is_no_part_of_a_script(registry: Registry, ro
         connection.execute(
             "INSERT INTO traces (pool, name, folder, blobs, target, lease, noted) VALUES (?, ?, ?, ?, ?, ?, 0)", row
         )
-    assert [trace.pool for trace in remote_parts.orphans(registry)] == ["ffffffff"]
+    assert [trace.pool for trace in remote_leftovers.orphans(registry)] == ["ffffffff"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_row_that_cannot_be_ours_is_no_part_of_a_script(registry: Registry, ro
 )
 def test_one_that_does_not_say_how_the_host_is_reached_is_refused(target: str) -> None:
     with pytest.raises(SpecError):
-        remote_parts.RemotePart(ID, "far", *FOLDERS, target, 1.0).reach()
+        remote_leftovers.RemotePart(ID, "far", *FOLDERS, target, 1.0).reach()
 
 
 def test_the_registry_holds_no_secret_of_the_log_in(registry: Registry, tmp_path: Path) -> None:

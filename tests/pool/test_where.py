@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sky_jupyter as sky
-from sky_jupyter.errors import plain
 from sky_jupyter.node.agent import rank_inspection
 from sky_jupyter.node.kernel import stack_dump
 from sky_jupyter.pool.base.events import Event, NoticeEvent
@@ -27,6 +26,7 @@ from sky_jupyter.pool.runs.run import Run
 from sky_jupyter.pool.runs.stacks import StackReport, read
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import Image, PoolSpec
+from sky_jupyter.util.text import plain
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
 from tests.worlds import COLLECTIVES, some

@@ -53,6 +53,7 @@ FAULTS = {
         *("interrupt-before", "interrupt-after", "kill-before", "kill-after", "denied"),
     ),
     "list": ("error", "hang", "interrupt-before", "kill-before", "vanish"),
+    "describe": ("error",),
     "destroy": ("error", "lost", "unknown", "half-lost", "kill-before", "kill-after", "interrupt-after"),
     "connect": (
         *("refused", "kill-before", "interrupt-before", "vanish"),
@@ -62,8 +63,11 @@ FAULTS = {
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS machines (
     id TEXT PRIMARY KEY, pool TEXT, token TEXT, region TEXT, zone TEXT, kind TEXT, made REAL, shown REAL,
-    until REAL, owner TEXT, ending REAL, address TEXT, name TEXT, stopped INTEGER DEFAULT 0);
+    until REAL, owner TEXT, ending REAL, address TEXT, name TEXT, stopped INTEGER DEFAULT 0,
+    remains INTEGER DEFAULT 0, queued INTEGER DEFAULT 0, incarnation INTEGER DEFAULT 1, reason TEXT DEFAULT '');
+CREATE TABLE IF NOT EXISTS queue (free INTEGER, reason TEXT);
 CREATE TABLE IF NOT EXISTS faults (number INTEGER PRIMARY KEY, call TEXT, fault TEXT, skip INTEGER);
+CREATE TABLE IF NOT EXISTS consoles (id TEXT, previous INTEGER, text TEXT);
 CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY, pool TEXT, call TEXT, said TEXT);
 """
 # How long a call takes that hangs, and how long a machine is seen ending before it is gone.
@@ -105,8 +109,12 @@ class Cloud:
     # Dollars an hour of each machine; None where the cloud has no price list.
     hourly: float | None = field(default_factory=lambda: float(os.environ.get(HOURLY, "0.1")))
     visible_within: float = field(default=0.1, compare=False)
+    # Whether something is left of machines that end by themselves, until they are destroyed.
+    leaves: bool = False
     # What nodes ask whether their machine is taken away.
     notice: str = field(default="", compare=False)
+    # Whether machines wait in a queue, which `hold` closes, and come back as `evict` and `bring_back` say.
+    queues: bool = field(default=False, compare=False)
 
     @property
     def power_file(self) -> str:
@@ -119,11 +127,17 @@ class Cloud:
         return "somebody"
 
     def recipe(self) -> Mapping[str, Any]:
-        return {"store": self.store, "zones": list(self.zones), "hosts": list(self.hosts), "hourly": self.hourly}
+        return {
+            "store": self.store,
+            "zones": list(self.zones),
+            "hosts": list(self.hosts),
+            "hourly": self.hourly,
+            "leaves": self.leaves,
+        }
 
     @classmethod
     def restore(cls, recipe: Mapping[str, Any]) -> Cloud:
-        about = {"hosts": tuple(recipe["hosts"]), "hourly": recipe["hourly"]}
+        about = {"hosts": tuple(recipe["hosts"]), "hourly": recipe["hourly"], "leaves": recipe["leaves"]}
         return cls(str(recipe["store"]), tuple(recipe["zones"]), **about)
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
@@ -155,7 +169,9 @@ class Cloud:
             shown = self._rows("SELECT id FROM machines WHERE shown <= ?", now)
             ids = {id for (id,) in shown}
             found = [one for one in self.machines(pool) if one.id in ids]
-            return [one for one in found if one.state != "ended" and (not regions or one.region in regions)]
+            return [
+                one for one in found if (one.state != "ended" or one.remains) and (not regions or one.region in regions)
+            ]
 
     def forget(self, pool: str) -> None:
         """It keeps nothing of a pool."""
@@ -164,6 +180,8 @@ class Cloud:
         return list(dict.fromkeys(zone.partition("-")[0] for zone in self.zones))
 
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
+        if self._fault("describe") == "error":
+            raise ConnectionError("the connection broke before the call was sent")
         known = {one.id: one for one in self.machines()}
         return [known.get(id, MachineRecord(id, "unknown")) for id in ids]
 
@@ -175,7 +193,10 @@ class Cloud:
         with self._call("destroy", pool) as fault:
             if fault == "unknown" or any(id not in known for id in ids):
                 raise ProvisionError(f"one of {', '.join(ids)} is not known; nothing was ended")
-            self.vanish(ids[: len(ids) // 2] if fault.startswith("half") else ids)
+            ended = ids[: len(ids) // 2] if fault.startswith("half") else ids
+            self.vanish(ended)
+            for id in ended:
+                self._rows("UPDATE machines SET remains = 0 WHERE id = ?", id)
 
     def costs(self, records: Sequence[MachineRecord], at: float) -> Sequence[Charge]:
         return [
@@ -205,6 +226,12 @@ class Cloud:
 
     def _pool_of(self, ids: Sequence[str]) -> str:
         return next((one.pool for one in self.machines() if one.id in ids), "")
+
+    def console(self, id: str, *, previous: bool = False, lines: int | None = None) -> str:
+        found = self._rows("SELECT text FROM consoles WHERE id = ? AND previous = ?", id, previous)
+        if not found:
+            raise ProvisionError(f"machine {id} has no {'earlier ' if previous else ''}log")
+        return "".join("".join(text for (text,) in found).splitlines(keepends=True)[-(lines or 0) :])
 
     def default_nodes(self) -> int:
         return 1
@@ -242,6 +269,36 @@ class Cloud:
         assert fault in {**FAULTS, "start": ("error", "refused"), "stop": ("error",)}[call], fault
         self._rows("INSERT INTO faults (call, fault, skip) VALUES (?, ?, ?)", call, fault, skip)
 
+    def say(self, id: str, text: str, *, previous: bool = False) -> None:
+        """Have a machine say something in its own log."""
+        self._rows("INSERT INTO consoles VALUES (?, ?, ?)", id, previous, text)
+
+    def hold(self, reason: str, free: int = 0) -> None:
+        """Have machines that are made from now on wait in the queue, beyond so many."""
+        self._rows("DELETE FROM queue")
+        self._rows("INSERT INTO queue VALUES (?, ?)", free, reason)
+
+    def admit(self, ids: Sequence[str] = ()) -> None:
+        """Let machines run, all by default; without a name, the queue is open again."""
+        if not ids:
+            self._rows("DELETE FROM queue")
+        for id in ids or [one.id for one in self.machines() if one.state == "queued"]:
+            self._power_on([address for _, address, _ in self._of([id])])
+            self._rows("UPDATE machines SET queued = 0, incarnation = incarnation + 1 WHERE id = ?", id)
+
+    def requeue(self, id: str, reason: str) -> None:
+        """Say another reason why a machine waits."""
+        self._rows("UPDATE machines SET reason = ? WHERE id = ?", reason, id)
+
+    def evict(self, id: str, reason: str, host: str = "") -> None:
+        """Take a machine away, which comes back with `admit`: without its processes, or as another host."""
+        for _, address, _ in self._of([id]):
+            if world := _worlds.get(self.store):
+                next(one for one in world if one.name == address).kill()
+            self._rows(
+                "UPDATE machines SET queued = 1, reason = ?, address = ? WHERE id = ?", reason, host or address, id
+            )
+
     def calm(self) -> None:
         """Have no more faults."""
         self._rows("DELETE FROM faults")
@@ -256,9 +313,13 @@ class Cloud:
             for address, ending, stopped in self._rows(
                 "SELECT address, ending, stopped FROM machines WHERE id = ?", id
             ):
-                if address and ending is None and not stopped and (world := _worlds.get(self.store)):
-                    next(host for host in world if host.name == address).kill()
-            self._rows("UPDATE machines SET ending = coalesce(ending, ?) WHERE id = ?", time.time(), id)
+                for host in _worlds.get(self.store, ()) if ending is None and not stopped else ():
+                    # One that was taken away has no power.
+                    if host.name == address and host.pid:
+                        host.kill()
+            # What had ended before has left what it leaves.
+            values = (self.leaves, time.time(), id)
+            self._rows("UPDATE machines SET remains = ?, ending = ? WHERE id = ? AND ending IS NULL", *values)
 
     @contextlib.contextmanager
     def powered(self, world: World, grace: float = GRACE) -> Iterator[Cloud]:
@@ -267,6 +328,8 @@ class Cloud:
         A machine that nobody has used within ``grace`` seconds goes off.
         """
         _worlds[self.store] = world
+        # Its file is made before two threads use it.
+        self.machines()
         try:
             with Hypervisor(self, world, grace):
                 yield self
@@ -279,13 +342,16 @@ class Cloud:
     def machines(self, pool: str | None = None) -> list[MachineRecord]:
         """All machines there ever were, as the cloud itself knows them."""
         rows = self._rows(
-            "SELECT id, pool, region, zone, kind, made, until, ending, address, owner, name, stopped "
+            "SELECT id, pool, region, zone, kind, made, until, ending, address, owner, name, stopped, "
+            "remains, queued, incarnation, reason "
             "FROM machines ORDER BY made, id"
         )
         found = []
-        for id, its, region, zone, kind, made, until, ending, address, owner, name, stopped in rows:
+        for row in rows:
+            id, its, region, zone, kind, made, until, ending, address, owner, name, stopped = row[:12]
+            remains, queued, incarnation, reason = row[12:]
             state = (
-                ("stopped" if stopped else "running")
+                ("queued" if queued else "stopped" if stopped else "running")
                 if ending is None
                 else "ending"
                 if time.time() < ending + _ENDING
@@ -301,6 +367,9 @@ class Cloud:
                 "hourly": self.hourly,
                 "owner": owner,
                 "name": name,
+                "remains": state == "ended" and bool(remains),
+                "reason": reason,
+                "incarnation": f"{id} {incarnation}" if self.queues and not queued else "",
             }
             found.append(MachineRecord(id, state, its, **facts))
         return [one for one in found if pool in (None, one.pool)]
@@ -308,6 +377,10 @@ class Cloud:
     def alive(self, pool: str | None = None) -> list[str]:
         """The machines that somebody pays for."""
         return [one.id for one in self.machines(pool) if one.is_there]
+
+    def remains(self) -> list[str]:
+        """The machines that have ended and left something."""
+        return [one.id for one in self.machines() if one.remains]
 
     def most_at_once(self, pool: str) -> int:
         """How many machines a pool had at a time, at most."""
@@ -337,12 +410,14 @@ class Cloud:
             free = sorted((name for name in self.hosts if used.get(name, 1)), key=lambda name: name in used)
             if self.hosts and len(free) < count:
                 raise NoCapacity(f"{order.zone} has {len(free)} machines left")
-            self._power_on(free[:count])
+            places, reason = connection.execute("SELECT free, reason FROM queue").fetchone() or (count, "")
+            self._power_on(free[: min(count, places)])
             ids = [f"m-{uuid.uuid4().hex[:12]}" for _ in range(count)]
             now, region = time.time(), order.zone.partition("-")[0]
-            for id, address in zip(ids, [*free[:count], *[""] * count], strict=False):
+            for number, (id, address) in enumerate(zip(ids, [*free[:count], *[""] * count], strict=False)):
+                waits = number >= places
                 connection.execute(
-                    "INSERT INTO machines VALUES (?, ?, ?, ?, ?, 'small', ?, ?, ?, ?, NULL, ?, ?, 0)",
+                    "INSERT INTO machines VALUES (?, ?, ?, ?, ?, 'small', ?, ?, ?, ?, NULL, ?, ?, 0, 0, ?, 1, ?)",
                     (
                         id,
                         order.pool,
@@ -355,8 +430,12 @@ class Cloud:
                         order.owner,
                         address,
                         order.name,
+                        waits,
+                        reason if waits else "",
                     ),
                 )
+            if places < count:
+                connection.execute("UPDATE queue SET free = 0")
             return ids
 
     def _power_on(self, names: Sequence[str]) -> None:

@@ -34,10 +34,10 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.errors import MachineError, OrderSpent, SkyError
+from sky_jupyter.errors import MachineError, OrderSpent, ProvisionError, SkyError
 from sky_jupyter.machines.base import Machine
 from sky_jupyter.providers import kinds
-from sky_jupyter.providers.base import ConnectionSession, Order, Provider, Provisioner
+from sky_jupyter.providers.base import ConnectionSession, Order, Provider, Provisioner, has_console
 from sky_jupyter.spec.pool_spec import MACHINE_OPTIONS, PoolSpec
 
 PATIENCE = 60.0
@@ -495,6 +495,13 @@ class ProvisionerConformance:
         eventually(lambda: self.there(provider, placed.pool) == set(ids[1:]))
         (gone, *_), (kept, *_) = provider.describe(ids[:1]), provider.describe(ids[1:])
         assert (gone.is_there, kept.is_there) == (False, True)
+
+    def test_a_machine_that_never_was_has_no_log(self, provider: Provisioner) -> None:
+        if not has_console(provider):
+            pytest.skip("it has no logs of its machines")
+        for previous in (False, True):
+            with pytest.raises(ProvisionError):
+                provider.console("no-such-machine", previous=previous)
 
 
 def _say(near: socket.socket, data: bytes) -> None:

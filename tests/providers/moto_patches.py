@@ -18,10 +18,11 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends, instances
 from moto.ec2.models.amis import Ami, AmiBackend
+from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.instances import Instance, InstanceBackend, InstanceState, Reservation, StateReason
 from moto.ec2.models.spot_requests import SpotInstanceRequest, SpotRequestBackend
 from moto.ec2.responses import EC2Response
-from moto.ec2.utils import random_spot_request_id
+from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix, random_spot_request_id
 from moto.servicequotas.exceptions import NoSuchResource
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.ssm.models import Parameter, SimpleSystemManagerBackend
@@ -615,6 +616,13 @@ def respond_run(self: Any) -> Any:
         del backend.__dict__["run_instances"]
 
 
+def get_tags(self: Any) -> list[dict[str, str]]:
+    """Return a thing's tags; moto searches those of all things that there ever were."""
+    kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(self.id), "")
+    tags = self.ec2_backend.tags.get(self.id, {}).copy()
+    return [{"resource_id": self.id, "key": key, "value": tags[key], "resource_type": kind} for key in tags]
+
+
 def left() -> dict[str, int]:
     """Return how many there are of each kind of thing that AWS keeps or charges for."""
     found = {
@@ -674,6 +682,7 @@ def reset() -> None:
 def install() -> None:
     """Put all of this into moto."""
     instances.Instance = Machine
+    TaggedEC2Resource.get_tags = get_tags
     InstanceBackend.run_instances = run_instances
     InstanceBackend.all_reservations = all_reservations
     EC2Backend.delete_security_group = delete_security_group

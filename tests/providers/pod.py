@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,8 @@ class Pod(ShellMachine):
     def __init__(self, name: str, facts: dict[str, Any]) -> None:
         self.name, self.key, self.address = name, f"pod {name}", str(facts["address"])
         self._enter = ["nsenter", f"--target={facts['pid']}"]
-        self._user = str(facts["user"])
+        # The container's own variables: each exec has them.
+        self._env = {"HOME": f"/home/{facts['user']}", "USER": str(facts["user"]), **facts.get("env", {})}
         self._ids = [f"--setuid={facts['uid']}", f"--setgid={facts['uid']}"]
         if self.open_shell("true").process.wait():
             raise MachineError(name, "closed", "there is no such pod any more")
@@ -102,7 +103,7 @@ class Pod(ShellMachine):
         spaces = ["--mount", "--uts", "--ipc", "--net", "--pid", *self._ids]
         # Each exec is a session of its own.
         argv = [*self._enter, *spaces, "--", "setsid", "--wait", "/bin/sh", "-c", f"cd; {command}"]
-        return Exec(argv, {**_ENVIRONMENT, "HOME": f"/home/{self._user}", "USER": self._user})
+        return Exec(argv, {**_ENVIRONMENT, **self._env})
 
     def status(self, pipes: Exec) -> int:
         return pipes.process.wait()
@@ -116,10 +117,10 @@ class Pod(ShellMachine):
         return made
 
 
-def announce(hosts: Iterable[Host], api: Path) -> None:
-    """Have hosts be pods of the API at this path."""
+def announce(hosts: Iterable[Host], api: Path, **more: Any) -> None:
+    """Have hosts be pods of the API at this path; ``more`` are facts of all of them, such as ``uid`` and ``env``."""
     found = {
-        f"pod-{number}": {"pid": host.pid, "address": host.private, "user": host.users[0], "uid": 1000}
+        f"pod-{number}": {"pid": host.pid, "address": host.private, "user": host.users[0], "uid": 1000, **more}
         for number, host in enumerate(hosts)
     }
     api.write_text(json.dumps(found))
@@ -138,9 +139,15 @@ class Pods:
     ----------
     names : tuple of str
         Those of the pods, in the order of the nodes; all unless given.
+    image_packages : bool
+        Whether what their image has installed counts.
+    shared_memory : int
+        Bytes that they were asked to have in /dev/shm.
     """
 
     names: tuple[str, ...] = ()
+    image_packages: bool = False
+    shared_memory: int = 0
 
     kind = "pods"
     provisions = False
@@ -185,7 +192,7 @@ class Pods:
 
     def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> Pods:
         chosen = (*ids, *add)
-        return Pods((*chosen, *(name for name in self._all() if name not in (*chosen, *remove))))
+        return replace(self, names=(*chosen, *(name for name in self._all() if name not in (*chosen, *remove))))
 
     def __str__(self) -> str:
         return "pods"

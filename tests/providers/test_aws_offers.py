@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -18,6 +19,7 @@ import sky_jupyter as sky
 from sky_jupyter.api import spec_choice
 from sky_jupyter.errors import ProvisionError, SpecError
 from sky_jupyter.providers.aws import instance_types, offers, prices
+from sky_jupyter.providers.aws.instance_types import InstanceType
 from sky_jupyter.providers.aws.offers import NothingFits
 from sky_jupyter.providers.values import Offer
 from sky_jupyter.spec.accelerators import Accelerator
@@ -223,6 +225,17 @@ def test_an_answer_is_asked_for_once_until_it_is_old(aws: AwsWorld, monkeypatch:
     monkeypatch.setattr(time, "time", lambda: later)
     sky.AWS().offers(spec("T4"))
     assert [call["action"] for call in aws.calls()[before:]] == ["DescribeSpotPriceHistory"]
+
+
+def test_answers_that_an_earlier_release_wrote_with_other_fields_are_asked_for_again(
+    aws: AwsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dataclasses.field(default=1)
+    earlier = dataclasses.make_dataclass("Earlier", [("gone", int, row)], bases=(InstanceType,), frozen=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(instance_types, "InstanceType", earlier)
+        found = names(sky.AWS().offers(spec("T4")))
+    assert names(sky.AWS().offers(spec("T4"))) == found
 
 
 @pytest.mark.parametrize("action", ["DescribeSpotPriceHistory", "GetProducts"])

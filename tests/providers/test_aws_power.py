@@ -14,7 +14,7 @@ from sky_jupyter.machines import power_watchdog
 from sky_jupyter.magics import sweep
 from sky_jupyter.pool.lifecycle import stop_start
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.registry import purchases
+from sky_jupyter.pool.registry import provider_accounts
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import AWS
 from sky_jupyter.providers.base import can_stop
@@ -85,7 +85,7 @@ def test_instances_boot_with_the_watchdog_of_their_deadline(world: AwsWorld) -> 
 
 def test_pools_are_listed_by_their_tags_and_swept_by_their_time(world: AwsWorld) -> None:
     aws, registry = AWS(), Registry()
-    later = replace(order(), name="mine", owner=f"laptop/{purchases.owner(registry).rpartition('/')[2]}")
+    later = replace(order(), name="mine", owner=f"laptop/{provider_accounts.owner(registry).rpartition('/')[2]}")
     registry.close()
     lost = launched(later)
     past = launched(replace(order(token="t1"), pool="89abcdef", until=time.time() - 60, owner="other/12345678"))

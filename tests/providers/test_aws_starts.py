@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.pool.registry import cost_rows, orders
+from sky_jupyter.pool.registry import cost_rows, machine_orders
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from tests.providers import aws_world, starts
@@ -52,10 +52,10 @@ def strike(aws: AwsWorld, registry: Registry, folder: Path, seed: int, count: in
     for _ in range(_SWEEPS):
         sweep(registry)
         sweep_machines(registry)
-        if not orders.every(registry):
+        if not machine_orders.every(registry):
             break
         time.sleep(0.2)
-    assert orders.every(registry) == []
+    assert machine_orders.every(registry) == []
     assert [row.name for row in registry.pools()] == []
     # The security group is kept: one a VPC and user.
     left = aws.left()

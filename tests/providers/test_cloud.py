@@ -16,14 +16,14 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError, ProvisionError
-from sky_jupyter.magics import clean, runs_table
+from sky_jupyter.magics import clean, leftover_pools
 from sky_jupyter.pool import end_pool
 from sky_jupyter.pool.lifecycle import provisioning
 from sky_jupyter.pool.lifecycle.provisioning import Provisioning
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.registry import cost_rows, orders
+from sky_jupyter.pool.registry import cost_rows, machine_orders
+from sky_jupyter.pool.registry.machine_orders import OrderRow
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
-from sky_jupyter.pool.registry.orders import OrderRow
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.providers.base import Order
 from sky_jupyter.spec.options import Options
@@ -55,7 +55,7 @@ def sweep_all(registry: Registry) -> None:
     for _ in range(_SWEEPS):
         sweep(registry)
         sweep_machines(registry)
-        if not orders.every(registry):
+        if not machine_orders.every(registry):
             return
 
 
@@ -83,7 +83,7 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
         # One that goes by itself before anybody was told of it is in no account.
         vanishing = {pool for pool in cloud.pools() if "vanish" in {said for _, said in cloud.calls(pool)}}
         bought += [one.id for one in cloud.machines() if one.pool not in vanishing]
-        if cloud.alive():
+        if cloud.alive() or cloud.remains():
             left.append((start, [cloud.calls(pool) for pool in cloud.pools()]))
         # A start is one pool, and has never more machines than nodes, however often it asks for them.
         twice += [(start, cloud.calls(pool)) for pool in cloud.pools() if cloud.most_at_once(pool) > start.nodes]
@@ -96,7 +96,7 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
     # Most starts come to the point where they buy.
     assert made > count
     assert [row.name for row in registry.pools()] == []
-    assert orders.every(registry) == []
+    assert machine_orders.every(registry) == []
 
 
 @pytest.mark.parametrize("fault", ["lost", "half-lost", "error", "throttled"])
@@ -145,7 +145,7 @@ def test_machines_are_bought_where_there_are_some(cloud: Cloud, registry: Regist
     pool = pool_of(cloud)
     buy(pool)
     assert {one.zone for one in cloud.machines()} == {"there-a"}
-    rows = [(row.zone, row.state) for row in orders.of(registry, pool.id) if row.token]
+    rows = [(row.zone, row.state) for row in machine_orders.of(registry, pool.id) if row.token]
     assert rows == [("here-a", "refused"), ("here-b", "refused"), ("there-a", "made")]
     pool.down()
 
@@ -224,7 +224,7 @@ def test_credentials_of_another_account_settle_nothing(
     monkeypatch.setattr(Cloud, "account", lambda self: "somebody else")
     pool.down()
     assert any("somebody, and the credentials here of somebody else" in text for text in pool.unended or ())
-    assert orders.of(registry, pool.id)
+    assert machine_orders.of(registry, pool.id)
     monkeypatch.undo()
     monkeypatch.setenv("SKY_REGISTRY", str(registry.path))
     assert sweep_machines(registry).machines == 2
@@ -264,7 +264,7 @@ def test_the_intent_is_recorded_before_each_call(cloud: Cloud, registry: Registr
 
     class Watched(Cloud):
         def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-            sent.extend(row for row in orders.of(registry, order.pool) if row.token == order.token)
+            sent.extend(row for row in machine_orders.of(registry, order.pool) if row.token == order.token)
             return super().create(spec, count, order)
 
     spec = replace(pool.spec, provider=Watched(cloud.store))
@@ -289,7 +289,7 @@ def test_machines_have_a_deadline_that_a_sweep_keeps_whoever_manages_them(
     # What is bought later ends with the pool as well.
     cloud.vanish(first[:1])
     buy(pool, first)
-    deadlines = {one.until for one in cloud.machines()} | {row.until for row in orders.of(registry, pool.id)}
+    deadlines = {one.until for one in cloud.machines()} | {row.until for row in machine_orders.of(registry, pool.id)}
     (deadline,) = deadlines
     assert deadline is not None
     assert pool.expiry.ttl == life
@@ -381,7 +381,7 @@ def test_the_next_notebook_ends_what_a_dead_one_has_bought_and_says_so(
     pool = pool_of(cloud)
     buy(pool)
     abandon(registry, pool)
-    (line,) = runs_table.news()
+    (line,) = leftover_pools.news()
     assert "machines that were made for it are being ended" in line
     wait_until(lambda: registry.pools() == [])
     assert cloud.alive() == []

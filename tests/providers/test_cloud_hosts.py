@@ -14,7 +14,7 @@ import pytest
 from sky_jupyter.errors import NoCapacity, SkyError
 from sky_jupyter.plugins.core.plugin import Plugin
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.registry import orders
+from sky_jupyter.pool.registry import machine_orders
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers.base import Provider
 from sky_jupyter.spec.pool_spec import PoolSpec
@@ -54,7 +54,7 @@ class TestCloud(ProviderConformance, ProvisionerConformance):
 def gone(cloud: Cloud, pool: Pool) -> bool:
     registry = Registry()
     try:
-        known = [row.id for row in registry.pools()], orders.of(registry, pool.id)
+        known = [row.id for row in registry.pools()], machine_orders.of(registry, pool.id)
     finally:
         registry.close()
     return cloud.alive() == [] and nothing_here(pool.id) and pool.id not in known[0] and not known[1]

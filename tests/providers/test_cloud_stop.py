@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import NoCapacity, PoolError
-from sky_jupyter.magics import runs_table
+from sky_jupyter.magics import leftover_pools
 from sky_jupyter.pool import end_pool
 from sky_jupyter.pool.lifecycle import stop_start
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.registry import cost_rows, orders, stopped_pools
+from sky_jupyter.pool.registry import cost_rows, machine_orders, stopped_pools
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers.local import Local
@@ -47,12 +47,12 @@ def test_sweeps_leave_a_stopped_pool_until_its_time_is_over(
     (row,) = registry.pools()
     assert (row.state, row.owner, row.outlives) == ("stopped", 0, False)
     assert sweep_machines(registry).machines == 0
-    (line,) = runs_table.nobodys()
+    (line,) = leftover_pools.nobodys()
     assert line.startswith("pool bought: 2 cloud machines, stopped; their disks stay and cost until ")
     assert "`%sky start bought` starts them" in line
     states = [(one.state, one.ended is None) for one in cost_rows.of(registry, pool.id)]
     assert sorted(states) == [("running", False)] * 2 + [("stopped", True)] * 2
-    until = max(one.until or 0.0 for one in orders.of(registry, pool.id))
+    until = max(one.until or 0.0 for one in machine_orders.of(registry, pool.id))
     clock(until + 1)
     assert sweep_machines(registry).machines == 2
     assert cloud.alive() == []

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from sky_jupyter.errors import NoCapacity
-from sky_jupyter.pool.lifecycle import place_refusals
-from sky_jupyter.pool.lifecycle.place_refusals import Place, Refusals
+from sky_jupyter.pool.lifecycle import capacity_backoff
+from sky_jupyter.pool.lifecycle.capacity_backoff import Place, Refusals
 from sky_jupyter.providers.values import Offer
 
 
@@ -41,7 +41,7 @@ def named(found: list[Place]) -> list[tuple[str, str, str]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that goes by hand."""
     now = SimpleNamespace(at=1000.0)
-    monkeypatch.setattr(place_refusals, "time", SimpleNamespace(monotonic=lambda: now.at))
+    monkeypatch.setattr(capacity_backoff, "time", SimpleNamespace(monotonic=lambda: now.at))
     return now
 
 

@@ -1,7 +1,7 @@
 /** What a pool's machines cost, in the words of util/pool_cost.py. */
 import * as v from "valibot";
 
-import { number, whole } from "./check";
+import { number, whole } from "./validate";
 
 export const cost = v.object({
   /** Dollars until `at`, and an hour since then; null where no price is known. */

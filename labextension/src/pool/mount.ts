@@ -1,6 +1,6 @@
 /** A pool panel at a place of the page: asks the kernel while the place is in sight, and shows what it says. */
 
-import { type Kernel } from "../run/control";
+import { type Kernel } from "../run/kernel-requests";
 import { type PoolFacts, PoolModel } from "./model";
 import { type StatusPoller, feedOf, request } from "./status-poller";
 import { readReply } from "./schema";

@@ -3,7 +3,7 @@
 import { button, fill, make, mark, say } from "./dom";
 import type { NodeFacts, PoolFacts, PoolModel, Sample } from "./model";
 import { draw, sparkline } from "./sparkline";
-import { nodeState, ofBytes, percent, rankText, ranksText, whole } from "./labels";
+import { nodeState, ofBytes, percent, rankText, ranksText, whole } from "./status-texts";
 
 const COLUMNS = ["node", "state", "where", "accelerator", "CPU", "memory", "GPU", "ranks", "up", "remove"] as const;
 type Column = (typeof COLUMNS)[number];

@@ -1,7 +1,7 @@
 /** Pools as notebooks keep them, display/notebook/pool_panel.py, and as `status` tells of them (docs/actions.md). */
 import * as v from "valibot";
 
-import { number, read, text, whole } from "../page/check";
+import { number, read, text, whole } from "../page/validate";
 import { cost } from "../page/cost";
 
 export const MIME = "application/vnd.sky.pool.v1+json";

@@ -2,7 +2,7 @@
 
 import { mark, shape } from "./dom";
 import { SPAN } from "./model";
-import { percent } from "./labels";
+import { percent } from "./status-texts";
 
 const WIDTH = 100;
 const HEIGHT = 16;

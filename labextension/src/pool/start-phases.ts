@@ -2,7 +2,7 @@
 
 import { fill, make, mark, say } from "./dom";
 import { isChanging, type PartFacts, type PhaseFacts, type PoolFacts } from "./model";
-import { duration, phaseText, startText } from "./labels";
+import { duration, phaseText, startText } from "./status-texts";
 
 export class StartLog {
   readonly node = make("details", "sky-live-start");

@@ -1,6 +1,6 @@
 /** Asks a kernel how one of its pools is, once a second for as long as somebody looks. */
 
-import { ask, type Kernel, Refusal } from "../run/control";
+import { ask, type Kernel, Refusal } from "../run/kernel-requests";
 import { reason } from "../run/dom";
 import { isChanging, LINES, type PoolFacts, PoolModel } from "./model";
 import { readStatus } from "./schema";

@@ -6,7 +6,7 @@ import { fill, make, mark, say } from "./dom";
 import type { PoolModel } from "./model";
 import { NodesTable } from "./node-table";
 import { StartLog } from "./start-phases";
-import { poolFacts, runText } from "./labels";
+import { poolFacts, runText } from "./status-texts";
 
 // What a cell shows is as new as that; in seconds.
 const FRESH = 5;

@@ -1,7 +1,7 @@
 /** What the server's part of Sky Jupyter answers: server/pool_list.py and server/handlers.py. */
 import * as v from "valibot";
 
-import { number, read, text, whole } from "../page/check";
+import { number, read, text, whole } from "../page/validate";
 import { cost } from "../page/cost";
 
 // As the server's addresses have it.

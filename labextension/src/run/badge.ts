@@ -1,7 +1,7 @@
 /** The badge of a run's pool in the header: it opens and closes the pool's panel below. */
 
 import { make, mark, say } from "./dom";
-import type { PanelPlace } from "./host";
+import type { PanelPlace } from "./display-context";
 
 export class Badge {
   readonly node = make("button", "sky-badge", { type: "button", "aria-expanded": "false" });

@@ -3,7 +3,7 @@
 import { strip } from "./ansi";
 import { make } from "./dom";
 import { wholeLog } from "./journal-reader";
-import type { Host } from "./host";
+import type { Host } from "./display-context";
 
 /** Put a text into the clipboard; `near` is a node of the view. */
 export async function copy(text: string, near: HTMLElement): Promise<void> {

@@ -4,7 +4,7 @@ import { strip } from "./ansi";
 import { write } from "./coloured-text";
 import { make } from "./dom";
 import { fold, rankLabel } from "./folding";
-import type { Host } from "./host";
+import type { Host } from "./display-context";
 import type { Shown } from "./rank-output";
 import type { Rank, RunModel } from "./model";
 import { ALL } from "./viewport";

@@ -2,7 +2,7 @@
 
 import { make, mark, say } from "./dom";
 import { rankLabel } from "./folding";
-import type { Host } from "./host";
+import type { Host } from "./display-context";
 import type { RunModel } from "./model";
 import { duration, status } from "./run-status";
 

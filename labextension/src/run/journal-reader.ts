@@ -1,6 +1,6 @@
 /** Scrolling back: what a rank showed before the page's window, read from the journal as it is asked for. */
 
-import type { Host, JournalEvent, LogPage } from "./host";
+import type { Host, JournalEvent, LogPage } from "./display-context";
 import { type Mark, RankLog } from "./rank-output";
 
 const STEP = 500;

@@ -1,6 +1,6 @@
 /** A page that is opened while a cell runs, or after it: the run's output is put back where the notebook lacks it. */
 
-import { type Kernel, listViews, open } from "./control";
+import { type Kernel, listViews, open } from "./kernel-requests";
 import { MIME, type ViewFacts } from "./schema";
 
 /** What is used of a notebook's panel, as JupyterLab and Notebook 7 have it. */

@@ -1,7 +1,7 @@
 /** A run as notebooks keep it and kernels tell it: what display/model/saved_output.py and display/notebook/deltas.py make (docs/view.md). */
 import * as v from "valibot";
 
-import { Misfit, number, read, record, text, whole } from "../page/check";
+import { Misfit, number, read, record, text, whole } from "../page/validate";
 import { cost } from "../page/cost";
 
 export const MIME = "application/vnd.sky.run.v1+json";

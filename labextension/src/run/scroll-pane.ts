@@ -1,10 +1,10 @@
 /** The part of the view that scrolls: of each stretch of lines, those that are in sight are on the page. */
 
-import type { Block } from "./blocks";
+import type { Block } from "./filtered-lines";
 import { make, paint, say } from "./dom";
 import { rankLabel } from "./folding";
-import type { Host } from "./host";
-import { Rows } from "./rows";
+import type { Host } from "./display-context";
+import { Rows } from "./line-elements";
 
 const LINE = 18;
 const OVERSCAN = 10;

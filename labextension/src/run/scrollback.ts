@@ -2,7 +2,7 @@
 
 import { make, say } from "./dom";
 import { JournalReader } from "./journal-reader";
-import type { Host } from "./host";
+import type { Host } from "./display-context";
 import type { RankLog } from "./rank-output";
 import type { Viewport } from "./viewport";
 

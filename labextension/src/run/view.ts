@@ -3,12 +3,12 @@
 import { save } from "../page/dom";
 import { Badge } from "./badge";
 import { Bars } from "./progress-bars";
-import { textOf } from "./blocks";
+import { textOf } from "./filtered-lines";
 import { make, mark, reason, say } from "./dom";
 import { Scrollback } from "./scrollback";
 import { Footer } from "./footer";
 import { Header } from "./header";
-import type { Host } from "./host";
+import type { Host } from "./display-context";
 import { RunModel } from "./model";
 import { ScrollPane } from "./scroll-pane";
 import { copy, logs } from "./export-text";

@@ -1,7 +1,7 @@
 /** What a person looks at: a tab that grows, or that is held still while they read; and which lines of it. */
 
 import type { AllLog } from "./all-ranks";
-import { type Block, blocksOfAll, blocksOfRank, type Line, unfinished } from "./blocks";
+import { type Block, blocksOfAll, blocksOfRank, type Line, unfinished } from "./filtered-lines";
 import type { JournalReader } from "./journal-reader";
 import type { RankLog } from "./rank-output";
 import type { RunModel } from "./model";

@@ -1,6 +1,6 @@
 /** Widgets of ranks: drawn by the notebook's widget manager, which has them by the comms in the notebook's kernel. */
 
-import { ask, type Kernel, request } from "./control";
+import { ask, type Kernel, request } from "./kernel-requests";
 import type { Item } from "./rank-output";
 import { readOpenings } from "./schema";
 

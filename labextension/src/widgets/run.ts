@@ -1,7 +1,7 @@
 // The run view as an anywidget: for front ends that have no extension of ours. marimo gets it, others when asked for.
-import { drawAsText, foreignVersion } from "../page/plain";
-import { actions, type Kernel } from "../run/control";
-import type { Host } from "../run/host";
+import { drawAsText, foreignVersion } from "../page/fallback-text";
+import { actions, type Kernel } from "../run/kernel-requests";
+import type { Host } from "../run/display-context";
 import { RunModel } from "../run/model";
 import { reason } from "../run/dom";
 import { drawPlain } from "../run/rich";

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import { frame, install, make, mark, paint, picture } from "../../src/page/dom";
-import { drawAsText } from "../../src/page/plain";
+import { drawAsText } from "../../src/page/fallback-text";
 
 const EVIL = `"><img src=x onerror=alert(1)><script>alert(1)</script>`;
 

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 
-import { Misfit } from "../../src/page/check";
+import { Misfit } from "../../src/page/validate";
 import { PoolModel } from "../../src/pool/model";
 import { readSaved } from "../../src/pool/schema";
 import { PoolPanel } from "../../src/pool/view";

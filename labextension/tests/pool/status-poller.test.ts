@@ -4,7 +4,7 @@ import { PoolModel } from "../../src/pool/model";
 import { type Ask, StatusPoller } from "../../src/pool/status-poller";
 import { pointsOf } from "../../src/pool/sparkline";
 import { node, pool } from "./stub";
-import { Refusal } from "../../src/run/control";
+import { Refusal } from "../../src/run/kernel-requests";
 
 beforeEach(() => {
   vi.useFakeTimers();

@@ -1,10 +1,10 @@
 import { describe, expect, it } from "vitest";
 
 import { AllLog, FoldedItems } from "../../src/run/all-ranks";
-import { blocksOfAll } from "../../src/run/blocks";
+import { blocksOfAll } from "../../src/run/filtered-lines";
 import { rankNumbers } from "../../src/run/folding";
 import { JournalReader } from "../../src/run/journal-reader";
-import type { Host, JournalEvent } from "../../src/run/host";
+import type { Host, JournalEvent } from "../../src/run/display-context";
 import { Shown } from "../../src/run/rank-output";
 import { type Delta, RunModel, type Snapshot } from "../../src/run/model";
 import { readDelta } from "../../src/run/schema";

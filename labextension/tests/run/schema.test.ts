@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { type Kernel, Subscription } from "../../src/run/control";
+import { type Kernel, Subscription } from "../../src/run/kernel-requests";
 import { readDelta, readSnapshot } from "../../src/run/schema";
 import widget from "../../src/widgets/run";
 import { info } from "../kernels";

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 
-import type { Host } from "../../src/run/host";
+import type { Host } from "../../src/run/display-context";
 import { RunModel, type Snapshot } from "../../src/run/model";
 import { drawPlain } from "../../src/run/rich";
 import { readDelta } from "../../src/run/schema";

@@ -1,4 +1,4 @@
-"""Front-end detection; docs/view.md has the sources of these facts."""
+"""Front ends: which one there is, and what it draws; docs/view.md has the sources of these facts."""
 
 from __future__ import annotations
 
@@ -45,6 +45,22 @@ def drawable(bundle: Mapping[str, Any]) -> dict[str, Any]:
     if front_end() not in ("vscode", "colab"):
         return dict(bundle)
     return {kind: value for kind, value in bundle.items() if not kind.startswith(_OURS)}
+
+
+class Slot:
+    """Output of the cell, created on first use and then updated."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, bundle: dict[str, Any]) -> None:
+        """Show a bundle of what each front end can draw; main thread only."""
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(drawable(bundle), raw=True, display_id=True)
+        else:
+            self._handle.update(drawable(bundle), raw=True)
 
 
 def takes_buffers() -> bool:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...util.text import rank_label
-
 Item = TypeVar("Item", bound=Hashable)
-
-
-def rank_numbers(ranks: Iterable[int]) -> str:
-    """Format ranks as ``"0-3, 5"``."""
-    return rank_label(sorted(set(ranks))).partition(" ")[2]
 
 
 def fold(items: Mapping[int, Item]) -> list[tuple[list[int], Item]]:

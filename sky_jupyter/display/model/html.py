@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ...util.text import rank_label
+from ...util.text import format_ranks, rank_label
 from . import ansi
-from .folding import common_end, common_start, fold, rank_numbers
+from .folding import common_end, common_start, fold
 from .transcript import Rich, Segment, Text
 
 State = Literal["running", "done", "failed", "died", "timed out", "interrupted"]
@@ -195,7 +195,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
     rows = [" · ".join(header(model))]
 
     def add(ranks: Iterable[int], lines: Iterable[str]) -> None:
-        mark = f"[{rank_numbers(ranks).replace(' ', '')}] " if len(model.ranks) > 1 else ""
+        mark = f"[{format_ranks(ranks)}] " if len(model.ranks) > 1 else ""
         rows.extend((mark + (ansi.italic(line) if ansi.is_stderr(line) else line)).rstrip() for line in lines)
 
     for block in _blocks(model, _as_lines, max_lines):

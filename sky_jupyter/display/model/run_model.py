@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import cleaned
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 from ...util import pool_cost
 from ...util.pool_cost import PoolCost
+from ...util.text import cleaned
 from . import ansi
 from .html import RankView, RunViewModel, State
 from .transcript import OutputPart, RankOutput, Rich

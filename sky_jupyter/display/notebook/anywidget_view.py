@@ -20,11 +20,11 @@ from typing import Any
 
 from ...pool.base.events import Event
 from ..base import frontends
+from ..base.frontends import Slot
 from ..model import html, saved_output
 from ..model.run_model import RunModel
 from .deltas import Feed
 from .run_view import Sender
-from .start_view import Slot
 
 _PATIENCE = 0.15
 _VIEW = "application/vnd.jupyter.widget-view+json"

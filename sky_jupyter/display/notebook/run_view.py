@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...pool.base.events import Event
+from ..base.frontends import Slot
 from ..model import html, saved_output
 from ..model.run_model import RunModel
 from . import view_requests
 from .deltas import Feed
-from .start_view import Slot
 
 _LIVE_LINES = 100
 _PATIENCE = 0.15

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from ...pool.base.events import Event, TroubleEvent
-from ..base import frontends
+from ..base.frontends import Slot
 from ..model import html
 from ..model.run_model import StartModel
 from . import pool_panel
@@ -22,22 +22,6 @@ _INTERVAL = 0.1
 _LASTS = 2.0
 # Phases that took less are not worth a word.
 _SLOW = 0.5
-
-
-class Slot:
-    """Output of the cell, created on first use and then updated."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, bundle: dict[str, Any]) -> None:
-        """Show a bundle of what each front end can draw; main thread only."""
-        from IPython.display import display
-
-        if self._handle is None:
-            self._handle = display(frontends.drawable(bundle), raw=True, display_id=True)
-        else:
-            self._handle.update(frontends.drawable(bundle), raw=True)
 
 
 class NotebookStartView:

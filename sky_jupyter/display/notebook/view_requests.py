@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, Protocol
 
-from ...util import control_requests
+from ...util import control_channel
 
 REQUEST = "sky_view_request"
 # Ended views that are kept for pages that were closed meanwhile: their number and total size in characters.
@@ -90,7 +90,7 @@ def install(kernel: Any) -> None:
     """Install the handler of pages' requests in a kernel, if it can have one."""
     if REQUEST in getattr(kernel, "control_handlers", ()):
         return
-    if not control_requests.register(kernel, REQUEST, lambda content, request: (views.answer(content), ())):
+    if not control_channel.register(kernel, REQUEST, lambda content, request: (views.answer(content), ())):
         return
 
     def on_cell(info: Any = None) -> None:

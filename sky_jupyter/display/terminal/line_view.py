@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...errors import cleaned, visible
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
+from ...util.text import cleaned, format_ranks, visible
 from ..model import ansi
-from ..model.folding import rank_numbers
 from ..model.html import duration
 from ..model.run_model import StartModel
 from ..model.transcript import CONTROL, Streams, Transcript
@@ -139,7 +138,7 @@ class TerminalRunView:
 
     def _marked(self, ranks: Iterable[int], line: _Line) -> str:
         text = ansi.italic(line.text) if line.stderr and self._italics else line.text
-        return f"[{rank_numbers(ranks).replace(' ', '')}] {text}" if self._several else text
+        return f"[{format_ranks(ranks)}] {text}" if self._several else text
 
     def finish(self, elapsed: float) -> None:
         """Print what is left."""

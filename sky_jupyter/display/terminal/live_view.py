@@ -16,10 +16,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ...errors import cleaned
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from ...util.pool_cost import PoolCost
-from ...util.text import rank_label
+from ...util.text import cleaned, rank_label
 from ..model import ansi, html, progress_bars
 from ..model.folding import fold
 from ..model.html import RankView, RunViewModel, State, duration, pace

@@ -17,12 +17,12 @@ from typing import Any
 from ...errors import LinkLost, PoolError, SkyError
 from ...util import process_identity
 from ..ssh.known_hosts import Unknown
-from ..ssh.target import Target
 from ..ssh.types import Prompts
 from . import encoding, socket_folder
 from .encoding import Event
 from .framing import Broken, Wire, prove
 from .machine import LinkMachine, LinkProcess
+from .target_kinds import AnyTarget
 
 _START_PATIENCE = 30.0
 _END_PATIENCE = 15.0
@@ -138,7 +138,7 @@ class Link:
 
     def connect(
         self,
-        target: Target,
+        target: AnyTarget,
         *,
         accept: bool | Mapping[str, str] = False,
         prompts: Prompts | None = None,
@@ -150,8 +150,8 @@ class Link:
 
         Parameters
         ----------
-        target : Target
-            The host.
+        target : Target or PodTarget
+            The machine.
         accept : bool or mapping of str to str
             See `providers.SSH`.
         prompts : Prompts, optional

@@ -15,12 +15,12 @@ from ..ssh import auth
 from ..ssh.known_hosts import Accepted
 from ..ssh.session import Access
 from ..ssh.shell_machine import ShellCommand
-from ..ssh.target import Target
 from ..ssh.types import Prompts
 from .encoding import Event
 from .local_forwards import Tunnel
 from .reconnecting_host import ReconnectingHost
 from .remote_forwards import Relay
+from .target_kinds import AnyTarget
 
 _MOST_HOSTS = 4096
 _MOST_TUNNELS = 256
@@ -45,7 +45,7 @@ class ConnectionTable:
 
     # Hosts
 
-    def connect(self, target: Target, address: str | None, accept: Accepted, prompts: Prompts) -> ReconnectingHost:
+    def connect(self, target: AnyTarget, address: str | None, accept: Accepted, prompts: Prompts) -> ReconnectingHost:
         """Return the connected host: the one that there is, or a new one."""
         with self._lock:
             found = [one for one in self._hosts.values() if one.target == target and one.goes_by(address)]

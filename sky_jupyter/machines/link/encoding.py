@@ -1,30 +1,17 @@
-"""JSON forms of targets, errors and events, for the link's socket."""
+"""JSON forms of errors and events, for the link's socket; `target_kinds` has those of targets."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import HostKeyError, LinkLost, LoginRefused, MachineError, PoolError, SkyError, SpecError, Unreachable
-from ...util.validate import Check, is_flag, is_text, list_of, number, optional, whole
-from ..ssh.target import Target
 from ..ssh.types import NoShell
+from .target_kinds import from_target, target
 
 _MACHINE_ERRORS = {kind.__name__: kind for kind in (MachineError, Unreachable, LoginRefused, LinkLost, NoShell)}
 _PLAIN_ERRORS = {kind.__name__: kind for kind in (SkyError, SpecError, PoolError, TimeoutError, ValueError)}
-_TEXTS = ("keys", "certificates", "known_hosts", "system_known_hosts")
-# What a target's values are, but for its jump.
-_TARGET: Mapping[str, Check] = {
-    **dict.fromkeys(("name", "host", "user", "strict", "family"), is_text),
-    **dict.fromkeys(("agent", "proxy_command", "host_key_alias", "bind"), optional(is_text)),
-    **dict.fromkeys(_TEXTS, list_of(is_text)),
-    **dict.fromkeys(("identities_only", "hash_known_hosts"), is_flag),
-    "port": whole(1, 65535),
-    "timeout": number(0),
-}
-_MAX_JUMPS = 16
 
 
 @dataclass(frozen=True)
@@ -61,25 +48,6 @@ def event(facts: Mapping[str, Any]) -> Event:
     """Return an event from its JSON form."""
     host, kind, text, why = (str(facts.get(name, "")) for name in ("host", "kind", "text", "why"))
     return Event(host, kind, text, why, float(facts.get("pause", 0.0)), float(facts.get("away", 0.0)))
-
-
-def from_target(target: Target) -> dict[str, Any]:
-    """Return a target's JSON form."""
-    return dataclasses.asdict(target)
-
-
-def target(facts: Any, depth: int = 0) -> Target:
-    """Return a target from its JSON form; raise SpecError if it is invalid."""
-    if not isinstance(facts, dict) or facts.keys() != {*_TARGET, "jump"} or depth > _MAX_JUMPS:
-        raise SpecError("this is no target of a connection")
-    if not all(good(facts[name]) for name, good in _TARGET.items()):
-        raise SpecError("this is no target of a connection")
-    values = dict(facts)
-    for name in _TEXTS:
-        values[name] = tuple(values[name])
-    if values["jump"] is not None:
-        values["jump"] = target(values["jump"], depth + 1)
-    return Target(**values)
 
 
 def from_error(error: BaseException) -> dict[str, Any]:
@@ -127,3 +95,6 @@ def checked(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _file(error: OSError) -> str | None:
     return str(error.filename) if error.filename is not None else None
+
+
+__all__ = ["Event", "checked", "error", "event", "from_error", "from_target", "target"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import MachineError, PoolError
 from ..base import Done, Machine, Moved, ProcessId, Progress
 from ..process_handle import ProcessHandle
-from ..ssh.target import Target
 from .encoding import checked, from_target
 from .framing import Broken, Wire
+from .target_kinds import AnyTarget
 
 if TYPE_CHECKING:
     from .client import Link, TunnelHandle
@@ -138,8 +138,8 @@ class LinkMachine:
         The link, whose `connect` makes this object.
     number : int
         Number of the machine in the link.
-    target : Target
-        The host.
+    target : Target or PodTarget
+        The machine.
     key : str
         See `base.Machine.key`.
     address : str
@@ -148,7 +148,7 @@ class LinkMachine:
 
     is_this_machine = False
 
-    def __init__(self, link: Link, number: int, target: Target, *, key: str, address: str) -> None:
+    def __init__(self, link: Link, number: int, target: AnyTarget, *, key: str, address: str) -> None:
         self.link, self.number, self.target = link, number, target
         self.key, self.address = key, address
 
@@ -164,7 +164,7 @@ class LinkMachine:
         return self.target.name
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what `providers.SSH.connect` needs to connect again."""
+        """Return what its provider needs to connect again."""
         target: dict[str, Any] = json.loads(json.dumps(from_target(self.target)))
         return {"target": target, "address": self.address}
 

@@ -1,4 +1,4 @@
-"""Host of the link: an SSH session that is monitored and re-established."""
+"""Host of the link: a session that is monitored and re-established."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ...errors import AGAIN, HostKeyError, LinkLost, LoginRefused, MachineError, SkyError
+from ...errors import AGAIN, GONE, HostKeyError, LinkLost, LoginRefused, MachineError, SkyError
 from ..ssh import auth
-from ..ssh.machine import SSHMachine
-from ..ssh.session import Access, connect
-from ..ssh.target import Target
+from ..ssh.session import Access
+from ..ssh.session_machine import SessionMachine
+from . import target_kinds
 from .encoding import Event
+from .target_kinds import AnyTarget
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 # A session shorter than this may be lost again at once: the back-off keeps growing.
 _STABLE = 20.0
+# Reason of a `LoginRefused` by an API that has let the user in: a right is missing.
+_RIGHTS = "rights"
 # sshd allows ten sessions per connection by default; commands need some of them.
 _LANES = 4
 
@@ -29,24 +32,24 @@ class ReconnectingHost:
     ----------
     number : int
         Number in this link.
-    target : Target
-        The host.
+    target : Target or PodTarget
+        The machine.
     address : str, optional
         Address for the pool's other machines.
     tell : callable
         Called with each event.
     """
 
-    def __init__(self, number: int, target: Target, address: str | None, tell: Callable[[Event], None]) -> None:
+    def __init__(self, number: int, target: AnyTarget, address: str | None, tell: Callable[[Event], None]) -> None:
         self.number, self.target, self.given_address = number, target, address
         self.key = self.address = ""
         self._tell = tell
         self._access = Access()
         self._lock = threading.Lock()
         self._opening = threading.Lock()
-        self._machine: SSHMachine | None = None
-        self._lanes: list[SSHMachine] = []
-        self._bulk: SSHMachine | None = None
+        self._machine: SessionMachine | None = None
+        self._lanes: list[SessionMachine] = []
+        self._bulk: SessionMachine | None = None
         self._free = threading.Semaphore(_LANES)
         self._why = ""
         self._lost_at = self._next_at = 0.0
@@ -54,8 +57,10 @@ class ReconnectingHost:
         self._pause = FIRST_PAUSE
         self._asked = threading.Event()
         self._closed = False
+        # True once the machine was found to be gone: nothing is left there to clean up.
+        self.gone = False
         self._rebuilding = False
-        self._on_open: list[Callable[[SSHMachine], None]] = []
+        self._on_open: list[Callable[[SessionMachine], None]] = []
 
     # State
 
@@ -66,7 +71,7 @@ class ReconnectingHost:
         return machine is not None and machine.session.alive
 
     @property
-    def machine(self) -> SSHMachine:
+    def machine(self) -> SessionMachine:
         """Machine over the session; LinkLost, with the time of the next attempt, if lost."""
         machine = self._machine
         if machine is not None and machine.session.alive:
@@ -74,14 +79,14 @@ class ReconnectingHost:
         raise LinkLost(self.target.name, "closed" if self._closed else "broken", self._state())
 
     @contextlib.contextmanager
-    def lane(self) -> Iterator[SSHMachine]:
+    def lane(self) -> Iterator[SessionMachine]:
         """Yield the machine with a shell that no other thread uses meanwhile."""
         with self._free:
             machine = self.machine
             with self._lock:
                 lane = self._lanes.pop() if self._lanes else None
             if lane is None or lane.session is not machine.session:
-                lane = SSHMachine(machine.session, self.address)
+                lane = machine.lane()
             try:
                 yield lane
             finally:
@@ -90,7 +95,7 @@ class ReconnectingHost:
                         self._lanes.append(lane)
 
     @contextlib.contextmanager
-    def bulk(self) -> Iterator[SSHMachine]:
+    def bulk(self) -> Iterator[SessionMachine]:
         """Yield the machine over a second connection, for transfers.
 
         A transfer on the first one would delay tunnels and commands. If the host refuses a second, it is the first.
@@ -103,7 +108,7 @@ class ReconnectingHost:
             mine = None
         if mine is None:
             try:
-                mine = SSHMachine(connect(self.target, self._access), self.address)
+                mine = self.machine.beside(self._access)
             except MachineError:
                 with self.lane() as lane:
                     yield lane
@@ -135,7 +140,7 @@ class ReconnectingHost:
 
     # Connecting
 
-    def on_open(self, tell: Callable[[SSHMachine], None]) -> None:
+    def on_open(self, tell: Callable[[SessionMachine], None]) -> None:
         """Call a function, which must not block, with the machine of each new session."""
         with self._lock:
             self._on_open.append(tell)
@@ -149,8 +154,8 @@ class ReconnectingHost:
                     self._asked.set()
 
     def _install(self, access: Access) -> None:
-        session = connect(self.target, access)
-        machine = SSHMachine(session, self.given_address)
+        machine = target_kinds.connect(self.target, access, self.given_address)
+        session = machine.session
         with self._lock:
             if self._closed:
                 session.close()
@@ -159,7 +164,7 @@ class ReconnectingHost:
             self._access = Access(_silent(access), access.accept)
             self._machine, self._lanes = machine, []
             self.key, self.address = machine.key, machine.address
-            self._why, self._opened_at = "", time.monotonic()
+            self._why, self._opened_at, self.gone = "", time.monotonic(), False
             told = list(self._on_open)
         for tell in told:
             tell(machine)
@@ -173,7 +178,7 @@ class ReconnectingHost:
             self._asked.set()
             self._begin()
 
-    def _lost(self, machine: SSHMachine, reason: LinkLost) -> None:
+    def _lost(self, machine: SessionMachine, reason: LinkLost) -> None:
         with self._lock:
             if self._closed or self._machine is not machine:
                 return
@@ -220,9 +225,16 @@ class ReconnectingHost:
             self.open(self._access)
         except (HostKeyError, LoginRefused) as error:
             self._why = str(error).partition(": ")[2]
+            if error.reason == _RIGHTS:
+                # It had them. A cluster's API that has just begun refuses for a moment whatever it has not read yet.
+                return False
             self._say("refused", f"there again, but not to be used: {self._why}")
             return True
         except (SkyError, OSError, EOFError) as error:
+            if isinstance(error, MachineError) and error.reason == GONE:
+                self.gone, self._why = True, str(error).partition(": ")[2]
+                self._say("refused", f"gone as it was: {self._why}")
+                return True
             self._why = str(error).removeprefix(f"{self.target.name}: ")
             return False
         self._say("back", f"back after {time.monotonic() - self._lost_at:.0f} s")

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from ...errors import SkyError
-from ..ssh.machine import SSHMachine
+from ..ssh.session_machine import SessionMachine
 from .reconnecting_host import ReconnectingHost
 
 _READ = 1 << 18
@@ -44,7 +44,7 @@ class Relay:
         self._turn = threading.Lock()
         self._closed = threading.Event()
         # The session that listens, and its sshd process.
-        self._at: SSHMachine | None = None
+        self._at: SessionMachine | None = None
         self._server: tuple[int, int] | None = None
         if not wish:
             self._listen(near.machine)
@@ -58,10 +58,10 @@ class Relay:
         if at is not None:
             at.session.unlisten(self.port)
 
-    def _on_open(self, machine: SSHMachine) -> None:
+    def _on_open(self, machine: SessionMachine) -> None:
         threading.Thread(target=self._restore, args=(machine,), name=f"link-relay-{self.port}", daemon=True).start()
 
-    def _restore(self, machine: SSHMachine) -> None:
+    def _restore(self, machine: SessionMachine) -> None:
         """Listen again over a new session, and retry while it lasts."""
         pause = _PAUSE
         with self._turn:
@@ -73,14 +73,14 @@ class Relay:
                     self._closed.wait(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _listen(self, machine: SSHMachine) -> None:
+    def _listen(self, machine: SessionMachine) -> None:
         self.port = machine.session.listen(self.port, self._accept)
         self._at, self._server = machine, None
         with contextlib.suppress(SkyError, OSError, ValueError, TimeoutError), self.near.lane() as lane:
             if lane.session is machine.session:
                 self._server = lane.server()
 
-    def _end_former(self, machine: SSHMachine) -> None:
+    def _end_former(self, machine: SessionMachine) -> None:
         """Kill the former session's sshd, which may hold the port for hours."""
         if self._server is not None:
             with contextlib.suppress(SkyError, OSError, TimeoutError), self.near.lane() as lane:

@@ -340,7 +340,7 @@ class RequestHandler:
         held, place = self._host(facts), _place(facts)
         if facts.get("probe") is True:
             # A client of the tunnel would not see the host's error: report it now.
-            held.machine.open_stream(*place).close()
+            held.machine.probe(*place)
         self._answer(**_shown(self._connections.tunnel(held, *place, _field(facts, "wish"))))
 
     def _close_tunnel(self, facts: HostFacts) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...node.system import locks
+from ...node.system import file_locks
 from ...util import process_identity
 from . import socket_folder
 from .framing import Broken, Wire, prove
@@ -46,7 +46,7 @@ def main(folder: Path) -> int:
     key, config = socket_folder.read_key(folder), socket_folder.read_config(folder)
     idle_timeout = IdleTimeout(_owner(config.get("owner")), config.get("lease"))
     listener = socket_folder.listen(folder)
-    locks.shield(folder)
+    file_locks.shield(folder)
     server = Server(listener, key, idle_timeout, stop, [Path(one) for one in config.get("folders", ())])
     server.start()
     ours = _which(folder)

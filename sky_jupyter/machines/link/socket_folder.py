@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,22 @@ def answers(folder: Path) -> bool:
     except (OSError, PoolError):
         return False
     return True
+
+
+def has_sockets(folder: Path, prefix: str, *below: str) -> bool:
+    """Return True if links can be used in new folders there: some network file systems have no sockets.
+
+    ``prefix`` is that of the new folders' names, and ``below`` leads from them to the link's: paths may be too long.
+    """
+    if not str(folder).isprintable():
+        return False
+    with contextlib.suppress(OSError, PoolError), tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as made:
+        inner = Path(made, *below)
+        inner.mkdir(parents=True, exist_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as tried, _address(inner) as address:
+            tried.bind(address)
+        return True
+    return False
 
 
 def peer_uid(connection: socket.socket) -> int:

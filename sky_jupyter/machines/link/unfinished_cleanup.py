@@ -56,6 +56,9 @@ class Finishing:
     def _one(self, held: ReconnectingHost, script: str) -> None:
         pause = _PAUSE
         while time.monotonic() < self._end:
+            if held.gone:
+                self._tell(Event(held.target.name, "ended", "it is gone, with all of the pool there"))
+                return
             try:
                 with held.lane() as lane:
                     remote_cleanup.run(lane, script)

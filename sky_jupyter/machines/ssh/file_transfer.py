@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any, Protocol
 
 from ...errors import LinkLost, MachineError
-from ...node.files import compare, file_writer, staging
+from ...node.files import file_writer, manifest_diff, staging
 from ...node.files.file_manifest import (
     FILE,
     FOLDER,
@@ -401,7 +401,7 @@ def _download_folder(machine: TransferMachine, source: str, target: Path, progre
         for entry in entries:
             if entry.kind != FILE:
                 continue
-            if compare.has_come(to.place, entry):
+            if manifest_diff.has_come(to.place, entry):
                 count.add(there=entry.size)
             elif entry.size > _SMALL:
                 large.append(entry)

@@ -13,8 +13,7 @@ import paramiko
 from ...errors import LinkLost, MachineError
 from ..base import Done
 from . import scripts
-from .session import Session
-from .target import Target
+from .machine_session import MachineSession
 from .types import NoShell, shown
 
 _READ = 1 << 16
@@ -24,12 +23,6 @@ _MAX_OUTPUT = 64 << 20
 _MOST_PIECES = _MAX_OUTPUT // _READ
 # Timeout of a write to a script that does not read, after which its output is polled.
 _TURN = 0.05
-_REASONS = {
-    "No space left": ("full", "make room there, or name another folder"),
-    "Disk quota": ("full", "make room there, or name another folder"),
-    "Read-only file system": ("read-only", "name a folder that can be written"),
-    "Permission denied": ("denied", "name a folder that this user may write, or log in as another user"),
-}
 
 
 class _SourceFailed(Exception):
@@ -44,11 +37,11 @@ class Shell:
 
     Parameters
     ----------
-    session : Session
+    session : MachineSession
         The connection.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: MachineSession) -> None:
         self._session = session
         self._mark = f"sky-{secrets.token_hex(8)}"
         self._lock = threading.Lock()
@@ -252,11 +245,3 @@ def _patience(channel: Any, timeout: float | None) -> Any:
         yield over
     finally:
         timer.cancel()
-
-
-def failure(target: Target, what: str, told: str) -> MachineError:
-    """Return the error for a failed command, with its output and advice."""
-    for text, (reason, advice) in _REASONS.items():
-        if text in told:
-            return MachineError(target.name, reason, f"{what}: {told}; {advice}")
-    return MachineError(target.name, "command", f"{what}: {told}")

@@ -222,6 +222,13 @@ class ShellMachine(ABC):
     def open_shell(self, command: str) -> Pipes:
         """Start ``/bin/sh -c COMMAND``; raise MachineError if that fails."""
 
+    def open_fed_shell(self, command: str) -> Pipes:
+        """Start ``/bin/sh -c COMMAND``, whose input `Pipes.shutdown_write` ends.
+
+        The input of those of `open_shell` may end with their connection only.
+        """
+        return self.open_shell(command)
+
     @abstractmethod
     def status(self, pipes: Any) -> int:
         """Wait for a shell; return its exit status, or minus the signal.
@@ -310,7 +317,7 @@ class ShellMachine(ABC):
 
         An error of the input itself is raised at the end. Standard output may begin with that of the login's own files.
         """
-        pipes = self.open_shell(scripts.LAUNCH)
+        pipes = (self.open_shell if stdin is None else self.open_fed_shell)(scripts.LAUNCH)
         failed: list[Exception] = []
         source = "" if stdin is not None else " </dev/null"
         feeder = threading.Thread(
@@ -394,10 +401,14 @@ class ShellMachine(ABC):
 
         return file_transfer.download(self, source, target, progress=progress)
 
+    def probe(self, host: str, port: int) -> None:
+        """Raise MachineError if the machine refuses connections to an address."""
+        self.open_stream(host, port).close()
+
     def forward(self, host: str, port: int, *, local_port: int = 0) -> LocalForward:
         """Open a local port to an address there; see `base.Machine.forward`."""
         if not local_port:
-            self.open_stream(host, port).close()
+            self.probe(host, port)
         made = LocalForward(lambda: self.open_stream(host, port), local_port)
         self._forwards.append(made)
         return made

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import SpecError, cleaned, shortened
+from ...errors import SpecError
+from ...util.text import cleaned, shortened
 from . import ssh_config
 
 PORT = 22

@@ -27,8 +27,9 @@ from typing import Any
 
 import cloudpickle
 
-from ...errors import PoolError, plain
+from ...errors import PoolError
 from ...util.background_tasks import BackgroundTasks
+from ...util.text import plain
 from ..dask.user_cluster import UserDaskProcesses
 from ..files.blob_cache import places
 from ..files.file_calls import FileService

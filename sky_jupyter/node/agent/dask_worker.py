@@ -144,7 +144,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
     agent.background(agent.interruptions.attend())
     if agent.node == min(agent.config.nodes):
         # Only one agent per machine: they share the blobs.
-        agent.background(agent.files.look_after_blobs())
+        agent.background(agent.files.kept.evict_regularly())
     agent.background(agent.renew_lease(functools.partial(_renew, lease), agent.config.lease_interval))
     connected = asyncio.create_task(_stay_connected(agent, scheduler))
     try:

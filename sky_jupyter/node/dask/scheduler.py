@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import dask.config
 from distributed import Scheduler
+from distributed.comm import get_address_host_port
 from distributed.http.routing import RoutingApplication
 from distributed.scheduler import TaskState, WorkerState
 from distributed.security import Security
@@ -18,6 +20,7 @@ from tornado.httpserver import HTTPServer
 from .monotonic_batching import patch_batched_send
 from .shared_state import SharedStateExtension
 
+_LOOPBACK = "127.0.0.1"
 # Settings of both sides: TLS only.
 DASK_SETTINGS: dict[str, Any] = {
     "distributed.comm.require-encryption": True,
@@ -143,6 +146,24 @@ async def _serve(folder: Path, address: str, port: int, write: int) -> None:
     async with PoolScheduler(
         protocol="tls", host=listening_host(address), port=port, dashboard=False, security=security(folder)
     ) as scheduler:
+        await _listen_on_loopback(scheduler)
         os.write(write, f"{scheduler.address}\n".encode())
         os.close(write)
         await scheduler.finished()
+
+
+async def _listen_on_loopback(scheduler: PoolScheduler) -> None:
+    """Listen on the same port of the loopback interface too: forwards of a cluster's API reach nothing else of a pod.
+
+    Where another process has that port there, the manager must reach the scheduler's own address.
+    """
+    host, port = get_address_host_port(scheduler.address)
+    if host == _LOOPBACK:
+        return
+    with contextlib.suppress(OSError):
+        await scheduler.listen(
+            f"tls://{_LOOPBACK}:{port}",
+            allow_offload=False,
+            handshake_overrides={"pickle-protocol": 4, "compression": None},
+            **scheduler.security.get_listen_args("scheduler"),
+        )

@@ -8,6 +8,7 @@ folders are removed with the pool.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -27,6 +28,8 @@ LEAST = 1 << 20
 STAMP = 1_000_000_000 * 10**9
 """Modification time of every blob: constant, so that copies are equal."""
 
+# Pauses between evictions, in seconds: they grow while there is nothing to evict.
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 20.0
 _FOLDER = "kept"
 _NAME = re.compile(r"[0-9a-f]{32,40}\Z")
 # A run's folder is named by its id.
@@ -109,6 +112,15 @@ class BlobCache:
                 (folder / _FOLDER / name).unlink(missing_ok=True)
                 left, free, dropped = left - size, free + size, dropped + size
         return dropped
+
+    async def evict_regularly(self) -> None:
+        """Evict unreferenced blobs for as long as the agent lives."""
+        pause = _FIRST_PAUSE
+        while True:
+            await asyncio.sleep(pause)
+            with contextlib.suppress(OSError):
+                dropped = await asyncio.to_thread(self.evict)
+                pause = _FIRST_PAUSE if dropped else min(pause * 1.3, _LONGEST_PAUSE)
 
     def stats(self) -> dict[str, int]:
         """Return the bytes cached, unreferenced (``loose``), and ``allowed`` as such."""

@@ -22,7 +22,7 @@ from distributed import rpc
 from ..dask import scheduler
 from ..kernel.project_modules import FOLDER
 from ..protocol.host_config import HostConfig
-from . import compare, staging
+from . import manifest_diff, staging
 from .blob_cache import BlobCache, places
 from .file_manifest import ManifestEntry, from_wire, pack, shown, to_wire, unpack, walk
 from .open_folder import Beneath, forget
@@ -37,8 +37,6 @@ _MOST_PLANS = 20
 _SPOOL = "arriving"
 # A run's folder is named by its id; no other entry among the blobs has this form.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
-# Poll interval of the blob cache's eviction, and its limit: it grows while there is nothing to evict.
-_LOOK, _LAST_LOOK = 2.0, 20.0
 
 
 class AgentSource:
@@ -98,7 +96,7 @@ class FileService:
                 root, spool = self.folder / FOLDER, self.folder / f"{FOLDER}-{_SPOOL}"
             else:
                 spool = staging.beside(root)
-            facts = asdict(compare.diff(root, entries, spool))
+            facts = asdict(manifest_diff.diff(root, entries, spool))
             facts["clash"] = shown(facts["clash"])
             return {"path": to_wire(str(root)), "spool": to_wire(str(spool)), "spooled": os.path.isdir(spool), **facts}
 
@@ -200,15 +198,6 @@ class FileService:
         """Evict unreferenced blobs from shared memory; return the bytes freed."""
         return await asyncio.to_thread(self.kept.evict, size, self._places[0])
 
-    async def look_after_blobs(self) -> None:
-        """Evict unreferenced blobs regularly for as long as the agent lives."""
-        pause = _LOOK
-        while True:
-            await asyncio.sleep(pause)
-            with contextlib.suppress(OSError):
-                dropped = await asyncio.to_thread(self.kept.evict)
-                pause = _LOOK if dropped else min(pause * 1.3, _LAST_LOOK)
-
     # -- calls of other agents ---------------------------------------------------------------------
 
     async def sky_read_pieces(self, asked: bytes) -> bytes:
@@ -234,10 +223,10 @@ class FileService:
         first, second = (place / run for place in self._places)
         if first == second:
             return first
-        needs = compare.diff(first, list(entries)).needs + _SPARE
-        if compare.room_at(first) < needs:
+        needs = manifest_diff.diff(first, list(entries)).needs + _SPARE
+        if manifest_diff.room_at(first) < needs:
             self.kept.evict(needs, self._places[0])
-        if compare.room_at(first) < needs and compare.room_at(second) >= needs - _SPARE:
+        if manifest_diff.room_at(first) < needs and manifest_diff.room_at(second) >= needs - _SPARE:
             self.kept.make(second)
             return second
         return first

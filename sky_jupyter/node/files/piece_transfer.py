@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import compare, file_writer
+from . import file_writer, manifest_diff
 from .file_manifest import FILE, FOLDER, LINK, ManifestEntry, batches, feed, shown, total
 from .file_writer import Receiver
 from .open_folder import Beneath
@@ -149,7 +149,7 @@ class FileTransfer:
                     to.place.make(entry.name)
             elif entry.kind == LINK:
                 to.link(entry.name, entry.to)
-            elif compare.is_same(to.place, entry.name, entry) or self._was_staged(entry):
+            elif manifest_diff.is_same(to.place, entry.name, entry) or self._was_staged(entry):
                 self.there += entry.size
             else:
                 absent.append(index)
@@ -157,7 +157,7 @@ class FileTransfer:
 
     def _was_staged(self, entry: ManifestEntry) -> bool:
         to = self._receiver
-        if not to.has_staged() or not compare.is_same(to.staged, entry.token, entry):
+        if not to.has_staged() or not manifest_diff.is_same(to.staged, entry.token, entry):
             return False
         to.put_staged(entry.token, entry.name)
         return True

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
-from ..system import locks, processes
+from ..system import file_locks, processes
 from ..system.gpus import Devices
 from ..system.stopped_processes import PAUSE, StoppedProcesses
 from .budget_timer import BudgetTimer
@@ -60,7 +60,7 @@ class HostProcess:
         self.config = HostConfig.read(folder)
         self.children: dict[int, str] = {}
         # Locks held until this process ends, and by it alone: visible to processes in other PID namespaces.
-        self.locks = [locks.hold(folder / locks.HOST), locks.shield(folder)]
+        self.locks = [file_locks.hold(folder / file_locks.HOST), file_locks.shield(folder)]
         self.ending = False
         # Whether it ends by its lease or its time to live.
         self.expired = False

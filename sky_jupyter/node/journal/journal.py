@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...util.text import format_size
-from .segments import MAX_LINE, Gap, JournalPart, Line, Segment, Tally, filled, is_number, merged, parse
+from ..protocol.journal_events import Gap, Tally, is_count, parse
+from .segments import MAX_LINE, JournalPart, Line, Segment, filled, merged
 from .spare_files import FileRecycler
 
 LIMIT = 256 << 20
@@ -119,7 +120,7 @@ class Journal:
         if kind == "begin" and event["seq"] == 0:
             self.begin = event
             return True
-        if kind == "end" and is_number(rank) and rank not in self.ended and len(self.ended) < _MOST_ENDS:
+        if kind == "end" and is_count(rank) and rank not in self.ended and len(self.ended) < _MOST_ENDS:
             self.ended.add(rank)
             return True
         return False
@@ -321,7 +322,7 @@ class Journal:
         at = highest = size = 0
         for path in self._files():
             digits = path.name[len(self.path.name) + 1 :]
-            if not digits.isdecimal() or not is_number(first := int(digits[:20])) or first < at:
+            if not digits.isdecimal() or not is_count(first := int(digits[:20])) or first < at:
                 continue
             segment = Segment(self.path, first, head=False)
             if segment.path != path:
@@ -342,7 +343,7 @@ class Journal:
         with contextlib.suppress(OSError), self._file("held").open("rb") as file:
             for line in itertools.islice(iter(functools.partial(file.readline, MAX_LINE), b""), _MOST_HELD):
                 event = parse(line)
-                if event is None or not line.endswith(b"\n") or not is_number(event.get("seq")):
+                if event is None or not line.endswith(b"\n") or not is_count(event.get("seq")):
                     continue
                 if event.get("kind") == "gap":
                     gap = Gap.from_json(event)
@@ -357,7 +358,7 @@ class Journal:
         except OSError:
             return 0
         number = int(digits) if digits.isdigit() else 0
-        return number if is_number(number) else 0
+        return number if is_count(number) else 0
 
     @staticmethod
     def found(folder: Path) -> list[Path]:
@@ -392,7 +393,7 @@ class Journal:
 def _stream(event: dict[str, Any]) -> tuple[int, str] | None:
     """Return the rank and stream of an output event; None for other events."""
     rank, name = event.get("rank"), event.get("name")
-    if not is_number(rank) or event.get("kind") == "end":
+    if not is_count(rank) or event.get("kind") == "end":
         return None
     return rank, name if name in ("stdout", "stderr") else ""
 
@@ -408,7 +409,7 @@ def _count(segment: Segment, number: int, stream: tuple[int, str] | None, size: 
 def _unwritable(event: dict[str, Any]) -> dict[str, Any]:
     """Return a replacement for an event that JSON cannot represent."""
     kind, rank = event.get("kind"), event.get("rank")
-    where = {"rank": rank} if is_number(rank) else {}
+    where = {"rank": rank} if is_count(rank) else {}
     if kind == "end":
         why = {"status": "error", "ename": "ValueError", "evalue": "how it ended could not be written down"}
         return {"kind": "end", **where, **why, "seq": event["seq"]}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..protocol.journal_events import is_count
 from .journal import LIMIT, Journal
-from .segments import is_number
 from .spare_files import FileRecycler
 
 # Limits of one text event: characters, and a fraction of the journal's limit. An event larger than a few of the
@@ -77,7 +77,7 @@ class RunRecord:
         self = cls.__new__(cls)
         self._set_up(run, (), Journal.reopen(path, limit))
         mine = (self.journal.begin or {}).get("mine")
-        ranks = {rank for rank in mine if is_number(rank)} if isinstance(mine, list) else set()
+        ranks = {rank for rank in mine if is_count(rank)} if isinstance(mine, list) else set()
         self.left = ranks - self.journal.ended
         for rank in sorted(self.left):
             text = "the agent of its node had ended"

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeGuard
+from typing import Any, BinaryIO, Protocol
+
+from ..protocol.journal_events import Gap, Tally, is_count, parse
 
 # Distance in bytes between indexed lines of a segment.
 _STRIDE = 32 << 10
-# Limits of a line's length and of an event's number; anything beyond is corrupt.
+# Limit of a line's length; anything beyond is corrupt.
 MAX_LINE = 1 << 30
-MAX_NUMBER = 1 << 53
-
-Tally = dict[tuple[int, str], int]
-"""Bytes of lines by rank and stream; ``""`` for events without a stream."""
 
 
 class JournalPart(Protocol):
@@ -39,63 +36,6 @@ class JournalPart(Protocol):
 
     def read(self, start: int, most: int) -> tuple[bytes, int]:
         """Return about ``most`` bytes of lines from ``start`` on, and the next number."""
-
-
-@dataclass
-class Gap:
-    """Events that are not stored, and why."""
-
-    first: int
-    next: int
-    size: int
-    why: str
-    tally: Tally = field(default_factory=dict)
-
-    def read(self, start: int, most: int) -> tuple[bytes, int]:
-        """Return one line that stands for all events from ``start`` on."""
-        return json.dumps(self.clipped(start, self.next).to_json(), separators=(",", ":")).encode() + b"\n", self.next
-
-    def clipped(self, first: int, next: int) -> Gap:
-        """Return the part between two numbers, with an estimated size."""
-        first, next = max(first, self.first), min(next, self.next)
-        share = (next - first) / (self.next - self.first)
-        tally = {key: max(1, round(size * share)) for key, size in self.tally.items()}
-        return Gap(first, next, round(self.size * share), self.why, tally)
-
-    def add(self, other: Gap) -> None:
-        """Merge the gap that follows; the larger one's reason wins."""
-        self.why = self.why if self.size >= other.size else other.why
-        self.next, self.size = other.next, self.size + other.size
-        for key, size in other.tally.items():
-            self.tally[key] = self.tally.get(key, 0) + size
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the event that readers get."""
-        streams = [[rank, name, size] for (rank, name), size in sorted(self.tally.items())]
-        count = self.next - self.first
-        return {
-            "kind": "gap", "seq": self.first, "count": count, "bytes": self.size, "why": self.why, "streams": streams
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, event: Mapping[str, Any]) -> Gap | None:
-        """Parse a gap event; None if it is malformed."""
-        first, count, size = event.get("seq"), event.get("count"), event.get("bytes", 0)
-        if not (is_number(first) and is_number(count) and is_number(size) and count and is_number(first + count)):
-            return None
-        why = event.get("why")
-        return cls(first, first + count, size, why[:200] if isinstance(why, str) else "", _tally(event.get("streams")))
-
-
-def _tally(streams: Any) -> Tally:
-    """Parse a gap event's streams; skip malformed items."""
-    tally: Tally = {}
-    for item in streams[:4096] if isinstance(streams, list) else ():
-        if isinstance(item, list) and len(item) == 3:
-            rank, name, size = item
-            if is_number(rank) and name in ("stdout", "stderr", "") and is_number(size):
-                tally[rank, name] = size
-    return tally
 
 
 @dataclass(frozen=True)
@@ -223,12 +163,12 @@ class Segment:
             while line := file.readline(MAX_LINE):
                 event = parse(line)
                 number = None if event is None or not line.endswith(b"\n") else event.get("seq")
-                if number != self.next or not is_number(number):
+                if number != self.next or not is_count(number):
                     sound = False
                 if sound and event is not None:
                     on_event(event, len(line))
                     self._count(len(line))
-                if is_number(number):
+                if is_count(number):
                     highest = max(highest, number + 1)
         return highest
 
@@ -285,17 +225,3 @@ def _gaps(first: int, next: int, known: Iterable[Gap]) -> list[Gap]:
             done.append(gap.clipped(start, end))
             at = end
     return done
-
-
-def parse(line: bytes | str) -> dict[str, Any] | None:
-    """Parse a line; None if it is no JSON object."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def is_number(value: Any) -> TypeGuard[int]:
-    """Return True if a value can be an event's number, or a count."""
-    return type(value) is int and 0 <= value < MAX_NUMBER

@@ -48,7 +48,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
-from ..runtime import interruption
+from ..runtime import interruption, launcher_variables
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
 from ..serialization import code_portability, exceptions, pickling, result_values, surrogates
 from ..serialization.global_names import global_reads
@@ -57,6 +57,7 @@ from ..shared import agent_channel
 from . import (
     added_packages,
     apply_settings,
+    framework_hints,
     generator_streams,
     history_trim,
     process_exit,
@@ -65,7 +66,8 @@ from . import (
     stack_dump,
 )
 from .iopub import OutputThread
-from .shell import SkyShell, answer_nobody, refuse, said, without_ours
+from .refused_input import refuse, refuse_input
+from .shell import SkyShell, said, without_ours
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
@@ -140,10 +142,10 @@ class SkyKernel(IPythonKernel):
         """Do nothing; see `pre_handler_hook`."""
 
     def _forward_input(self, allow_stdin: bool = False) -> None:
-        """Do nothing; see `answer_nobody`."""
+        """Do nothing; see `refuse_input`."""
 
     def _restore_input(self) -> None:
-        """Do nothing; see `answer_nobody`."""
+        """Do nothing; see `refuse_input`."""
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
@@ -249,6 +251,7 @@ class SkyKernel(IPythonKernel):
         pickling.Pickler.reader = content.get("python", "")
         info = instance_info()
         before = dict(os.environ)
+        launcher_variables.correct(info)
         self.sky_plugins = cloudpickle.loads(base64.b64decode(content["plugins"]))
         for plugin in self.sky_plugins:
             if plugin.around_process is not None:
@@ -265,6 +268,7 @@ class SkyKernel(IPythonKernel):
     async def sky_again(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
         keep([POOL_VARIABLE])
+        launcher_variables.correct(instance_info())
         # Tracebacks of earlier failures form cycles that keep the frameworks' threads and connections alive.
         gc.collect()
         for plugin in self.sky_plugins:
@@ -543,7 +547,7 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
     return {
         "ename": ename,
         "evalue": evalue,
-        "traceback": [*traceback, *project_modules.hint(error)],
+        "traceback": [*traceback, *project_modules.hint(error), *framework_hints.hint(error)],
         # If None, the notebook builds an exception from the name and the text.
         "raised": None if error is None else exceptions.describe(error),
         "exception": None
@@ -724,7 +728,7 @@ def run_kernel(connection_file: str, end: int) -> None:
         ]
     )
     app.session.pack = surrogates.pack
-    answer_nobody()
+    refuse_input()
     # Otherwise traitlets formats every message and then discards it.
     app.log.setLevel(app.log_level)
     # Only the crashed thread: all threads would push the reason out of the lines that are shown.

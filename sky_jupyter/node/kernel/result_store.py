@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from ...errors import nearest
-from ..serialization import remote_repr, result_values
+from ...util.text import nearest
+from ..serialization import result_values, unpicklable_placeholders
 
 # Number of evicted runs that are remembered.
 _KEEP_GONE = 1000
@@ -67,7 +67,7 @@ class ResultStore:
             if value is _MISSING:
                 return {"gone": self._why(content["of"])}
         if content.get("about"):
-            return {"repr": remote_repr.text_of(value)}
+            return {"repr": unpicklable_placeholders.text_of(value)}
         whole, strict = bool(content.get("whole")), bool(content.get("strict"))
         name = content.get("name", "value")
         return result_values.give(value, content["places"], name=name, whole=whole, strict=strict)

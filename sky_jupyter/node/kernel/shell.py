@@ -7,10 +7,8 @@ failures end the cell.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
-import getpass
 import os
 import signal
 import sys
@@ -18,7 +16,7 @@ import threading
 import traceback
 import types
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import IPython
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -27,7 +25,9 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type
 
 from ...errors import NotOnRanks
+from . import refused_input
 from .display_hooks import RankDisplayHook, ShownPayloads
+from .refused_input import DEBUGGERS, NO_DEBUGGER, refuse
 
 if sys.version_info >= (3, 11):
     from builtins import BaseExceptionGroup
@@ -36,15 +36,6 @@ else:
 
 _RUN = InteractiveShell.run_code.__code__
 _INNER = (os.path.dirname(IPython.__file__) + os.sep, __file__)
-_DEBUGGERS = ("bdb", "cmd", "pdb", "IPython.core.debugger")
-_NO_INPUT = (
-    "{} does not work on a rank, where nobody can be asked: ask in a plain cell of the notebook, "
-    "and use what it returns in the %%sky cell"
-)
-_NO_DEBUGGER = (
-    "{} does not work on a rank, where nobody can type: call the function in a plain cell to debug it there, "
-    "or print what you want to see; `%sky where` shows each rank's stack while a cell runs"
-)
 
 
 class SkyShell(ZMQInteractiveShell):
@@ -257,10 +248,10 @@ class SkyShell(ZMQInteractiveShell):
     def debugger(self, force: bool = False) -> None:
         """Refuse the debugger: no one can type its commands."""
         if force and not self.call_pdb:
-            refuse(_NO_DEBUGGER, "%debug")
+            refuse(NO_DEBUGGER, "%debug")
         elif self.call_pdb:
             # Called after a traceback was shown; that error remains the cell's.
-            print(_NO_DEBUGGER.format("%pdb"), file=sys.stderr)
+            print(NO_DEBUGGER.format("%pdb"), file=sys.stderr)
 
 
 # Code objects of the functions that run a cell.
@@ -269,38 +260,6 @@ _CELLS = {
     InteractiveShell.run_cell_async.__code__,
     SkyShell.run_cell_async.__code__,  # type: ignore[attr-defined]
 }
-
-
-def refuse(text: str, what: str) -> NoReturn:
-    """Raise NotOnRanks with a message that names the refused operation."""
-    __tracebackhide__ = True
-    raise NotOnRanks(text.format(what))
-
-
-def answer_nobody() -> None:
-    """Make this process refuse input(), getpass() and debuggers.
-
-    Otherwise they would wait for an answer, or read an empty one.
-    """
-
-    def ask(*arguments: Any, **options: Any) -> NoReturn:
-        __tracebackhide__ = True
-        if sys._getframe(1).f_globals.get("__name__") in _DEBUGGERS:
-            refuse(_NO_DEBUGGER, "a debugger")
-        refuse(_NO_INPUT, "input()")
-
-    def ask_secretly(*arguments: Any, **options: Any) -> NoReturn:
-        __tracebackhide__ = True
-        refuse(_NO_INPUT, "getpass()")
-
-    def stop(*arguments: Any, **options: Any) -> Any:
-        __tracebackhide__ = True
-        if os.environ.get("PYTHONBREAKPOINT"):
-            # Disabled, or chosen by the user.
-            return sys.__breakpointhook__(*arguments, **options)
-        refuse(_NO_DEBUGGER, "breakpoint()")
-
-    builtins.input, getpass.getpass, sys.breakpointhook = ask, ask_secretly, stop
 
 
 @contextlib.contextmanager
@@ -388,10 +347,10 @@ def _from_users(trace: Any) -> Any:
 
 
 def without_ours(error: BaseException, trace: Any) -> Any:
-    """Return a traceback without this file's and a refused debugger's frames."""
-    steps, inner = [], {f"{__package__}.kernel", *_DEBUGGERS}
+    """Return a traceback without our frames and a refused debugger's."""
+    steps, ours, inner = [], (__name__, refused_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
     while trace is not None:
-        if _module(trace) != __name__:
+        if _module(trace) not in ours:
             steps.append(trace)
         trace = trace.tb_next
     while isinstance(error, NotOnRanks) and len(steps) > 1 and _module(steps[-1]) in inner:
@@ -413,4 +372,4 @@ def said(error: Any) -> str:
         return "(it has no text: its __str__ raises)"
 
 
-__all__ = ["SkyShell", "answer_nobody", "refuse", "said", "without_ours"]
+__all__ = ["SkyShell", "said", "without_ours"]

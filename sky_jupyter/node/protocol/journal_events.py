@@ -1,4 +1,4 @@
-"""Conversion of kernel messages to journal events, and their validation.
+"""Journal events: made from kernel messages, parsed and validated; gaps stand for events that are missing.
 
 User code can send any message, and a foreign agent any event. Each field either has the type that its readers rely on,
 or it is left out. Values that are too large are cut or replaced by a note.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
-from ...errors import cleaned
-from ...util.text import format_size
+from ...util.text import cleaned, format_size
 from ...util.validate import is_number
-from ..journal.segments import Gap
 
+# Limit of an event's number; anything beyond is corrupt.
+MAX_NUMBER = 1 << 53
 # Limits of one event: its size as JSON and its nesting depth.
 MOST_EVENT = 64_000_000
 MOST_DEPTH = 100
@@ -30,6 +31,79 @@ _RICH = ("display", "update", "result")
 # Statuses that a kernel may report, and those that an agent adds.
 _STATUSES = ("ok", "error", "interrupted")
 _AGENT_STATUSES = (*_STATUSES, "died", "lost")
+Tally = dict[tuple[int, str], int]
+"""Bytes of lines by rank and stream; ``""`` for events without a stream."""
+
+
+@dataclass
+class Gap:
+    """Events that are not stored, and why."""
+
+    first: int
+    next: int
+    size: int
+    why: str
+    tally: Tally = field(default_factory=dict)
+
+    def read(self, start: int, most: int) -> tuple[bytes, int]:
+        """Return one line that stands for all events from ``start`` on."""
+        return json.dumps(self.clipped(start, self.next).to_json(), separators=(",", ":")).encode() + b"\n", self.next
+
+    def clipped(self, first: int, next: int) -> Gap:
+        """Return the part between two numbers, with an estimated size."""
+        first, next = max(first, self.first), min(next, self.next)
+        share = (next - first) / (self.next - self.first)
+        tally = {key: max(1, round(size * share)) for key, size in self.tally.items()}
+        return Gap(first, next, round(self.size * share), self.why, tally)
+
+    def add(self, other: Gap) -> None:
+        """Merge the gap that follows; the larger one's reason wins."""
+        self.why = self.why if self.size >= other.size else other.why
+        self.next, self.size = other.next, self.size + other.size
+        for key, size in other.tally.items():
+            self.tally[key] = self.tally.get(key, 0) + size
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event that readers get."""
+        streams = [[rank, name, size] for (rank, name), size in sorted(self.tally.items())]
+        count = self.next - self.first
+        return {
+            "kind": "gap", "seq": self.first, "count": count, "bytes": self.size, "why": self.why, "streams": streams
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, event: Mapping[str, Any]) -> Gap | None:
+        """Parse a gap event; None if it is malformed."""
+        first, count, size = event.get("seq"), event.get("count"), event.get("bytes", 0)
+        if not (is_count(first) and is_count(count) and is_count(size) and count and is_count(first + count)):
+            return None
+        why = event.get("why")
+        return cls(first, first + count, size, why[:200] if isinstance(why, str) else "", _tally(event.get("streams")))
+
+
+def _tally(streams: Any) -> Tally:
+    """Parse a gap event's streams; skip malformed items."""
+    tally: Tally = {}
+    for item in streams[:4096] if isinstance(streams, list) else ():
+        if isinstance(item, list) and len(item) == 3:
+            rank, name, size = item
+            if is_count(rank) and name in ("stdout", "stderr", "") and is_count(size):
+                tally[rank, name] = size
+    return tally
+
+
+def parse(line: bytes | str) -> dict[str, Any] | None:
+    """Parse a line; None if it is no JSON object."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Return True if a value can be an event's number, or a count."""
+    return type(value) is int and 0 <= value < MAX_NUMBER
 
 
 def parts_of(message: Mapping[str, Any]) -> tuple[str, str, Any]:

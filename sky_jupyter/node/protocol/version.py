@@ -2,11 +2,11 @@
 
 Raise it by one with any change after which a manager of the previous version cannot work with a pool of this one, or
 the other way round: an agent call that every manager needs and that is new, gone or has other arguments; another
-format of blobs, journals, `host.json` or `pool.record`. Optional additions need no new number. A pool of another
-version is not attached to, but can be ended.
+format of blobs, journals, `host.json` or `pool.record`; another module of a class or function that is pickled by name.
+Optional additions need no new number. A pool of another version is not attached to, but can be ended.
 """
 
-PROTOCOL = 6
+PROTOCOL = 7
 # Module name of a pool's root process on its command line (``python -m NAME FOLDER``). Other versions find running
 # pools by this name and end them: it never changes, wherever the module moves.
 HOST_PROCESS = "sky_jupyter.node.host"

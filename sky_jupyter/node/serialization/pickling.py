@@ -29,7 +29,7 @@ import cloudpickle
 
 from ...errors import CaptureError
 from ..runtime.instance_info import variable
-from . import cell_linecache, exceptions
+from . import cell_sources, exceptions
 from .arrays import apart
 from .received_objects import HELD, SentObjects, Unresolved
 from .reduce_by_value import reduce
@@ -174,7 +174,7 @@ def bind(
     CaptureError
         When a value cannot be rebuilt here for another reason.
     """
-    cell_linecache.learn(manifest.get("sources", ()), namespace)
+    cell_sources.learn(manifest.get("sources", ()), namespace)
     own = {name for name, owners in manifest.get("owners", ()) if rank in owners}
     for name, module in manifest["modules"]:
         if name in own:

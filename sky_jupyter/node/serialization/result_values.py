@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ...util.text import format_size
 from ..runtime.instance_info import instance_info
-from . import pickling, remote_repr, sharded_arrays
+from . import pickling, sharded_arrays, unpicklable_placeholders
 
 SMALL = 1 << 20
 # Bytes written between two checks for an interrupt.
@@ -97,7 +97,7 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
     The dict has ``"type"``, the name of the value's type, and ``"value"``, ``"large": True`` for more than ``limit``
     bytes, or ``"unpicklable"`` (the reason) with ``"repr"``.
     """
-    kind = {"type": remote_repr.type_of(value)}
+    kind = {"type": unpicklable_placeholders.type_of(value)}
     try:
         return {**kind, "value": _encoded(value, limit)}
     except TooLarge:
@@ -106,7 +106,7 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
         raise
     except BaseException as error:
         kept = _instead(value, error, ResultPickler)
-    if isinstance(kept, remote_repr.RemoteRepr):
+    if isinstance(kept, unpicklable_placeholders.RemoteRepr):
         return {**kind, "unpicklable": kept.reason, "repr": kept.text}
     try:
         return {**kind, "value": _encoded(kept, limit)}
@@ -124,7 +124,7 @@ def _instead(value: Any, error: BaseException, pickler: type[pickling.Pickler], 
     rank = None
     with contextlib.suppress(Exception):
         rank = instance_info().rank
-    return remote_repr.replace_unpicklable(value, error, pickling.main_namespace(), pickler, rank, name)
+    return unpicklable_placeholders.replace_unpicklable(value, error, pickling.main_namespace(), pickler, rank, name)
 
 
 def give(
@@ -150,7 +150,10 @@ def give(
     dict
         ``"type"``, ``"repr"``, an array's ``"shape"``, and ``"path"`` or ``"unpicklable"`` (the reason).
     """
-    told: dict[str, Any] = {"type": remote_repr.type_of(value), "repr": remote_repr.text_of(value)}
+    told: dict[str, Any] = {
+        "type": unpicklable_placeholders.type_of(value),
+        "repr": unpicklable_placeholders.text_of(value),
+    }
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         told["shape"] = [int(length) for length in shape if isinstance(length, int)]
@@ -161,17 +164,17 @@ def give(
         raise
     except BaseException as error:
         kept = _instead(value, error, pickler, name)
-        if isinstance(kept, remote_repr.RemoteRepr) or strict:
-            standin = kept if isinstance(kept, remote_repr.RemoteRepr) else first_standin(kept)
+        if isinstance(kept, unpicklable_placeholders.RemoteRepr) or strict:
+            standin = kept if isinstance(kept, unpicklable_placeholders.RemoteRepr) else first_standin(kept)
             return {**told, "unpicklable": standin.reason}
         pickled, buffers = _packed(kept, pickler)
     return {**told, "path": _write(pickled, buffers, places)}
 
 
-def first_standin(value: Any) -> remote_repr.RemoteRepr:
+def first_standin(value: Any) -> unpicklable_placeholders.RemoteRepr:
     """Return the first placeholder in a container."""
     for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, remote_repr.RemoteRepr):
+        if isinstance(item, unpicklable_placeholders.RemoteRepr):
             return item
         if type(item) in (dict, list, tuple):
             with contextlib.suppress(LookupError):

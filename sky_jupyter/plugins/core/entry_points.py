@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
-from ...errors import SpecError, nearest
+from ...errors import SpecError
+from ...util.text import nearest
 
 PLUGINS, PROVIDERS = "sky_jupyter.plugins", "sky_jupyter.providers"
 _WHAT = {PLUGINS: "plugin", PROVIDERS: "provider"}

@@ -18,9 +18,10 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...errors import SkyError, SpecError, nearest
+from ...errors import SkyError, SpecError
 from ...spec.accelerators import NVIDIA
 from ...spec.pool_spec import Image, PoolSpec
+from ...util.text import nearest
 from ...util.validate import check_flag
 from ..core.plugin import Plugin, given
 from ..jax import jax as jax_plugin

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SkyError, SpecError, nearest
+from ...errors import SkyError, SpecError
 from ...spec.accelerators import NVIDIA, Accelerator
 from ...spec.pool_spec import Image, PoolSpec
+from ...util.text import nearest
 from ...util.validate import check_flag, is_number
 from ..core import rank_network
 from ..core.plugin import Plugin, given

@@ -98,6 +98,12 @@ class PhaseLog:
         with self._lock:
             return self._phases[-1].name if self._phases else "start"
 
+    def line_of(self, name: str) -> str:
+        """Return the last line of the phase that goes on, if it has this name; else ""."""
+        with self._lock:
+            phase = self._phases[-1] if self._phases else None
+            return phase.lines[-1] if phase and phase.lines and (phase.name, phase.state) == (name, "on") else ""
+
     def on_node(self, node: int, state: str, line: str = "") -> None:
         """Set a node's state and line in the current phase, if any."""
         with self._lock:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from ...errors import BootstrapError, HostKeyError, LoginRefused, MachineError, ProvisionError, SkyError
@@ -15,17 +16,44 @@ T = TypeVar("T")
 _TICK = TIMEOUTS.polls.retry
 
 
-async def within(work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError]) -> T:
-    """Await work for up to ``limit`` seconds; raise ``late(why)`` after that.
+class Pauses:
+    """Time that does not count in a limit; thread-safe, for one thread that pauses."""
+
+    def __init__(self) -> None:
+        self._past = 0.0
+        self._since: float | None = None
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Do not count the time in the block."""
+        self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._past, self._since = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """Return the length of all pauses so far."""
+        since = self._since
+        return self._past + (0.0 if since is None else time.monotonic() - since)
+
+
+async def within(
+    work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError], pauses: Pauses | None = None
+) -> T:
+    """Await work for up to ``limit`` seconds, without ``pauses``; raise ``late(why)`` after that.
 
     ``option`` is the name of the limit in `Options`, for the message.
     """
     task = asyncio.ensure_future(work)
+    end = time.monotonic() + limit
     try:
-        # Not `wait_for`: what the work itself raises may be a TimeoutError.
-        await asyncio.wait({task}, timeout=limit)
-        if task.done():
-            return task.result()
+        while (left := end - time.monotonic() + (pauses.seconds if pauses else 0.0)) > 0:
+            # Not `wait_for`: what the work itself raises may be a TimeoutError.
+            await asyncio.wait({task}, timeout=left if pauses is None else max(left, _TICK))
+            if task.done():
+                return task.result()
         raise late(f"not done within {limit:g} s (Options({option}={limit:g}))")
     finally:
         task.cancel()

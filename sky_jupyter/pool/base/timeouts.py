@@ -257,6 +257,11 @@ class Machines:
     # Machines that are prepared are kept on at this interval, by a call each.
     power: float = 300.0
     power_call: float = 60.0
+    # Machines in a queue are asked about at this interval, and after a while at the longer one.
+    queue: float = 1.0
+    longest_queue: float = 5.0
+    # How long a provider may take to replace a machine that does not answer and that it has not missed yet.
+    comeback: float = 900.0
 
 
 @dataclass(frozen=True)

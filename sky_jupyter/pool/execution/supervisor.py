@@ -9,16 +9,16 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
-from ...errors import NodeLost, PoolError, SkyError, first_line
-from ...node.journal.segments import is_number
+from ...errors import NodeLost, PoolError, SkyError
 from ...node.protocol import rpc
+from ...node.protocol.journal_events import is_count
 from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
-from ...util.text import rank_label
+from ...util.text import first_line, rank_label
 from ..base.event_loop import loop
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
@@ -27,9 +27,9 @@ from ..runs.hang_detector import AFTER, HangDetector
 from ..runs.run import Run
 from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
-from .extensions import BatchExtension
+from .batch_extension import BatchExtension
 from .interruption_notices import InterruptionNotices
-from .watchdog import Watchdog
+from .unresponsive_processes import Watchdog
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_PATIENCE = TIMEOUTS.interrupts.agents
@@ -210,7 +210,8 @@ class Supervisor:
                 await self._execute_alone(run, content, grace, timeout)
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        settled, over = self.keep_task(self.settle()), self.keep_task(run.until(lambda: not run.left, None))
+        nodes = {outcome.node for outcome in run.outcomes.values()}
+        settled, over = self.keep_task(self.settle(nodes)), self.keep_task(run.until(lambda: not run.left, None))
         await asyncio.wait([settled, over], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
         if not settled.done():
@@ -462,12 +463,19 @@ class Supervisor:
         """Return whether a repair is under way."""
         return self._repair is not None or self.replacing() is not None
 
-    async def settle(self) -> None:
-        """Wait until all repairs are done, new ones included, and lost machines are replaced."""
-        while self.mending:
+    async def settle(self, nodes: Collection[int] | None = None) -> None:
+        """Wait until all repairs are done, new ones included, and lost machines of these nodes, or any, are replaced.
+
+        A machine may come back after hours: what does not need it goes on.
+        """
+        while self._repair is not None or self._awaited(nodes) is not None:
             await self.settle_repairs()
-            if (replacement := self.replacing()) is not None:
+            if (replacement := self._awaited(nodes)) is not None:
                 await asyncio.wait([replacement])
+
+    def _awaited(self, nodes: Collection[int] | None) -> asyncio.Future[None] | None:
+        """Return the replacement of lost machines that these nodes wait for; None if they need not."""
+        return self.replacing() if nodes is None or self.control.lost.intersection(nodes) else None
 
     async def settle_repairs(self) -> None:
         """Wait until all repairs are done; calls on other nodes do not wait for machines."""
@@ -777,7 +785,7 @@ class Supervisor:
 
     def _take_notice(self, node: Any, facts: Any) -> None:
         """Handle a node's notice that its machine is taken away, or None."""
-        if is_number(node) and node < self.spec.nodes and self.interruptions.take(node, facts):
+        if is_count(node) and node < self.spec.nodes and self.interruptions.take(node, facts):
             # Its journals go with it.
             self.keep_task(self._read_active(node))
 
@@ -792,12 +800,12 @@ class Supervisor:
 
     def _place(self, node: Any) -> str:
         """Return a node's machine as messages have it; "" for this one."""
-        name = self.names.get(node, "") if is_number(node) else ""
+        name = self.names.get(node, "") if is_count(node) else ""
         return f" on {name[2:-1]}" if name else ""
 
     def _note_taken(self, node: Any, mark: Any) -> None:
         """Acknowledge output to its agent, for flow control."""
-        if not (is_number(node) and is_number(mark)) or node >= self.spec.nodes:
+        if not (is_count(node) and is_count(mark)) or node >= self.spec.nodes:
             return
         told = self._told.get(node, 0)
         # A new agent counts from 0.

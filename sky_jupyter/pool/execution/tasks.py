@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...capture.blobs import Blob
 from ...capture.collect import Capture
 from ...errors import NodeLost, SkyError
-from ...node.journal.segments import is_number
 from ...node.protocol import rpc
+from ...node.protocol.journal_events import is_count
 from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Listener, NoticeEvent, ignore
@@ -170,7 +170,7 @@ class TaskRun(Run):
         if event.get("kind") == "begin" and not self.outcomes:
             # Its place is known before its first output.
             ranks = event.get("ranks")
-            if isinstance(ranks, list) and len(ranks) == 1 and is_number(ranks[0]):
+            if isinstance(ranks, list) and len(ranks) == 1 and is_count(ranks[0]):
                 self.place(ranks[0], node)
                 self.on_begun(self)
         super()._on_event(event, node)

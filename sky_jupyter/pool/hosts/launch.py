@@ -18,14 +18,17 @@ from typing import Any
 
 from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine, Process
+from ...machines.link import socket_folder
 from ...machines.local_machine import LocalMachine, LocalProcess, working_folder
 from ...node.protocol.host_config import BUDGET, NEXT, READY, STARTING, HostConfig
 from ...node.protocol.version import HOST_PROCESS
 from ...node.system.stopped_processes import STILL
 from ...spec.options import DEFAULT_EXIT_TIMEOUT
 from ...spec.pool_spec import PoolSpec
+from ...util.state_folder import registry_path
 from ..base.timeouts import TIMEOUTS
 from ..control import certificates
+from ..registry.folder_removal import LINK
 
 LOCAL = LocalMachine()
 _SOCKET_PATH = 80
@@ -430,12 +433,19 @@ def secret_variables(spec: PoolSpec) -> list[str]:
     return [name for plugin in spec.plugins for name in plugin.secret_variables]
 
 
-def make_folders(pool: str) -> tuple[Path, Path]:
-    """Make the pool's folder, with a short path, and one for blobs."""
+def make_folders(pool: str, *, lasting: bool = False) -> tuple[Path, Path]:
+    """Make the pool's folder, with a short path, and one for blobs.
+
+    The folder of a ``lasting`` pool is beside the registry if sockets work there: a restart of this machine empties the
+    usual places, and the keys with them.
+    """
     parents = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp"]
     # (Neither Dask nor log lines can handle a path with a line break.)
     fit = [p for p in parents if p and len(p) < _SOCKET_PATH - 40 and p.isprintable()]
     usable = [Path(p) for p in fit if os.access(p, os.W_OK)]
+    # (Its path is used from other working folders too.)
+    if lasting and socket_folder.has_sockets(state := registry_path().parent.absolute(), f"sky-{pool}-", LINK):
+        usable.insert(0, state)
     if not usable:
         raise BootstrapError("files", f"no writable folder with a short path among {parents}; set TMPDIR to one")
     folder = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=usable[0]))

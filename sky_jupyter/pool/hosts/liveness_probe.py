@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...errors import LinkLost, SkyError
+from ...errors import LinkLost, MachineError, SkyError
 from ..base.event_loop import in_thread
 from ..base.timeouts import TIMEOUTS
 from .reachability import place, script_of
@@ -125,6 +125,9 @@ async def _answers(host: Host, span: float) -> bool:
                 time.sleep(min(left, _TRY))
             except TimeoutError:
                 return False
+            except MachineError as error:
+                # Another incarnation of it may be there.
+                return error.reason != "gone"
             except SkyError:
                 return True  # it refuses, and so is there; or we have no link to ask through
             else:

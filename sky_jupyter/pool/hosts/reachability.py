@@ -8,12 +8,13 @@ import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from ...bootstrap.host_state import PreparedHost, on_all
+from ...bootstrap.prepared_host import PreparedHost, on_all
 from ...errors import BootstrapError, SkyError
 from ..base.timeouts import TIMEOUTS
 
+T = TypeVar("T")
 _PATIENCE = TIMEOUTS.links.reach
 _CONNECT = TIMEOUTS.links.connect
 # The listeners end by themselves after this.
@@ -76,12 +77,12 @@ class Reachability:
     ----------
     gaps : mapping of two nodes to str
         (caller, node) -> why the caller does not reach the node.
-    free : sequence of int
+    free : mapping of int to int
         By node, a port that was free on its loopback.
     """
 
     gaps: Mapping[tuple[int, int], str]
-    free: Sequence[int]
+    free: Mapping[int, int]
 
 
 def place(address: str) -> tuple[str, int]:
@@ -101,7 +102,7 @@ def look(sites: Sequence[PreparedHost], stop: threading.Event, *, everyone: bool
     They use the hosts' addresses in the pool. Raises BootstrapError if a host cannot be asked.
     """
     if len(sites) < 2:
-        return Reachability({}, [0] * len(sites))
+        return Reachability({}, {site.node: 0 for site in sites})
 
     def listen(site: PreparedHost) -> dict[str, Any]:
         return _ask(site, _LISTEN.format(address=site.address, life=_LIFE))
@@ -114,13 +115,13 @@ def look(sites: Sequence[PreparedHost], stop: threading.Event, *, everyone: bool
         with contextlib.suppress(SkyError, TimeoutError):
             site.machine.run(f"kill {int(ears[site.node]['child'])}", timeout=_PATIENCE)
 
-    ears = on_all(sites, listen, "agent", stop)
+    ears = _by_node(sites, on_all(sites, listen, "agent", stop))
     try:
-        found = on_all(sites, call, "agent", stop)
+        found = _by_node(sites, on_all(sites, call, "agent", stop))
     finally:
         on_all([site for site in sites if "child" in ears[site.node]], hush, "agent", threading.Event())
-    gaps = {(caller, node): why for caller, missed in enumerate(found) for node, why in missed.items()}
-    return Reachability(gaps, [int(ear["free"]) for ear in ears])
+    gaps = {(caller, node): why for caller, missed in found.items() for node, why in missed.items()}
+    return Reachability(gaps, {node: int(ear["free"]) for node, ear in ears.items()})
 
 
 def apart(sites: Sequence[PreparedHost], stop: threading.Event) -> Reachability:
@@ -129,10 +130,14 @@ def apart(sites: Sequence[PreparedHost], stop: threading.Event) -> Reachability:
     Raises BootstrapError if a host cannot be asked.
     """
     free = on_all(sites, lambda site: int(_ask(site, _FREE)["free"]), "agent", stop)
-    return Reachability({(0, site.node): ALONE for site in sites if site.node}, free)
+    return Reachability({(0, site.node): ALONE for site in sites if site.node}, _by_node(sites, free))
 
 
-def _call(site: PreparedHost, others: Sequence[PreparedHost], ears: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def _by_node(sites: Sequence[PreparedHost], found: Sequence[T]) -> dict[int, T]:
+    return {site.node: one for site, one in zip(sites, found, strict=True)}
+
+
+def _call(site: PreparedHost, others: Sequence[PreparedHost], ears: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
     """Return which of the others a host does not reach, and why."""
     missed: dict[int, str] = {}
     places = []

@@ -23,10 +23,10 @@ from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import map_all
 from ..base.timeouts import TIMEOUTS
 from ..control import certificates
-from ..registry.remote_parts import RemotePart, Traces
+from ..registry.remote_leftovers import RemotePart, Traces
 from . import event_listener, launch
 from . import reachability as reach
-from .link import PoolLink
+from .pool_link import PoolLink
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import PreparedHost
@@ -274,15 +274,17 @@ def start_more(
     stop: threading.Event,
     tell: Callable[[str], None],
     ttl: float | None = None,
+    absent: Collection[int] = (),
 ) -> None:
     """Start the hosts of new nodes of a live pool, as `start` does.
 
     The pool's other nodes go on meanwhile. ``sites`` are those of all nodes of the new pool, ``fresh`` the nodes to
-    start, ``scheduler`` is the scheduler's address as the hosts see it, and ``shape`` that of `HostConfig`.
+    start, ``scheduler`` is the scheduler's address as the hosts see it, and ``shape`` that of `HostConfig`. The
+    machines of ``absent`` nodes are not asked.
     """
     keys = {name: (here[0] / name).read_bytes() for name in certificates.NAMES}
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
-    found = _look(spec, sites, stop)
+    found = _look(spec, [site for site in sites if site.node not in absent], stop)
     _refuse_collectives(sites, found, collective)
     start = _Start(traces, spec, sites, here, keys, env, on_host, stop, shape, ttl)
     _start_others(start, [sites[node] for node in fresh], scheduler, found, tell)

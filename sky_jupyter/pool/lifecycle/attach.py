@@ -13,7 +13,7 @@ from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.timeouts import TIMEOUTS
 from ..hosts import launch, remote_host
 from ..hosts.remote_host import PoolGone
-from ..registry import folders
+from ..registry import folder_removal
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import PoolRow
 from .provisioning import Provisioning
@@ -28,6 +28,7 @@ JOIN_TIMEOUT = TIMEOUTS.start.join
 def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
     """Become the manager of a pool; on failure, leave it as it was."""
     pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
+    pool.incarnations = dict(record.incarnations)
     pool.provisioning = Provisioning(pool.registry, pool.id)
     pool.generation = pool.registry.own(row.id, take_over=take_over)
     pool.logger.open()
@@ -97,7 +98,7 @@ def _not_joined(pool: PoolLifecycle, row: PoolRow, error: BaseException) -> None
         pool.link.give_up()
     with contextlib.suppress(PoolError):
         if isinstance(error, PoolGone):
-            folders.remove(row.id, row.folders)
+            folder_removal.remove(row.id, row.folders)
             for trace in pool.traces.left():
                 pool.traces.forget(trace.folder)
             pool.registry.update(row.id, "ended")

@@ -8,6 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from ...providers.base import has_prices
 from ...util.pool_cost import PoolCost
 from ..base.event_loop import in_thread, loop
 from ..base.timeouts import TIMEOUTS
@@ -49,8 +50,8 @@ class CostMeter:
 
     @property
     def counts(self) -> bool:
-        """Return whether the pool's machines are bought."""
-        return self._pool.provisioning.buys(self._pool.spec)
+        """Return whether the pool's machines are bought, and have prices."""
+        return has_prices(self._pool.spec.provider)
 
     @property
     def now(self) -> PoolCost | None:

@@ -1,24 +1,80 @@
-"""Machines that have ended, as the provider that made them says."""
+"""Machines that have ended or begun anew, as the provider that made them says."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import SkyError
+from ...providers.base import has_queue
+from ...providers.values import PENDING, QUEUED
+from . import incarnations
 
 if TYPE_CHECKING:
+    from ...providers.values import MachineRecord
     from ...spec.pool_spec import PoolSpec
 
 
-def why_ended(spec: PoolSpec, ids: Sequence[str]) -> str:
-    """Ask the provider whether one of these machines has ended; return what it says, or ""."""
-    with contextlib.suppress(SkyError, OSError, TimeoutError):
-        for record in spec.provider.describe(ids) if ids else ():
-            if not record.is_usable:
-                return f"its machine has ended{f' ({record.reason})' if record.reason else ''}"
-    return ""
+@dataclass(frozen=True)
+class Loss:
+    """End of all that ran on a machine.
+
+    Attributes
+    ----------
+    why : str
+        What happened, for a message.
+    returns : bool
+        Whether the machine comes back under its id, or has.
+    """
+
+    why: str
+    returns: bool
 
 
-__all__ = ["why_ended"]
+def loss_of(spec: PoolSpec, ids: Sequence[str], known: Mapping[str, str]) -> Loss | None:
+    """Ask the provider whether one of these machines has ended or begun anew; None if it says neither.
+
+    Parameters
+    ----------
+    spec : PoolSpec
+        Spec of the pool.
+    ids : sequence of str
+        The machines.
+    known : mapping of str to str
+        The incarnations that the pool has been prepared on, by id.
+
+    Returns
+    -------
+    Loss or None
+        The first loss.
+    """
+    with contextlib.suppress(SkyError):
+        for record in incarnations.described(spec, ids):
+            if (loss := _loss(spec, record, known)) is not None:
+                return loss
+    return None
+
+
+def why_ended(spec: PoolSpec, ids: Sequence[str], known: Mapping[str, str]) -> str:
+    """Return why all that ran on one of these machines has ended, as its provider says, or ""; see `loss_of`."""
+    loss = loss_of(spec, ids, known)
+    return loss.why if loss is not None else ""
+
+
+def _loss(spec: PoolSpec, record: MachineRecord, known: Mapping[str, str]) -> Loss | None:
+    reason = f" ({' '.join(record.reason.split())})" if record.reason else ""
+    if not record.is_usable:
+        return Loss(f"its machine has ended{reason}", returns=False)
+    if not has_queue(spec.provider):
+        return None
+    if incarnations.is_another(record, known):
+        return Loss(f"its machine has begun anew{reason}", returns=True)
+    # A pending machine whose processes live is not seen: it was running when it was prepared.
+    if record.state in (QUEUED, PENDING):
+        return Loss(f"its machine was taken away{reason}; it begins anew as soon as it is back", returns=True)
+    return None
+
+
+__all__ = ["Loss", "loss_of", "why_ended"]

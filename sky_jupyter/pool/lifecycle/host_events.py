@@ -7,10 +7,10 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...providers.base import is_provisioner
+from ...providers.base import has_queue, is_provisioner
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
@@ -20,7 +20,7 @@ from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
-    from ..execution.watchdog import Watchdog
+    from ..execution.unresponsive_processes import Watchdog
     from .cost_meter import CostMeter
     from .state_machine import StateMachine
     from .ttl import Expiry
@@ -38,6 +38,9 @@ class HostEventsContext(PoolContext, Protocol):
 
     @property
     def ids(self) -> Sequence[str]: ...
+
+    @property
+    def incarnations(self) -> Mapping[str, str]: ...
 
     @property
     def state(self) -> PoolState: ...
@@ -70,8 +73,8 @@ class HostEventsContext(PoolContext, Protocol):
         """Refuse runs until the pool is restarted."""
         ...
 
-    def lose_head(self, why: str) -> None:
-        """Do the same when the head is gone."""
+    def lose_head(self, why: str, *, ended: bool = False) -> None:
+        """Do the same when the head is gone; ``ended`` says that its machine was taken away."""
         ...
 
     def expire(self) -> None:
@@ -111,19 +114,22 @@ class HostEvents:
 
         async def examine(node: int) -> None:
             control = pool.control
+            told: list[str] = []
 
             def give_up(why: str) -> None:
                 if node == 0:
                     control.off.add(node)
-                    pool.lose_head(pool.supervisor.interruptions.why_lost(node) or why)
+                    pool.lose_head(pool.supervisor.interruptions.why_lost(node) or why, ended=any(told))
                 else:
                     taken = pool.supervisor.interruptions.why_lost(node)
                     pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {taken}" if taken else why)
                     control.give_up(node, why)
 
-            ended = None
-            if is_provisioner(pool.spec.provider) and node < len(pool.ids):
-                ended = functools.partial(why_ended, pool.spec, [pool.ids[node]])
+            def why() -> str:
+                told.append(why_ended(pool.spec, [pool.ids[node]], pool.incarnations))
+                return told[-1]
+
+            ended = why if is_provisioner(pool.spec.provider) and node < len(pool.ids) else None
             if node not in control.off:
                 await liveness_probe.watch(node, hosts, control, pool.scheduler_there, limit, give_up, ended)
 
@@ -181,7 +187,11 @@ class HostEvents:
             # The nodes' timers fired first: end the rest of the pool now.
             threading.Thread(target=pool.expire, args=(why,), name="sky-expire", daemon=True).start()
             return
-        if 0 in host.nodes and not host.here and not self._lease_over:
+        if 0 not in host.nodes and has_queue(pool.spec.provider) and not self._lease_over and pool.has_control:
+            # Its machine may have begun anew: the other nodes go on.
+            for node in host.nodes:
+                pool.control.give_up(node, f"its processes{host.place} are gone")
+        elif 0 in host.nodes and not host.here and not self._lease_over:
             pool.lose_head(self.why_gone(host.place))
         else:
             pool.mark_broken(self.why_gone(host.place))

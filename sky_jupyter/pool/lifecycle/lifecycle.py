@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import BootstrapError, PoolError, first_line
+from ...errors import BootstrapError, PoolError
 from ...node.protocol import rpc
 from ...node.system.stopped_processes import HOST
 from ...spec.pool_spec import PoolSpec
+from ...util.text import first_line
 from ..base import retries
 from ..base.event_loop import Tick, loop, no_tick, wait_ticking
 from ..base.events import Event, Listener, NoticeEvent, PhaseEvent, ignore
@@ -24,13 +25,13 @@ from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 from ..execution.supervisor import Supervisor
-from ..execution.watchdog import LINK
+from ..execution.unresponsive_processes import LINK
 from ..hosts import launch, remote_host
-from ..hosts.link import PoolLink
+from ..hosts.pool_link import PoolLink
 from ..registry import stopped_pools
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import Registry
-from ..registry.remote_parts import RemotePart, Traces
+from ..registry.remote_leftovers import RemotePart, Traces
 from ..registry.stopped_pools import STOPPED
 from ..runs import journal_recovery
 from ..runs.run import new_id
@@ -112,6 +113,8 @@ class PoolLifecycle:
         self.link: PoolLink | None = None
         self.machines: list[Any] = []
         self.ids: Sequence[str] = ()
+        # The incarnations of its machines that may come back, by id.
+        self.incarnations: dict[str, str] = {}
         self.provisioning = Provisioning(self.registry, self.id)
         self.meter = CostMeter(self)
         # Machines that were created for it and not seen to end; None while that is not known.
@@ -128,8 +131,8 @@ class PoolLifecycle:
         self.pool_start, self.host_events, self.leaving = PoolStart(self), HostEvents(self), Leaving(self)
         self.supervisor.finish = self.leaving.finish
         self.replacement = MachineReplacement(self)
-        # Why the next cell makes the pool anew, on other machines; "" if it does not.
-        self._anew = ""
+        # Why the next cell makes the pool anew, on other machines, and why it has ended by itself; "" if not.
+        self._anew = self._why_expired = ""
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
         self.watchdog = self.supervisor.watchdog
@@ -138,9 +141,8 @@ class PoolLifecycle:
         # Whether its ttl is over, and the callback for that, as no cell may be running.
         self.expired = False
         self.farewell: Callable[[str], None] = _say_nothing
-        # Asks a person beside what runs; None if nobody is there. And why the pool has ended by itself.
+        # Asks a person beside what runs; None if nobody is there.
         self.ask: Ask | None = None
-        self._why_expired = ""
         self.expiry = Expiry(spec.lifetime, self.expire, given=spec.ttl is not None)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
@@ -312,7 +314,10 @@ class PoolLifecycle:
             hosts = tuple(host.facts() for host in self.hosts)
             left = self.expiry.left
             ends = None if left is None else time.time() + left
-            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct, self.shape, ends)
+            ids = tuple(self.ids)
+            record = PoolRecord(
+                self.spec, self.scheduler_there, ids, hosts, direct, self.shape, ends, dict(self.incarnations)
+            )
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
@@ -767,10 +772,15 @@ class PoolLifecycle:
             return
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
-    def lose_head(self, why: str) -> None:
-        """Do the same without a head; read runs from nodes' disks."""
+    def lose_head(self, why: str, *, ended: bool = False) -> None:
+        """Do the same without a head; read runs from nodes' disks.
+
+        ``ended`` says that its provider has taken its machine away.
+        """
         if taken := self.supervisor.interruptions.why_lost(0):
             why = self._anew = f"{taken}: it was the head's"
+        elif ended:
+            self._anew = why
         if self.state is not PoolState.BROKEN and self._stop_control(why):
             self.supervisor.tell(why)
             hosts = [host for host in self.hosts if not host.here]
@@ -784,11 +794,11 @@ class PoolLifecycle:
     def taken_away(self) -> str:
         """Return why a broken pool is to be made anew by the next cell, or "".
 
-        That is so if machines that were bought for it have ended. Not for the loop's own thread.
+        That is so if machines that were bought for it have ended or begun anew. Not for the loop's own thread.
         """
         if self.state is not PoolState.BROKEN or not self.provisioning.buys(self.spec):
             return ""
-        return self._anew or why_ended(self.spec, self.ids)
+        return self._anew or why_ended(self.spec, self.ids, self.incarnations)
 
     def _give_up_replacement(self) -> None:
         """Stop the replacement of machines: all of the pool changes."""
@@ -807,7 +817,8 @@ class PoolLifecycle:
             return False
         self.supervisor.give_up_repairs()
         if alone:
-            self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
+            cure = "the next cell" if self._anew else "`%sky restart`"
+            self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; {cure} makes it anew")
         if self.has_control:
             self.control.why_closed = f"{why}; `%sky restart` makes the pool anew"
             # It would retry its scheduler for ever, and log that in the notebook.

@@ -1,7 +1,8 @@
 """Replacement of machines that were taken away, while the pool's other nodes go on.
 
 Another machine is made as soon as a notice comes, in the same zone, and prepared. When the old one is gone, its node
-begins anew on the other: the supervisor then makes its kernels, and sets up what the others need again.
+begins anew on the other: the supervisor then makes its kernels, and sets up what the others need again. A machine that
+comes back under its id, as another incarnation, is waited for instead.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ...errors import BootstrapError, MachineError, NoCapacity, PoolError, ProvisionError, SkyError, first_line
+from ...errors import BootstrapError, MachineError, NoCapacity, PoolError, ProvisionError, SkyError
+from ...machines import remote_cleanup
 from ...node.protocol import rpc
+from ...providers.base import ConnectionSession, has_queue
 from ...util.background_tasks import BackgroundTasks
+from ...util.text import first_line
 from ..base import retries
 from ..base.event_loop import stoppable_in_thread
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, remote_host
-from . import zone_choice
-from .ended_machines import why_ended
+from . import incarnations, machine_queue, zone_choice
+from .ended_machines import loss_of
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
     from ...machines.ssh.types import Prompts
     from ..base.phases import PhaseLog
     from ..execution.supervisor import Supervisor
-    from ..hosts.link import PoolLink
-    from ..registry.remote_parts import Traces
+    from ..hosts.pool_link import PoolLink
+    from ..registry.remote_leftovers import Traces
     from .host_events import HostEvents
     from .provisioning import Provisioning
     from .state_machine import StateMachine
@@ -44,6 +48,8 @@ _JOIN_TIMEOUT = TIMEOUTS.start.rejoin
 _END_PATIENCE = TIMEOUTS.end.others
 # How often a provider is asked whether a lost node's machine has ended, and the pause.
 _QUESTIONS, _PAUSE = 3, TIMEOUTS.liveness.dial
+# How long it is asked again where it may replace the machine by itself.
+_COMEBACK = TIMEOUTS.machines.comeback
 _LOOK = TIMEOUTS.polls.resize
 # How often new machines are prepared and started before it is given up.
 _ATTEMPTS = 3
@@ -53,6 +59,7 @@ class ReplacementContext(PoolContext, Protocol):
     """The pool's lifecycle as seen by replacements, which change one node's part of it."""
 
     ids: Sequence[str]
+    incarnations: dict[str, str]
     hosts: list[launch.Host]
     machines: list[Any]
     link: PoolLink | None
@@ -110,10 +117,12 @@ class MachineReplacement:
         self._tasks = BackgroundTasks()
         # The question whether a node that was lost last has lost its machine.
         self._considering: asyncio.Task[None] | None = None
+        # The lost nodes whose machines come back under their ids.
+        self._returning: set[int] = set()
         self._stop = threading.Event()
-        # New machines by node: their ids, and connections to them.
+        # New machines by node: their ids; their ids and incarnations, and connections to them.
         self._ids: dict[int, str] = {}
-        self._machines: dict[int, tuple[str, Any]] = {}
+        self._machines: dict[int, tuple[tuple[str, str], Any]] = {}
         self._over = threading.Event()
         self._over.set()
         supervisor = pool.supervisor
@@ -142,21 +151,40 @@ class MachineReplacement:
         """Replace a lost node's machine if it is gone; it may not be seen at once."""
         pool = self.pool
         for _ in range(_QUESTIONS):
-            if node not in pool.control.lost or not self._may:
+            if await self._replace_if_gone(node):
                 return
-            if pool.supervisor.interruptions.is_taken(node):
-                break
-            if why := await asyncio.to_thread(why_ended, pool.spec, [pool.ids[node]]):
-                if node in pool.control.lost:
-                    pool.control.whys[node] = why
-                    pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {why}")
-                break
             await asyncio.sleep(_PAUSE)
-        else:
-            return
-        if node in pool.control.lost and self._may:
-            self._lost.add(node)
-            self._begin(node)
+        if has_queue(pool.spec.provider):
+            # Calls do not wait for this.
+            self._tasks.start(self._consider_on(node))
+
+    async def _consider_on(self, node: int) -> None:
+        """Go on asking about a machine that its provider may miss later, and replace by itself."""
+        control = self.pool.control
+        for _ in range(round(_COMEBACK / _PAUSE)):
+            await asyncio.sleep(_PAUSE)
+            if control is not self.pool.control or await self._replace_if_gone(node):
+                return
+
+    async def _replace_if_gone(self, node: int) -> bool:
+        """Begin to replace a lost node's machine if that is gone; return whether there is nothing more to ask."""
+        pool = self.pool
+        if node not in pool.control.lost or not self._may:
+            return True
+        # Of a machine that was announced to be taken away, all is known, unless it may come back.
+        if not pool.supervisor.interruptions.is_taken(node) or has_queue(pool.spec.provider):
+            loss = await asyncio.to_thread(loss_of, pool.spec, [pool.ids[node]], pool.incarnations)
+            if node not in pool.control.lost or not self._may:
+                return True
+            if loss is None:
+                return False
+            pool.control.whys[node] = loss.why
+            pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {loss.why}")
+            if loss.returns:
+                self._returning.add(node)
+        self._lost.add(node)
+        self._begin(node)
+        return True
 
     @property
     def _may(self) -> bool:
@@ -201,12 +229,13 @@ class MachineReplacement:
                 self._news.clear()
                 try:
                     with contextlib.suppress(_Again):
-                        await self._replace(sorted(self._wanted))
+                        await self._replace()
                     failures = 0
                 except (SkyError, OSError, TimeoutError) as error:
                     # Another machine may have gone meanwhile, which is then replaced too.
                     failures += 1
-                    if failures >= _ATTEMPTS or self._must_move(error):
+                    last = failures >= _ATTEMPTS or isinstance(error, machine_queue.QueuedTooLong)
+                    if last or self._must_move(error):
                         raise
                     await asyncio.sleep(_PAUSE)
         except Exception as error:
@@ -216,26 +245,61 @@ class MachineReplacement:
         finally:
             self._wanted.clear()
             self._lost.clear()
+            self._returning.clear()
             await asyncio.shield(asyncio.to_thread(self._discard))
             self._over.set()
 
-    async def _replace(self, nodes: Sequence[int]) -> None:
-        pool = self.pool
-        names = ", ".join(f"node {node}" for node in nodes)
-        with self._telling(f"another machine is made for {names}") as tell:
+    async def _replace(self) -> None:
+        pool, wanted = self.pool, frozenset(self._wanted)
+        text = "waiting for machines to come back" if self._returning else "another machine is made"
+        with self._telling(text) as tell:
+            nodes = await self._in_thread(self._await_turn, tell)
+            if not nodes:
+                return
+            names = ", ".join(f"node {node}" for node in nodes)
+            returning = self._returning.issuperset(nodes)
+            tell(f"{'preparing' if returning else 'another machine is made for'} {names}")
             await self._obtain(nodes, tell)
             preparation = await self._in_thread(self._prepare, nodes)
             for _, _, work in preparation.phases:
                 await self._in_thread(work, _ignore)
-            tell(f"another machine is ready for {names}")
-            await self._until_lost(nodes)
-            tell(f"{names} begins anew on another machine")
+            if not returning:
+                tell(f"another machine is ready for {names}")
+            await self._until_lost(nodes, wanted)
+            tell(f"{names} begins anew{'' if returning else ' on another machine'}")
             before = [pool.ids[node] for node in nodes]
             await self._start(nodes, preparation)
-        pool.supervisor.tell(f"{names} has another machine")
+        pool.supervisor.tell(f"{names} has {'begun anew' if returning else 'another machine'}")
         self._wanted.difference_update(nodes)
         self._lost.difference_update(nodes)
-        await self._in_thread(pool.provisioning.release, pool.spec, before)
+        self._returning.difference_update(nodes)
+        await self._in_thread(pool.provisioning.release, pool.spec, [id for id in before if id not in pool.ids])
+
+    def _await_turn(self, tell: Callable[[str], None]) -> list[int]:
+        """Return which of the wanted nodes are replaced now: those that buy machines, else those that are back."""
+        pool, wanted = self.pool, set(self._wanted)
+        # What was to come back may have ended meanwhile.
+        for node in wanted & self._returning:
+            loss = loss_of(pool.spec, [pool.ids[node]], pool.incarnations)
+            if loss is not None and not loss.returns:
+                self._returning.discard(node)
+        if bought := wanted - self._returning:
+            return sorted(bought)
+        by_id = {pool.ids[node]: node for node in sorted(wanted)}
+        session = ConnectionSession(pool.prompts, stop=self._stop)
+        try:
+            there = machine_queue.wait(pool.spec, by_id, session, tell, lambda: self._wanted != wanted, self._ended())
+        except MachineError:
+            if self._wanted != wanted:
+                raise _Again from None
+            raise
+        return [by_id[id] for id in there]
+
+    def _ended(self) -> dict[str, str]:
+        """Return the incarnations of the lost machines that come back, by id."""
+        pool = self.pool
+        ids = [pool.ids[node] for node in self._returning]
+        return {id: pool.incarnations[id] for id in ids if id in pool.incarnations}
 
     async def _obtain(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
         """Make machines for the nodes, and connect to them."""
@@ -244,8 +308,10 @@ class MachineReplacement:
         most = 1 if zone_choice.needs_one_zone(self.pool.spec) else options.attempts(made=True)
 
         async def obtain() -> None:
-            await self._in_thread(self._acquire, nodes, tell)
-            await self._in_thread(self._connect, nodes)
+            if bought := [node for node in nodes if node not in self._returning]:
+                await self._in_thread(self._acquire, bought, tell)
+            self._ids.update({node: self.pool.ids[node] for node in nodes if node in self._returning})
+            await self._in_thread(self._connect, nodes, tell)
 
         await retries.attempts(obtain, most, options.provision_retry_delay, tell)
 
@@ -262,15 +328,22 @@ class MachineReplacement:
         if any(ids[node] != pool.ids[node] for node in range(len(ids)) if node not in nodes):
             raise ProvisionError(f"another machine of pool {pool.spec.name!r} has ended")
 
-    def _connect(self, nodes: Sequence[int]) -> None:
+    def _connect(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
+        """Connect to the nodes' new machines, once they are in no queue any more."""
         pool = self.pool
-        fresh = [node for node in nodes if node not in self._machines or self._machines[node][0] != self._ids[node]]
-        if not fresh:
-            return
         assert pool.link is not None
         session = pool.link.session(pool.prompts, self._stop)
-        made = pool.spec.provider.connect([self._ids[node] for node in fresh], session)
-        self._machines.update({node: (self._ids[node], one) for node, one in zip(fresh, made, strict=True)})
+        machine_queue.wait(pool.spec, {self._ids[node]: node for node in nodes}, session, tell)
+        there = incarnations.read(pool.spec, [self._ids[node] for node in nodes])
+        wanted = {node: (self._ids[node], there.get(self._ids[node], "")) for node in nodes}
+        fresh = [node for node in nodes if node not in self._machines or self._machines[node][0] != wanted[node]]
+        if not fresh:
+            return
+        made, known = incarnations.connect(pool.spec, [self._ids[node] for node in fresh], session)
+        for node, machine in zip(fresh, made, strict=True):
+            if node in self._machines and self._machines[node][1] != machine:
+                pool.link.forget([self._machines[node][1]])
+            self._machines[node] = ((self._ids[node], known.get(self._ids[node], "")), machine)
 
     def _prepare(self, nodes: Sequence[int]) -> HostPreparation:
         from ...bootstrap.remote_environment import HostPreparation
@@ -288,14 +361,17 @@ class MachineReplacement:
                 standing[node] = (host.python, addresses[node])
         told = pool.phases.on_node
         offline = pool.spec.provider.offline
-        return HostPreparation(machines, pool.spec, offline=offline, stop=self._stop, on_node=told, standing=standing)
+        absent = pool.control.lost - set(nodes)
+        return HostPreparation(
+            *(machines, pool.spec), offline=offline, stop=self._stop, on_node=told, standing=standing, absent=absent
+        )
 
-    async def _until_lost(self, nodes: Sequence[int]) -> None:
-        """Wait until the old machines are gone; raise _Again if more are to be replaced."""
-        while self._wanted == set(nodes) and not self._lost >= self._wanted:
+    async def _until_lost(self, nodes: Sequence[int], wanted: Collection[int]) -> None:
+        """Wait until the old machines are gone; raise _Again if more than the wanted ones are to be replaced."""
+        while self._wanted == wanted and not self._lost.issuperset(nodes):
             self._news.clear()
             await self._news.wait()
-        if self._wanted != set(nodes):
+        if self._wanted != wanted:
             raise _Again
 
     async def _start(self, nodes: Sequence[int], preparation: HostPreparation) -> None:
@@ -329,6 +405,12 @@ class MachineReplacement:
     def _launch(self, nodes: Sequence[int], preparation: HostPreparation, take: Callable[[launch.Host], None]) -> None:
         pool = self.pool
         assert pool.link is not None
+        for node in set(nodes) & self._returning:
+            # Its disk may have come back with it, and what the old host left there.
+            old = self._host_of(node)
+            script = remote_cleanup.script(pool.id, [old.there, old.blobs_there])
+            with contextlib.suppress(SkyError, TimeoutError):
+                remote_cleanup.run(self._machines[node][1], script)
 
         def bring(host: launch.Host) -> None:
             take(host)
@@ -345,6 +427,7 @@ class MachineReplacement:
                 pool.notify,
                 pool.expiry.left,
             ),
+            absent=pool.control.lost - set(nodes),
         )
 
     def _put(self, nodes: Sequence[int], started: Sequence[launch.Host]) -> None:
@@ -355,7 +438,8 @@ class MachineReplacement:
         pool.machines = [host.machine for host in pool.hosts if not host.here]
         pool.ids = [self._ids.pop(node) if node in by_node else id for node, id in enumerate(pool.ids)]
         for node in nodes:
-            del self._machines[node]
+            (id, incarnation), _ = self._machines.pop(node)
+            pool.incarnations[id] = incarnation
             pool.supervisor.interruptions.forget(node)
         for host in started:
             pool.host_events.watch_over(host)
@@ -371,14 +455,16 @@ class MachineReplacement:
             pool.traces.forget(host.there)
         pool.keep_link()
         if pool.link is not None:
-            pool.link.forget([host.machine for host in old])
+            # A machine that came back as it was is reached as before.
+            pool.link.forget([host.machine for host in old if host.machine not in pool.machines])
 
     def _give_up(self, error: Exception) -> None:
         pool = self.pool
         if not self._lost or self._stop.is_set():
             return
         names = ", ".join(f"node {node}" for node in sorted(self._lost))
-        why = f"no machine could be made in place of {names} ({first_line(error)})"
+        made = "prepared" if self._returning >= self._lost else "made"
+        why = f"no machine could be {made} in place of {names} ({first_line(error)})"
         if self._must_move(error):
             pool.make_anew(why)
         else:
@@ -396,6 +482,7 @@ class MachineReplacement:
         self._ids.clear()
         if pool.link is not None and machines:
             pool.link.forget([machine for _, machine in machines])
+        ids = [id for id in ids if id not in pool.ids]
         # A change of the whole pool takes them over, and its end ends them.
         if ids and not self._stop.is_set():
             pool.provisioning.release(pool.spec, ids)

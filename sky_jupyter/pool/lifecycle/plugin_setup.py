@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 
-from ...errors import BootstrapError, plain
+from ...errors import BootstrapError
 from ...node.protocol import rpc
 from ...node.runtime.instance_info import PLAIN
 from ...plugins.core.secrets import sending
+from ...util.text import plain
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..runs.result import aborted
 
 if TYPE_CHECKING:
-    from ..execution.watchdog import Watchdog
+    from ..execution.unresponsive_processes import Watchdog
     from ..transfer.python_versions import PoolPythons
 
 # Long, as loaded machines are more frequent than ranks that hang.

@@ -37,15 +37,11 @@ def kept_on(machines: Sequence[Machine], provider: Provider) -> Iterator[None]:
     if not file:
         yield
         return
-    over, line = threading.Event(), power_watchdog.keep_line(file)
-
-    def renew(machine: Machine) -> None:
-        with contextlib.suppress(SkyError, OSError, TimeoutError):
-            machine.run(line, timeout=TIMEOUTS.machines.power_call)
+    over = threading.Event()
 
     def go_on() -> None:
         while not over.wait(TIMEOUTS.machines.power):
-            run_all(renew, machines, "sky-power")
+            renew(machines, file)
 
     thread = threading.Thread(target=go_on, name="sky-power", daemon=True)
     thread.start()
@@ -55,4 +51,15 @@ def kept_on(machines: Sequence[Machine], provider: Provider) -> Iterator[None]:
         over.set()
 
 
-__all__ = ["kept_on"]
+def renew(machines: Sequence[Machine], file: str) -> None:
+    """Keep machines on a while longer, by their power file; ignore those that do not answer."""
+    line = power_watchdog.keep_line(file)
+
+    def one(machine: Machine) -> None:
+        with contextlib.suppress(SkyError, OSError, TimeoutError):
+            machine.run(line, timeout=TIMEOUTS.machines.power_call)
+
+    run_all(one, machines, "sky-power")
+
+
+__all__ = ["kept_on", "renew"]

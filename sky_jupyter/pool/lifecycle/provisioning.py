@@ -13,18 +13,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, Unanswered, first_line
-from ...providers.base import Provisioner, can_stop, is_provisioner
+from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, Unanswered
+from ...providers.base import Provisioner, can_stop, has_prices, has_queue, is_provisioner
 from ...providers.values import STOPPED, MachineRecord, Order
 from ...util.pool_cost import purchase
+from ...util.text import first_line
 from ..base.timeouts import TIMEOUTS
-from ..registry import orders, purchases
+from ..registry import machine_orders, provider_accounts
+from ..registry.machine_orders import OrderRow
 from ..registry.machine_sweep import check_account, end_machines
-from ..registry.orders import OrderRow
+from ..registry.orphaned_machines import destroy
 from ..registry.pool_bill import PoolBill
-from ..registry.strays import destroy
 from . import zone_choice
-from .place_refusals import Place, Refusals
+from .capacity_backoff import Place, Refusals
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
@@ -84,7 +85,7 @@ class Provisioning:
         """
         if not self.buys(spec):
             return ""
-        self._write(self._row(spec, Order(self._pool, until=self.deadline(spec)), 0, orders.PLANNED))
+        self._write(self._row(spec, Order(self._pool, until=self.deadline(spec)), 0, machine_orders.PLANNED))
         if spec.ttl is not None or spec.lifetime is None:
             return ""
         return f"the machines that are made for this pool end with it, after {spec.lifetime / 3600:g} h at the latest"
@@ -97,10 +98,12 @@ class Provisioning:
         if self._deadline is None:
             known: list[OrderRow] = []
             with contextlib.suppress(PoolError):
-                known = orders.of(self._registry, self._pool)
+                known = machine_orders.of(self._registry, self._pool)
             self._deadline = max((row.until for row in known if row.until is not None), default=None)
         if self._deadline is None:
             limits = spec.options.provision_timeout + spec.options.bootstrap_timeout
+            if has_queue(spec.provider):
+                limits += spec.options.queue_timeout
             self._deadline = time.time() + limits + (spec.lifetime or 0.0) + _after(spec)
         return self._deadline
 
@@ -276,9 +279,9 @@ class Provisioning:
         left = end_machines(_provisioner(spec), self._pool, rows, limit, bill=self.bill) if rows else []
         if not left:
             with contextlib.suppress(PoolError):
-                known = orders.of(self._registry, self._pool)
+                known = machine_orders.of(self._registry, self._pool)
                 # If `end` did not wait, the plan stays: a sweep finds the pool by it, which is recorded as ending.
-                orders.forget(self._registry, [row for row in known if row.token or not self._given_up])
+                machine_orders.forget(self._registry, [row for row in known if row.token or not self._given_up])
             self._rows.clear()
         return left
 
@@ -338,7 +341,7 @@ class Provisioning:
         waits = [
             visible - max(0.0, now - row.touched)
             for row in rows
-            if row.state in (orders.SENT, orders.MADE) and not set(row.ids) & set(fresh)
+            if row.state in (machine_orders.SENT, machine_orders.MADE) and not set(row.ids) & set(fresh)
         ]
         # A machine that was just created may not be listed yet: it would be bought again.
         halt.wait(max([0.0, *waits]))
@@ -372,7 +375,7 @@ class Provisioning:
         """Create machines at the first place that has capacity."""
         whys: list[str] = []
         number = sum(1 for row in self._known() if row.token)
-        owner = purchases.owner(self._registry)
+        owner = provider_accounts.owner(self._registry)
         # Only a lack of capacity passes by waiting.
         passing = False
         places = self._places(spec)
@@ -383,7 +386,8 @@ class Provisioning:
             token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
             order = Order(self._pool, token, offer, zone, self.deadline(spec), owner, spec.name)
             # With the last refusal: shown alone, it would be replaced at once.
-            ordered = purchase(count, offer.name, offer.market, zone or offer.region, offer.hourly)
+            price = offer.hourly if has_prices(spec.provider) else 0.0
+            ordered = purchase(count, offer.name, offer.market, zone or offer.region, price)
             self._tell("; ".join([*whys[-1:], ordered]))
             try:
                 if made := self._send(spec, order, count, halt):
@@ -428,7 +432,7 @@ class Provisioning:
 
     def _send_once(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
         """Record and send an order; it stays open if there is no answer."""
-        row = self._row(spec, order, count, orders.SENT)
+        row = self._row(spec, order, count, machine_orders.SENT)
         before = self._open is not None
 
         def send() -> list[str]:
@@ -443,14 +447,15 @@ class Provisioning:
                 raise
             self._open = None
             if not before:
-                self._write(replace(row, state=orders.REFUSED))
+                self._write(replace(row, state=machine_orders.REFUSED))
             elif isinstance(error, NoCapacity):
                 # It is refused now; whether it succeeded before, only the list shows.
                 raise OrderSpent(str(error)) from error
             raise
         self._open = None
-        self._write(replace(row, state=orders.MADE, ids=tuple(ids)))
-        self.bill.bought(spec.name, row.provider, ids, order)
+        self._write(replace(row, state=machine_orders.MADE, ids=tuple(ids)))
+        if has_prices(spec.provider):
+            self.bill.bought(spec.name, row.provider, ids, order)
         return ids
 
     def _ask(self, spec: PoolSpec, halt: threading.Event, call: Callable[[], Any]) -> Any:
@@ -478,14 +483,14 @@ class Provisioning:
 
     def _write(self, row: OrderRow) -> None:
         row = replace(row, touched=time.time())
-        orders.write(self._registry, row)
+        machine_orders.write(self._registry, row)
         self._rows[row.token] = row
 
     def _known(self) -> list[OrderRow]:
         """Return the orders of this process and of earlier managers."""
         rows = dict(self._rows)
         with contextlib.suppress(PoolError):
-            rows = {**{row.token: row for row in orders.of(self._registry, self._pool)}, **rows}
+            rows = {**{row.token: row for row in machine_orders.of(self._registry, self._pool)}, **rows}
         return [row for row in rows.values() if row.token]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import threading
 import time
@@ -15,9 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ...errors import PoolError, first_line
+from ...errors import PoolError
 from ...node.protocol.host_config import NEXT, HostConfig
+from ...providers.base import ConnectionSession
 from ...spec.pool_spec import PoolSpec
+from ...util.text import first_line
 from ..base.event_loop import Tick, loop, stoppable_in_thread, wait_ticking
 from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
@@ -25,6 +28,7 @@ from ..context import PoolContext
 from ..control.control_client import Control
 from ..hosts import remote_host
 from ..hosts.launch import Host
+from . import incarnations, machine_queue
 from .power_renewal import kept_on
 from .resize_plan import Plan
 from .state_machine import PoolState
@@ -33,9 +37,9 @@ if TYPE_CHECKING:
     from ...bootstrap.remote_environment import HostPreparation
     from ...machines.ssh.types import Prompts
     from ..execution.supervisor import Supervisor
-    from ..execution.watchdog import Watchdog
-    from ..hosts.link import PoolLink
-    from ..registry.remote_parts import Traces
+    from ..execution.unresponsive_processes import Watchdog
+    from ..hosts.pool_link import PoolLink
+    from ..registry.remote_leftovers import Traces
     from .host_events import HostEvents
     from .kernel_shutdown import Leaving
     from .plugin_setup import PluginSetup
@@ -72,6 +76,7 @@ class ResizeContext(PoolContext, Protocol):
 
     spec: PoolSpec
     ids: Sequence[str]
+    incarnations: dict[str, str]
     hosts: list[Host]
     machines: list[Any]
     unreachable: list[Host]
@@ -263,6 +268,7 @@ class Resizing:
         from ...bootstrap.remote_environment import HostPreparation
 
         pool, plan = self.pool, self.plan
+        await self._in_thread(self._wait_in_queue)
         with pool.phase("connect", ", ".join(plan.added)):
             await self._in_thread(self._connect)
         standing = {node: (host.python, self._addresses[node]) for node, host in enumerate(kept)}
@@ -282,10 +288,27 @@ class Resizing:
             await self._in_thread(self._launch, preparation)
         self._addresses = [site.address for site in preparation.sites]
 
+    def _wait_in_queue(self) -> None:
+        """Wait until no new machine is queued, in a phase of its own."""
+        pool, plan = self.pool, self.plan
+        with contextlib.ExitStack() as stack:
+            shown: list[Callable[[str], None]] = []
+
+            def tell(line: str) -> None:
+                if not shown:
+                    shown.append(stack.enter_context(pool.phase("queue", f"waiting for {plan.spec.provider}")))
+                shown[0](line)
+
+            session = ConnectionSession(pool.prompts, stop=pool.stop_event)
+            nodes = {id: node for node, id in enumerate(plan.ids) if id in plan.added}
+            machine_queue.wait(plan.spec, nodes, session, tell, lambda: bool(self._ended))
+
     def _connect(self) -> None:
         pool, plan = self.pool, self.plan
         assert pool.link is not None
-        made = plan.spec.provider.connect(plan.added, pool.link.session(pool.prompts, pool.stop_event))
+        session = pool.link.session(pool.prompts, pool.stop_event)
+        made, fresh = incarnations.connect(plan.spec, plan.added, session)
+        pool.incarnations.update(fresh)
         self._connected = [machine for machine in made if machine not in pool.machines]
         for machine in made:
             if machine in pool.machines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import threading
@@ -18,14 +19,15 @@ from ...providers.base import ConnectionSession
 from ..base import retries
 from ..context import PoolContext
 from ..hosts import launch, remote_host
-from ..hosts.link import PoolLink
+from ..hosts.pool_link import PoolLink
+from . import incarnations, machine_queue
 from .power_renewal import kept_on
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import HostPreparation
     from ...machines.ssh.types import Prompts
     from ..base.phases import PhaseLog
-    from ..registry.remote_parts import Traces
+    from ..registry.remote_leftovers import Traces
     from .host_events import HostEvents
     from .provisioning import Provisioning
     from .state_machine import PoolState
@@ -39,6 +41,8 @@ class StartContext(PoolContext, Protocol):
     """The pool as its start sees it, and fills it."""
 
     ids: Sequence[str]
+    # Those of its machines that may come back, by id.
+    incarnations: dict[str, str]
     machines: list[Any]
     link: PoolLink | None
     prompts: Prompts | None
@@ -91,6 +95,8 @@ class PoolStart:
     def __init__(self, pool: StartContext) -> None:
         self.pool = pool
         self._local = not pool.spec.provider.survives_manager
+        # The time that the machines wait in a queue.
+        self._queued = retries.Pauses()
         # This machine, for each node that is one of its processes.
         self._near: list[Any] = []
 
@@ -140,6 +146,7 @@ class PoolStart:
                 "provision_timeout",
                 options.provision_timeout,
                 retries.not_made,
+                self._queued,
             )
         finally:
             # A thread that still runs buys no more.
@@ -152,6 +159,7 @@ class PoolStart:
         async def connect() -> None:
             # Not part of connecting: a retry adopts the machines that exist.
             await asyncio.to_thread(self._acquire)
+            await asyncio.to_thread(self._wait_in_queue)
             told: list[str] = []
             with pool.phase("connect", str(pool.spec.provider)) as say:
 
@@ -175,6 +183,22 @@ class PoolStart:
         with pool.phase("machines", f"{pool.spec.nodes} machine{several} of {pool.spec.provider}") as say:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids, say)
 
+    def _wait_in_queue(self) -> None:
+        """Wait until no machine is queued, in a phase of its own; that time does not count."""
+        pool = self.pool
+        with contextlib.ExitStack() as stack:
+            shown: list[Callable[[str], None]] = []
+
+            def tell(line: str) -> None:
+                if not shown:
+                    stack.enter_context(self._queued.pause())
+                    shown.append(stack.enter_context(pool.phase("queue", f"waiting for {pool.spec.provider}")))
+                shown[0](line)
+
+            session = ConnectionSession(pool.prompts, stop=pool.stop_event)
+            nodes = {id: node for node, id in enumerate(pool.ids)}
+            machine_queue.wait(pool.spec, nodes, session, tell, lambda: pool.state == "ended")
+
     def _not_connected(self, told: Sequence[str], why: str) -> BootstrapError:
         """Return the error of a connection that takes too long, with what it told of machines that it waits for."""
         # Closing the link ends the thread that still connects.
@@ -188,7 +212,7 @@ class PoolStart:
         pool.link.listen(pool.host_events.on_link, pool.is_off)
         try:
             session = pool.link.session(pool.prompts, pool.stop_event, tell=tell)
-            pool.machines = list(pool.spec.provider.connect(pool.ids, session))
+            pool.machines, pool.incarnations = incarnations.connect(pool.spec, pool.ids, session)
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:

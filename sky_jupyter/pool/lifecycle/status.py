@@ -261,13 +261,19 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
         "uptime": round(time.perf_counter() - pool.began, 1) if pool.began else 0.0,
         "cost": pool_cost.to_json(pool.cost),
         "runs": [_run(pool, run, now) for run in list(pool.supervisor.runs.values()) if not run.over.is_set()],
-        "away": {**pool.away, **pool.supervisor.interruptions.told},
+        "away": {**pool.away, **pool.supervisor.interruptions.told, **_waiting(pool)},
         "apart": pool.apart,
         "phases": _phases(pool, since, lines),
         "nodes": [_node(pool, node, since, now) for node in range(spec.nodes)],
         # Milliseconds of this process's monotonic clock.
         "mark": math.ceil(now * 1000),
     }
+
+
+def _waiting(pool: StatusContext) -> dict[str, str]:
+    """Return what is known of machines that are waited for, in their provider's queue or in place of others."""
+    text = pool.phases.line_of("queue") or pool.supervisor.watchdog.troubles.get("replacement", "")
+    return {"machines": text} if text else {}
 
 
 def _phases(pool: StatusContext, since: int | None, lines: int | None) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...errors import PoolError, cleaned
+from ...errors import PoolError
+from ...util.text import cleaned
 
 VERSION = 1
 _SCHEMA = """

@@ -12,13 +12,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...errors import PoolError, SkyError, first_line
+from ...errors import PoolError, SkyError
 from ...util.pool_cost import PoolCost
+from ...util.text import first_line
 from ..base.timeouts import TIMEOUTS
-from . import folders, leases, orders, purchases, remote_parts, stopped_pools, strays
-from .orders import OrderRow
+from . import (
+    folder_removal,
+    lease_expiry,
+    machine_orders,
+    orphaned_machines,
+    provider_accounts,
+    remote_leftovers,
+    stopped_pools,
+)
+from .machine_orders import OrderRow
+from .orphaned_machines import destroy
 from .pool_bill import PoolBill
-from .strays import destroy
 
 if TYPE_CHECKING:
     from ...providers.base import Provisioner
@@ -88,7 +97,7 @@ def end_machines(
     began, now = time.monotonic(), time.time()
     visible = provider.visible_within
     # An order without an answer may have created machines just now.
-    waits = [visible if row.state == orders.SENT else visible - max(0.0, now - row.touched) for row in rows]
+    waits = [visible if row.state == machine_orders.SENT else visible - max(0.0, now - row.touched) for row in rows]
     complete = began + max([0.0, *waits])
     asked: set[str] = set()
     checked = False
@@ -102,7 +111,7 @@ def end_machines(
                     check_account(provider.account(), rows)
                 checked = True
             records = provider.list(pool, regions)
-            left = [record.id for record in records if record.is_there]
+            left = [record.id for record in records if record.must_go]
             if bill is not None:
                 bill.seen("", provider, records)
             if not left and looked >= complete:
@@ -156,7 +165,7 @@ def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT)
 
     Returns what was not seen to end; the pool is still ending then. Raises SpecError if its provider is unknown.
     """
-    rows, row = orders.of(registry, pool), _row(registry, pool)
+    rows, row = machine_orders.of(registry, pool), _row(registry, pool)
     left = _end_all(registry, pool, rows, limit, Swept())
     if not left:
         _settle(registry, pool, row, rows)
@@ -242,7 +251,7 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
     if row.unfinished:
         return True
     running = any(run.state == "running" for run in registry.runs(row.id, _MOST_RUNS))
-    return leases.has_ended(row, running=running)
+    return lease_expiry.has_ended(row, running=running)
 
 
 def _stays_stopped(row: PoolRow | None) -> bool:
@@ -277,7 +286,9 @@ def _end_all(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: flo
         swept.machines += len(ids)
 
     for kind, recipe in dict.fromkeys((row.provider, row.recipe) for row in rows):
-        there = [row for row in rows if (row.provider, row.recipe) == (kind, recipe) and row.state != orders.PLANNED]
+        there = [
+            row for row in rows if (row.provider, row.recipe) == (kind, recipe) and row.state != machine_orders.PLANNED
+        ]
         if there:
             left += end_machines(kinds.restore(kind, recipe), pool, there, limit, told, bill)
     return left
@@ -285,7 +296,7 @@ def _end_all(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: flo
 
 def _by_pool(registry: Registry) -> dict[str, list[OrderRow]]:
     pools: dict[str, list[OrderRow]] = {}
-    for row in orders.every(registry):
+    for row in machine_orders.every(registry):
         pools.setdefault(row.pool, []).append(row)
     return pools
 
@@ -296,10 +307,10 @@ def _row(registry: Registry, pool: str) -> PoolRow | None:
 
 def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[OrderRow]) -> None:
     """Record a pool's end, and forget its orders, remote parts and folders."""
-    orders.forget(registry, rows)
-    for part in remote_parts.of(registry, pool):
-        remote_parts.forget(registry, pool, part.folder)
-    folders.remove(pool, () if row is None else row.folders)
+    machine_orders.forget(registry, rows)
+    for part in remote_leftovers.of(registry, pool):
+        remote_leftovers.forget(registry, pool, part.folder)
+    folder_removal.remove(pool, () if row is None else row.folders)
     stopped_pools.remove(pool)
     if row is not None:
         registry.update(pool, "ended")
@@ -309,13 +320,13 @@ def _sweep_strays(registry: Registry, swept: Swept) -> None:
     """Destroy machines of no pool, at the providers that have sold any; each is asked every few minutes."""
     from ...providers import kinds
 
-    for purchase in purchases.of(registry, _STRAYS):
+    for purchase in provider_accounts.of(registry, _STRAYS):
         with contextlib.suppress(Exception):
             provider = kinds.restore(purchase.provider, purchase.recipe)
-            found = [stray for stray in strays.look(registry, provider, purchase.regions) if stray.ends]
+            found = [stray for stray in orphaned_machines.look(registry, provider, purchase.regions) if stray.ends]
             swept.machines += len(found)
             destroy(provider, [stray.record.id for stray in found])
-        purchases.asked(registry, purchase)
+        provider_accounts.asked(registry, purchase)
 
 
 __all__ = [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import PoolError
 from ...providers import machine_costs
 from ...providers import values as machine_states
+from ...providers.base import has_prices
 from ...providers.values import MachineRecord
 from ...util.pool_cost import ENDED, MachineCost, PoolCost
 from . import cost_rows
@@ -60,6 +61,8 @@ class PoolBill:
 
         ``name`` is the pool's; empty for the one that is known.
         """
+        if not has_prices(provider):
+            return
         now, there = time.time(), {record.id: record for record in records if record.is_there}
         with self._changing() as rows:
             name = name or next((row.name for row in rows.values()), self._pool)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,8 @@ class PoolRecord:
         How often the pool was resized.
     ends : float, optional
         Unix time, by this machine's clock, at which its ``ttl`` is over.
+    incarnations : mapping of str to str
+        The incarnations of machines that may come back, by id.
     """
 
     spec: PoolSpec
@@ -60,10 +62,12 @@ class PoolRecord:
     direct: bool
     shape: int = 0
     ends: float | None = None
+    incarnations: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write the record into the pool's folder, atomically."""
-        facts = {"scheduler": self.scheduler, "ids": self.ids, "direct": self.direct, "shape": self.shape}
+        facts: dict[str, Any] = {"scheduler": self.scheduler, "ids": self.ids, "direct": self.direct}
+        facts |= {"shape": self.shape, "incarnations": dict(self.incarnations)}
         hosts = [dict(host) for host in self.hosts]
         spec = base64.b64encode(cloudpickle.dumps(self.spec)).decode()
         text = json.dumps({"protocol": PROTOCOL, **facts, "ends": self.ends, "hosts": hosts, "spec": spec})
@@ -87,7 +91,10 @@ class PoolRecord:
             hosts = tuple(_host_read(host) for host in told["hosts"])
             ids = tuple(str(id) for id in told["ids"])
             shape, ends = int(told["shape"]), told["ends"]
-            return cls(spec, str(told["scheduler"]), ids, hosts, bool(told["direct"]), shape, ends and float(ends))
+            scheduler, direct, ends = str(told["scheduler"]), bool(told["direct"]), ends and float(ends)
+            # Records of earlier versions lack them.
+            incarnations = {str(id): str(one) for id, one in told.get("incarnations", {}).items()}
+            return cls(spec, scheduler, ids, hosts, direct, shape, ends, incarnations)
 
     @staticmethod
     def hosts_of(row: PoolRow) -> list[dict[str, Any]]:

@@ -21,13 +21,13 @@ from typing import Any
 
 from ...errors import PoolError
 from ...node.protocol.version import HOST_PROCESS
-from ...node.system import locks
+from ...node.system import file_locks
 from ...util import process_identity
 from ...util.state_folder import registry_path as default_path
 from ...util.text import format_ranks
 from ..base.timeouts import TIMEOUTS
-from . import folders as pool_folders
-from . import leases
+from . import folder_removal as pool_folders
+from . import lease_expiry
 from .database import all_or_nothing, connect, inode, why_not
 from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row
 from .rows import run_row as read_run
@@ -228,7 +228,7 @@ class Registry:
         path = self.owner_lock(id)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            held = locks.hold(path)
+            held = file_locks.hold(path)
             if held is not None:
                 self._locks[id] = held
 
@@ -487,9 +487,9 @@ def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
         return False
     with contextlib.ExitStack() as stack:
         lock = registry.owner_lock(row.id)
-        if row.owner and not (lock.exists() and stack.enter_context(locks.taken(lock))):
+        if row.owner and not (lock.exists() and stack.enter_context(file_locks.taken(lock))):
             return False
-        seen = any((Path(folder) / locks.HOST).exists() for folder in row.folders)
+        seen = any((Path(folder) / file_locks.HOST).exists() for folder in row.folders)
         if (row.keep and not seen) or pool_folders.remove(row.id, row.folders) is None:
             return False
         with registry.transaction() as connection:
@@ -502,13 +502,13 @@ def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
 
 def _is_over(registry: Registry, row: PoolRow) -> bool:
     """Return whether a remote pool has ended, or is long unheard of."""
-    if row.provider not in leases.PROVIDERS:
+    if row.provider not in lease_expiry.PROVIDERS:
         # Created machines outlive their processes: they must not be forgotten.
         return False
     if row.unfinished or time.time() - row.heard > _FORGOTTEN:
         return True
     running = any(run.state == "running" for run in registry.runs(row.id, KEPT_RUNS))
-    return leases.has_ended(row, running=running)
+    return lease_expiry.has_ended(row, running=running)
 
 
 def _host_of(pool: str) -> process_identity.ProcessIdentity | None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import PoolError
-from ...node.journal.segments import Gap, is_number, parse
 from ...node.protocol import rpc
-from ...node.protocol.journal_events import checked, text_of
+from ...node.protocol.journal_events import Gap, checked, is_count, parse, text_of
 from ...util.text import format_size
 from ..control.control_client import Control
 
@@ -76,7 +75,7 @@ def read(node: int, answer: Mapping[str, Any], rank: int | None, count: int) -> 
     end: Any
     first, following, end = (answer.get(name) for name in ("first", "next", "end"))
     data = answer.get("data")
-    numbers = is_number(first) and is_number(following) and is_number(end)
+    numbers = is_count(first) and is_count(following) and is_count(end)
     if not numbers or not first <= following <= end or not isinstance(data, (bytes, bytearray, memoryview)):
         raise PoolError(f"node {node} sent a page that cannot be read")
     stop, at, events = min(following, first + count), first, []
@@ -85,7 +84,7 @@ def read(node: int, answer: Mapping[str, Any], rank: int | None, count: int) -> 
         if event is None:
             continue
         number = event.get("seq")
-        if not is_number(number) or number >= stop:
+        if not is_count(number) or number >= stop:
             break
         gap = Gap.from_json(event) if event.get("kind") == "gap" else None
         # A gap may extend past the page: the next page begins after it.
@@ -97,10 +96,10 @@ def read(node: int, answer: Mapping[str, Any], rank: int | None, count: int) -> 
 
 
 def _sound(event: dict[str, Any], size: int) -> dict[str, Any] | None:
-    if event.get("kind") in ("begin", "notice") and not is_number(event.get("rank")):
+    if event.get("kind") in ("begin", "notice") and not is_count(event.get("rank")):
         text = event.get("text")
         return {"kind": "notice", "seq": event["seq"], "text": text} if isinstance(text, str) else None
-    if not is_number(event.get("rank")):
+    if not is_count(event.get("rank")):
         return None
     if size > _MOST_EVENT:
         what: dict[str, Any] = {name: event[name] for name in ("seq", "rank", "t") if name in event}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import SkyError
-from ...node.journal.segments import Gap, is_number, parse
+from ...node.protocol.journal_events import Gap, is_count, parse
 from ..base.event_loop import in_thread
 from ..base.timeouts import TIMEOUTS
 from ..hosts.reachability import script_of
@@ -99,7 +99,7 @@ def _batch(lines: bytes, start: int) -> tuple[int, bytes]:
     for line in lines.splitlines(keepends=True):
         event = parse(line)
         number = None if event is None else event.get("seq")
-        if event is None or not is_number(number) or number < at:
+        if event is None or not is_count(number) or number < at:
             continue
         gap = Gap.from_json(event) if event.get("kind") == "gap" else None
         if number > at:

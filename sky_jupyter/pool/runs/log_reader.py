@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...node.journal.segments import Gap
-from ...node.protocol.journal_events import gap_text
+from ...node.protocol.journal_events import Gap, gap_text
 from .event_pages import MOST_COUNT, Page
 
 # The number of events before the end that are read first, and the factor by which it grows.

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-from ...errors import PoolError, RankDied, SkyError, plain
+from ...errors import PoolError, RankDied, SkyError
 from ...node.protocol.journal_events import gap_text
-from ...node.serialization.remote_repr import RemoteRepr
-from ...util.text import format_size, rank_label
+from ...node.serialization.unpicklable_placeholders import RemoteRepr
+from ...util.text import format_size, plain, rank_label
 from . import remote_exceptions
 from .output_buffer import MOST, Printed
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...capture.collect import Capture
-from ...errors import cleaned
-from ...node.journal.segments import Gap, is_number, parse
-from ...node.protocol.journal_events import checked, gap_text
+from ...node.protocol.journal_events import Gap, checked, gap_text, is_count, parse
 from ...spec.pool_spec import MAX_NODES
+from ...util.text import cleaned
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
 from .output_buffer import Bound, Printed
 from .result import Outcome
@@ -177,7 +176,7 @@ class Run:
         if type(node) is not int or not (node in self._next or (self._anywhere and 0 <= node < MAX_NODES)):
             return None
         awaited = self._next.setdefault(node, 0)
-        if not (is_number(first) and is_number(count) and isinstance(data, (bytes, bytearray, memoryview))):
+        if not (is_count(first) and is_count(count) and isinstance(data, (bytes, bytearray, memoryview))):
             self._note_unreadable(node, "a batch without numbers or lines")
             return None
         if first + count <= awaited:
@@ -252,7 +251,7 @@ class Run:
         kind, rank, text = event.get("kind"), event.get("rank"), event.get("text")
         if kind == "notice" and isinstance(text, str):
             self._on_notice(f"node {node}: {cleaned(text)}", node)
-        if kind == "notice" or not is_number(rank):
+        if kind == "notice" or not is_count(rank):
             return
         if self._anywhere and not self.outcomes:
             self.place(rank, node)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from ...errors import TransferError
 from ...machines.local_machine import absolute
-from ...node.files import compare
+from ...node.files import manifest_diff
 from ...node.files.file_manifest import FILE, ManifestEntry, from_wire, hashed, shown, to_wire, total, unpack
 from ...node.protocol import rpc
 from ...util.text import format_size
@@ -31,8 +31,8 @@ class Download(TransferJob):
         targets = self._targets(path, local)
         for node in self.nodes:
             self._check(node, targets[node], listings[node])
-        needs = sum(compare.diff(targets[node], listings[node]).needs for node in self.nodes)
-        free = compare.room_at(targets[self.nodes[0]])
+        needs = sum(manifest_diff.diff(targets[node], listings[node]).needs for node in self.nodes)
+        free = manifest_diff.room_at(targets[self.nodes[0]])
         if needs > free:
             raise TransferError(
                 f"{shown(path)} needs {format_size(needs)} here, and there is room for {format_size(free)} at "
@@ -60,12 +60,12 @@ class Download(TransferJob):
         return {self.nodes[0]: absolute(local or ".") / name if within else absolute(local or ".")}
 
     def _check(self, node: int, target: Path, entries: Sequence[ManifestEntry]) -> None:
-        clash = compare.diff(target, entries).clash
+        clash = manifest_diff.diff(target, entries).clash
         if clash:
             raise TransferError(f"{shown(clash)} (of {self.name(node)}); {shown(advice(entries[0], target))}")
 
     async def _fetch(self, node: int, path: str, target: Path, entries: Sequence[ManifestEntry]) -> int:
-        stands = compare.diff(target, entries)
+        stands = manifest_diff.diff(target, entries)
         if not stands.absent and not stands.doubtful:
             return 0
         text = f"{shown(PurePath(path).name)} from {self.name(node)}"

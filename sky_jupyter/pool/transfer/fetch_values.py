@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from ...errors import NodeLost, SkyError, TransferError
 from ...node.protocol import rpc
 from ...node.serialization import pickling
-from ...node.serialization.remote_repr import RemoteRepr
 from ...node.serialization.result_values import room
+from ...node.serialization.unpicklable_placeholders import RemoteRepr
 from ...util.background_tasks import BackgroundTasks
 from ...util.text import rank_label
 from ..base.event_loop import Tick, loop, no_tick

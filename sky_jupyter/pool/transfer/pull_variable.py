@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from ...capture.blobs import fingerprint
 from ...capture.ledger import Ledger
-from ...errors import PoolError, SpecError, nearest
+from ...errors import PoolError, SpecError
 from ...node.serialization.sharded_arrays import ShardAssembler
-from ...util.text import rank_label
+from ...util.text import nearest, rank_label
 from ..base.event_loop import Tick
 from ..base.events import Listener
 from .fetch_values import FetchedValue, ValuesContext, discard, load, not_rebuilt

@@ -11,7 +11,8 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from ...errors import NoCapacity, OrderSpent, ProvisionError, SkyError, Unanswered, first_line
+from ...errors import NoCapacity, OrderSpent, ProvisionError, SkyError, Unanswered
+from ...util.text import first_line
 from . import vcpu_quotas
 from .clients import Clients, clients, forget
 

@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,8 @@ def _cached(clients: Clients, region: str, key: str, asked: Mapping[str, Any]) -
     def fetch(keys: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         return {key: [asdict(one) for one in described(clients, region, asked)]}
 
-    subject = ("aws", "types", *identity(clients, region), region)
+    # What another release of this package has written may lack a field, or have one that is gone.
+    subject = ("aws", "types", *identity(clients, region), region, *(one.name for one in fields(InstanceType)))
     rows = answer_cache.lookup(subject, [key], _WEEK, fetch)[key][1]
     return {row["name"]: InstanceType(**{**row, **_tuples(row)}) for row in rows}
 

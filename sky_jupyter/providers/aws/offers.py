@@ -10,8 +10,9 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ProvisionError, SpecError, first_line
+from ...errors import ProvisionError, SpecError
 from ...spec.accelerators import Accelerator
+from ...util.text import first_line
 from ..values import Offer
 from . import instance_types, prices
 from .api_errors import translated

@@ -82,6 +82,7 @@ class AWS:
     kind = "aws"
     provisions = True
     survives_manager = True
+    queues = False
     power_file = POWER_FILE
     supported_options = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
     notice = "sky_jupyter.providers.aws.spot_notice:read"

@@ -16,11 +16,11 @@ def attach(pool: Pool) -> None:
         return
     from IPython import get_ipython
 
-    from . import pages
+    from . import widget_mirror
     from .relay import Comms
 
     kernel = get_ipython().kernel
     if isinstance(getattr(kernel, "control_handlers", None), dict) and hasattr(kernel, "comm_manager"):
         comms = Comms(pool.supervisor.ask)
         pool.supervisor.extend("comms", comms)
-        comms.listen(pages.of(kernel).mirror(pool.id, comms.send))
+        comms.listen(widget_mirror.of(kernel).mirror(pool.id, comms.send))

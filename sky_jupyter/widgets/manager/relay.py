@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from ...errors import SkyError
-from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ...node.protocol.comm_messages import CommMessage, CommQueue
+from ...node.protocol.journal_events import is_count
 from ...pool.base.event_loop import loop
 from ...pool.base.timeouts import TIMEOUTS
 from ...spec.pool_spec import PoolSpec
@@ -82,7 +82,7 @@ class Comms:
         node: Any
         number: Any
         node, number, incarnation = batch.get("node"), batch.get("number"), batch.get("incarnation")
-        known = is_number(node) and node < self._nodes and is_number(number)
+        known = is_count(node) and node < self._nodes and is_count(number)
         if self._mirror is None or not known or not isinstance(incarnation, str):
             return
         if node in self._early:

@@ -1,0 +1,91 @@
+/** Lines as nodes of the page: made once, and given other texts as other lines come in sight. */
+
+import { isStderr } from "./ansi";
+import type { Line, Lines } from "./filtered-lines";
+import { write } from "./coloured-text";
+import { make, paint } from "./dom";
+
+class Row {
+  readonly node = make("div", "sky-row");
+  private line: Line = { label: "", text: "" };
+  private readonly words = document.createTextNode("");
+  private stderr = false;
+  private who: HTMLElement | undefined;
+  private coloured: HTMLElement | undefined;
+
+  constructor() {
+    this.node.append(this.words);
+  }
+
+  show(line: Line): void {
+    if (line.label !== this.line.label) {
+      this.name(line.label);
+    }
+    if (line.text !== this.line.text) {
+      this.write(line.text);
+      this.mark(isStderr(line.text));
+    }
+    this.line = line;
+  }
+
+  private name(label: string): void {
+    if (!label) {
+      this.who?.remove();
+      this.who = undefined;
+      return;
+    }
+    if (!this.who) {
+      this.who = make("span", "sky-label");
+      this.node.prepend(this.who);
+    }
+    this.who.textContent = label;
+  }
+
+  private mark(stderr: boolean): void {
+    if (stderr !== this.stderr) {
+      this.stderr = stderr;
+      this.node.classList.toggle("sky-stderr", stderr);
+      this.node.title = stderr ? "stderr" : "";
+    }
+  }
+
+  private write(text: string): void {
+    if (!text.includes("\x1b")) {
+      this.coloured?.remove();
+      this.coloured = undefined;
+      this.words.data = text;
+      return;
+    }
+    this.words.data = "";
+    if (!this.coloured) {
+      this.coloured = make("span");
+      this.node.append(this.coloured);
+    }
+    write(this.coloured, text);
+  }
+}
+
+/** Those lines of a stretch that are in sight. */
+export class Rows {
+  readonly node = make("pre");
+  private readonly rows: Row[] = [];
+  private from = 0;
+
+  /** Show the lines from one number up to another. */
+  draw(lines: Lines, from: number, to: number, height: number): void {
+    const count = Math.max(0, to - from);
+    while (this.rows.length > count) {
+      this.rows.pop()?.node.remove();
+    }
+    while (this.rows.length < count) {
+      const row = new Row();
+      this.rows.push(row);
+      this.node.append(row.node);
+    }
+    this.rows.forEach((row, index) => row.show(lines.line(from + index)));
+    if (from !== this.from) {
+      this.from = from;
+      paint(this.node, [["top", `${from * height}px`]]);
+    }
+  }
+}

@@ -1,0 +1,399 @@
+"""What the operators do with their right operand: capture, send, show, wait for and stop calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
+
+from ..capture.collect import collect_value
+from ..display import views as display
+from ..display.base.background_prompts import background_prompts
+from ..errors import PoolError, SpecError
+from ..pool.base.events import NoticeEvent
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..pool.runs.broadcast_error import BroadcastError
+from ..pool.runs.result import CellResult, Outcome
+from ..pool.runs.run import Run
+from ..session import cells
+from ..session.pools import Holder, live_pool, renew_taken
+from ..util.validate import brief
+from . import streaming_functions, streams
+from .batch import Batch, InFlightTask, main, name_of, note_restarts
+from .futures import Future, settle, settler
+
+if TYPE_CHECKING:
+    from .calls import Group, PendingCall, StreamedGroup
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Runner:
+    """Right operand of the operators: it runs the calls that they send.
+
+    The left operand calls the method that fits what it is and which operator stands there: ``call >> pool`` is
+    ``pool.run(call)``. A `Compute` is one, and ``sky``; `runner_of` returns one for a pool.
+    """
+
+    @property
+    def live_pool(self) -> Pool:
+        """The live pool that runs the calls; PoolError where there is none."""
+        raise NotImplementedError
+
+    def run(self, call: PendingCall[T]) -> T:
+        """Run a call on one rank, as ``call >> compute`` does.
+
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
+
+        Returns
+        -------
+        object
+            The function's result; an iterator of its items if it is a generator function.
+        """
+        _check_call(call, "run")
+        live = self.live_pool
+        if streaming_functions.streams(call):
+            return streams.begin(live, call)
+        (result,) = run_all(live, [call], f"{name_of(call)} >> {live.spec.name}", many=False)
+        return result
+
+    def run_async(self, call: PendingCall[T]) -> Future[T]:
+        """Submit a call to one rank, as ``call > compute`` does.
+
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
+
+        Returns
+        -------
+        Future
+            A future of the result.
+        """
+        _check_call(call, "run_async")
+        future: Future[Any] = _submit(self.live_pool, [call], repr(call.function), lambda values: values[0])
+        return future
+
+    def broadcast(self, call: PendingCall[T]) -> list[T]:
+        """Run a call on every rank, as ``call @ compute`` does.
+
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
+
+        Returns
+        -------
+        list
+            One result per rank.
+        """
+        _check_call(call, "broadcast")
+        live = self.live_pool
+        if call.rank is not None:
+            raise SpecError(
+                f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`"
+            )
+        if streaming_functions.iterator_names(call.function.__wrapped__):
+            streaming_functions.refuse(call, "with `@`: its iterator can be read once")
+        if streaming_functions.streams(call):
+            return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
+        left = call.retries or 0
+        while True:
+            run, result = _broadcast(live, call, left)
+            if not (left and _lost(run)):
+                break
+            left -= 1
+            # The next is to find what this one broke mended, and is sent what new kernels lack.
+            renew_taken(live)
+            cells.settle(live)
+        if run.failed:
+            raise BroadcastError(result, list(run.outcomes.values()))
+        return list(result)
+
+    @overload
+    def run_parallel(self, group: Group[R]) -> R: ...
+    @overload
+    def run_parallel(self, group: StreamedGroup[T]) -> Iterator[T]: ...
+    def run_parallel(self, group: Any) -> Any:
+        """Run several calls at the same time, as ``group >> compute`` does.
+
+        Parameters
+        ----------
+        group : Group or StreamedGroup
+            The calls.
+
+        Returns
+        -------
+        tuple or Iterator
+            One result per call.
+        """
+        _check_group(group, "run_parallel")
+        live, calls = self.live_pool, group.calls
+        title = f"{len(calls)} calls >> {live.spec.name}"
+        if group.streamed:
+            return Results(Batch(live, calls, title, waited=False), ordered=group.ordered)
+        return tuple(run_all(live, calls, title))
+
+    def run_parallel_async(self, group: Group[R]) -> Future[R]:
+        """Submit several calls, as ``group > compute`` does.
+
+        Parameters
+        ----------
+        group : Group
+            The calls.
+
+        Returns
+        -------
+        Future
+            A future of the tuple of results.
+        """
+        _check_group(group, "run_parallel_async")
+        return _submit(self.live_pool, group.calls, f"{len(group.calls)} calls", tuple)
+
+
+class Sky(Runner):
+    """Stands for the current pool, resolved when a call meets it.
+
+    That is the pool of the innermost ``with`` block, or that of ``%%sky``.
+    """
+
+    @property
+    def pool(self) -> Pool | None:
+        """The current pool, or None."""
+        return pools.current
+
+    @property
+    def live_pool(self) -> Pool:
+        """The current pool; PoolError where there is none."""
+        if pools.current is None:
+            if (gone := pools.gone()) is not None:
+                raise PoolError(gone.refusal("with sky.Compute() as pool:", pools.names))
+            raise PoolError(
+                "there is no current pool: use `with sky.Compute(...) as pool:`, or make one with `%sky up`"
+            )
+        return pools.current
+
+    def __repr__(self) -> str:
+        live = self.pool
+        return f"<sky: the current pool, {'none' if live is None else repr(live.spec.name)}>"
+
+
+sky = Sky()
+"""The current pool: ``train() >> sky``. The package itself does as well, as ``import sky_jupyter as sky`` names it."""
+
+# Written so for Python 3.10, where a Protocol has no ``|`` of its own.
+Target = Union[Holder, Pool, Sky, ModuleType]  # noqa: UP007
+
+
+class OnPool(Runner):
+    """Runs calls on a pool that is there; made by `runner_of`.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @property
+    def live_pool(self) -> Pool:
+        """The pool."""
+        return self._pool
+
+
+def runner_of(target: Target) -> Runner:
+    """Return what runs the calls that an operator sends to its right operand.
+
+    Parameters
+    ----------
+    target : Compute, Pool, sky or module
+        The right operand; `sky` and the package itself are the current pool.
+
+    Returns
+    -------
+    Runner
+        The right operand itself, where it is one.
+
+    Raises
+    ------
+    PoolError
+        When it is not started, there is none, or it is something else.
+    """
+    if isinstance(target, Runner):
+        return target
+    if getattr(target, "__name__", "") == __name__.partition(".")[0]:
+        return sky
+    return OnPool(live_pool(target))
+
+
+def _check_call(call: object, method: str) -> None:
+    """Raise SpecError unless a method was given a single call."""
+    if not hasattr(call, "function"):
+        hint = "; several go to run_parallel" if hasattr(call, "calls") else ""
+        raise SpecError(f"{method} takes one call, such as f(x), not {brief(call)}{hint}")
+
+
+def _check_group(group: object, method: str) -> None:
+    """Raise SpecError unless a method was given several calls."""
+    if not hasattr(group, "calls"):
+        raise SpecError(f"{method} takes several calls, such as f(x) & g(y), not {brief(group)}")
+
+
+def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellResult]:
+    """Make one attempt at a call on every rank, with so many retries left."""
+    note_restarts(live)
+    payload = call.function.__wrapped__, call.args, call.kwargs
+    blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
+    title = f"{name_of(call)} @ {live.spec.name}"
+    about: dict[str, Any] = {"results": False, "pool": live.spec.name, "cost": live.pricing}
+    view = display.run_view(title, range(live.spec.world_size), **about)
+    with live.stopping():
+        with display.DelayedView("values", pool=live.spec.name) as late:
+            listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
+            run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
+        try:
+            interrupted = live.wait(run, background_prompts.looking(view.refresh))
+            result = live.finish(run)
+            if left and not interrupted and (lost := _lost(run)):
+                text = lost[0].end.get("text", f"rank {lost[0].rank} is lost")
+                often = f"{(call.retries or 0) - left + 1} of {call.retries}"
+                view.on_event(NoticeEvent(f"{text}; all ranks begin {name_of(call)} again ({often})", run.id))
+        finally:
+            live.note_writes(run, main())
+            view.finish(run.elapsed)
+    if interrupted:
+        raise KeyboardInterrupt(f"{call.function!r} was interrupted")
+    return run, result
+
+
+def _lost(run: Run) -> list[Outcome]:
+    """Return the outcomes of a broadcast's ranks whose nodes were lost.
+
+    None if it was to be stopped anyway.
+    """
+    if run.timed_out is not None:
+        return []
+    return [outcome for outcome in run.outcomes.values() if outcome.status == "lost"]
+
+
+def run_all(
+    live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1
+) -> list[Any]:
+    """Run calls and wait for all; the first failure stops the others."""
+    values: dict[int, Any] = {}
+    with Batch(live, calls, title, waited=True, many=many, joins=many, total=total) as batch:
+        for sent in batch:
+            values.update(batch.take(sent))
+    return [values[place] for place in range(len(values))]
+
+
+def _submit(
+    live: Pool, calls: Sequence[PendingCall[Any]], name: str, put_together: Callable[[list[Any]], Any]
+) -> Future[Any]:
+    future: Future[Any] = Future(name)
+    title = name_of(calls[0]) if len(calls) == 1 else f"{len(calls)} calls"
+    batch = Batch(live, calls, f"{title} > {live.spec.name}", waited=False, many=len(calls) > 1)
+    values: dict[int, Any] = {}
+
+    def take(sent: InFlightTask) -> None:
+        """Handle a call that is over, in the thread that sets futures' results."""
+        error: BaseException | None = None
+        try:
+            values.update(batch.take(sent))
+        except BaseException as raised:
+            error = raised
+        over = len(values) == len(calls)
+        if error is not None or over or future.cancelled():
+            batch.stop()
+        if not batch.left:
+            batch.close()
+        if error is not None:
+            settle(future, _raiser(error))
+        elif over:
+            settle(future, lambda: put_together([values[at] for at in range(len(values))]))
+
+    future.belong_to(batch.stop, lambda: any(sent.run.placed for sent in list(batch.left.values())))
+    batch.on_end = lambda sent: settler.do(lambda: take(sent))
+    try:
+        while batch.send():
+            pass
+    except BaseException:
+        batch.stop()
+        batch.close()
+        raise
+    if not calls:
+        batch.close()
+        settle(future, lambda: put_together([]))
+    return future
+
+
+def _raiser(error: BaseException) -> Callable[[], Any]:
+    def work() -> Any:
+        raise error
+
+    return work
+
+
+class Results(Iterator[T]):
+    """Iterator of results as they arrive.
+
+    Closed at its end, or when it is dropped before.
+    """
+
+    def __init__(self, batch: Batch, *, ordered: bool) -> None:
+        self._batch = batch
+        self._ordered = ordered
+        self._early: dict[int, InFlightTask] = {}
+        self._at = 0
+        try:
+            batch.send()
+        except BaseException:
+            batch.close()
+            raise
+
+    def __next__(self) -> T:
+        try:
+            return self._next()
+        except BaseException:
+            self.close()
+            raise
+
+    def _next(self) -> T:
+        while True:
+            sent = self._early.pop(self._at, None) if self._ordered else self._batch.next()
+            if sent is None:
+                sent = self._batch.next()
+                if sent is None:
+                    raise StopIteration
+                if self._ordered and sent.places[0] != self._at:
+                    self._early[sent.places[0]] = sent
+                    continue
+            self._at += 1
+            value: T = self._batch.take(sent)[sent.places[0]]
+            return value
+
+    def close(self) -> None:
+        """Stop the remaining calls."""
+        for sent in self._early.values():
+            sent.run.drop()
+        self._early.clear()
+        self._batch.close()
+
+    def __enter__(self) -> Results[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Where an interpreter ends, there may be nothing left to close it with.
+        if sys is not None and not sys.is_finalizing() and hasattr(self, "_batch"):
+            self._batch.close(patience=0.0)

@@ -1,0 +1,1 @@
+"""Pods of a Kubernetes cluster as machines, over the streams of its API."""

@@ -1,0 +1,53 @@
+"""Variables by which a cluster's launcher tells processes about each other, corrected for the ranks of a pool.
+
+Kubeflow Trainer and torchrun set them for one process a machine, and for the machines that were there at first. A rank
+may be one of several on its machine, and a pool may have grown, shrunk, or be made of several jobs. Only variables that
+are there are changed: programs that read them find the pool as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .instance_info import InstanceInfo
+
+_JAX = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_TORCHRUN = ("PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK")
+_PROCESSES = "PET_NPROC_PER_NODE"
+
+
+def corrected(info: InstanceInfo, env: Mapping[str, str]) -> dict[str, str]:
+    """Return a launcher's variables with the values that hold for a rank.
+
+    Parameters
+    ----------
+    info : InstanceInfo
+        The rank's.
+    env : mapping of str to str
+        Environment of the rank as the launcher made it.
+
+    Returns
+    -------
+    dict of str to str
+        Variables to set. A family that is not whole in ``env`` is a person's own, and left alone. The port stays the
+        launcher's; the host is the head's address, as names of pods may be unknown on a node.
+    """
+    found: dict[str, str] = {}
+    if all(env.get(name) for name in _JAX):
+        _, colon, port = env[_JAX[0]].rpartition(":")
+        address = f"[{info.head_addr}]" if ":" in info.head_addr else info.head_addr
+        found |= dict(zip(_JAX, (f"{address}{colon}{port}", str(info.world_size), str(info.rank)), strict=True))
+    if all(env.get(name) for name in _TORCHRUN):
+        # For torchrun, each rank is a node that starts processes.
+        found |= dict(zip(_TORCHRUN, (info.head_addr, str(info.world_size), str(info.rank)), strict=True))
+        if info.ranks_per_node > 1 and _PROCESSES in env:
+            found[_PROCESSES] = "1"
+    return found
+
+
+def correct(info: InstanceInfo) -> None:
+    """Set the variables of `corrected` in this process."""
+    os.environ.update(corrected(info, os.environ))

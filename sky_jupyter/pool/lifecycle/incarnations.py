@@ -1,0 +1,58 @@
+"""Incarnations of a pool's machines: a machine may come back under its id with none of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import MachineError, Unanswered
+from ...providers.base import has_queue
+from ...util.text import first_line
+
+if TYPE_CHECKING:
+    from ...machines.base import Machine
+    from ...providers.base import ConnectionSession
+    from ...providers.values import MachineRecord
+    from ...spec.pool_spec import PoolSpec
+
+
+def described(spec: PoolSpec, ids: Sequence[str]) -> Sequence[MachineRecord]:
+    """Return the provider's records of machines; raise Unanswered if there is no answer."""
+    try:
+        return spec.provider.describe(ids) if ids else ()
+    except (OSError, TimeoutError) as error:
+        raise Unanswered(f"{spec.provider} did not answer: {first_line(error)}") from error
+
+
+def connect(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> tuple[list[Machine], dict[str, str]]:
+    """Connect to machines; return them, and their incarnations by id, which are empty without a queue.
+
+    Raises MachineError also if a machine came back meanwhile: it is not known which incarnation was connected to.
+    """
+    before = read(spec, ids)
+    machines = list(spec.provider.connect(ids, session))
+    try:
+        after = read(spec, ids)
+        if changed := [id for id in ids if before.get(id) != after.get(id)]:
+            raise MachineError(changed[0], "closed", "it began anew while it was connected to")
+    except BaseException:
+        for machine in machines:
+            machine.close()
+        raise
+    return machines, after
+
+
+def read(spec: PoolSpec, ids: Sequence[str]) -> dict[str, str]:
+    """Return the present incarnations of machines, by id; empty for a provider without a queue."""
+    if not has_queue(spec.provider):
+        return {}
+    return {record.id: record.incarnation for record in described(spec, ids) if record.incarnation}
+
+
+def is_another(record: MachineRecord, known: Mapping[str, str]) -> bool:
+    """Return whether a machine is another incarnation than the known one."""
+    before = known.get(record.id, "")
+    return bool(before and record.incarnation and record.incarnation != before)
+
+
+__all__ = ["connect", "described", "is_another", "read"]

@@ -1,0 +1,71 @@
+"""End of single pods: their own command ends as that of a pool's end does, and their job does not replace them."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import SkyError
+from ...util.background_tasks import map_all
+from ..values import RUNNING, MachineRecord
+from . import pod_records
+
+if TYPE_CHECKING:
+    from ...machines.pods.pod_target import PodTarget
+    from .cluster_pods import ClusterPods
+
+# The wait script reads the file each second; then the cluster has to see that the container has ended.
+_PATIENCE, _LOOK = 15.0, 0.3
+_SCRIPT_TIMEOUT = 20.0
+
+
+def end(provider: ClusterPods, machines: Sequence[MachineRecord], there: Callable[[], Sequence[MachineRecord]]) -> None:
+    """Have pods end, and wait until the cluster has seen it.
+
+    One that waits for a place ends by its lease when it gets one: nobody writes its power file.
+
+    Parameters
+    ----------
+    provider : ClusterPods
+        The provider, of the pods' namespace.
+    machines : sequence of MachineRecord
+        The pods.
+    there : callable
+        Returns the machines of their jobs that have not ended.
+
+    Raises
+    ------
+    SkyError
+        When one could not be told.
+    """
+    running = [one.id for one in machines if one.state == RUNNING]
+    if not running:
+        return
+    targets = pod_records.targets(provider, running)
+    errors = map_all(lambda one: _tell(targets[one], provider.power_file), running, "sky-pods")
+    if error := next(filter(None, errors), None):
+        raise error
+    until = time.monotonic() + _PATIENCE
+    while any(one.id in targets for one in there()) and time.monotonic() < until:
+        time.sleep(_LOOK)
+
+
+def _tell(target: PodTarget, file: str) -> SkyError | None:
+    """Have the pod's own command end; return the error if that fails."""
+    from ...machines.pods.machine import PodMachine
+
+    new, old = shlex.quote(f"{file}.0"), shlex.quote(file)
+    try:
+        machine = PodMachine.connect(target)
+        try:
+            done = machine.run(f"echo 0 > {new} && mv -f {new} {old}", timeout=_SCRIPT_TIMEOUT)
+        finally:
+            machine.close()
+    except (SkyError, TimeoutError) as error:
+        return SkyError(f"{target} cannot be ended: {error}")
+    return None if done.status == 0 else SkyError(f"{target}: {done.out.decode(errors='replace').strip()}")
+
+
+__all__ = ["end"]

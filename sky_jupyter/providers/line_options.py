@@ -1,0 +1,52 @@
+"""Options of ``%%sky`` that are for some providers only, as their classes declare them in ``line_options``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LineOption:
+    """Option that is an argument of a provider: ``--node-selector`` is ``node_selector``, given as a text.
+
+    Attributes
+    ----------
+    metavar : str
+        What stands for its value in the help.
+    form : str
+        Words for its form, for a message.
+    help : str
+        What it says.
+    finds : bool
+        True if it says where the provider's machines are: ``%sky offers`` and ``%sky sweep`` take it too.
+    """
+
+    metavar: str
+    form: str
+    help: str
+    finds: bool = False
+
+
+def declared(providers: Mapping[str, Any]) -> dict[str, tuple[LineOption, tuple[str, ...]]]:
+    """Return the options that provider classes declare, each with the kinds of those that have it.
+
+    Parameters
+    ----------
+    providers : mapping of str to provider class
+        The classes by their kinds.
+
+    Returns
+    -------
+    dict
+        By the argument's name.
+    """
+    found: dict[str, tuple[LineOption, tuple[str, ...]]] = {}
+    for kind, made in providers.items():
+        for name, option in getattr(made, "line_options", {}).items():
+            found[name] = found.get(name, (option, ()))[0], (*found.get(name, (option, ()))[1], kind)
+    return found
+
+
+__all__ = ["LineOption", "declared"]

@@ -1,0 +1,24 @@
+"""Connections of a provider's machines that are pods: over the session's link if it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..machines.base import Machine
+    from ..machines.pods.pod_target import PodTarget
+    from .base import ConnectionSession
+
+
+def opener(session: ConnectionSession) -> Callable[[PodTarget], Machine]:
+    """Return a function that connects to a pod; `ssh_connections.connect_all` calls it for several in parallel."""
+    if session.open_link is None:
+        from ..machines.pods.machine import PodMachine
+
+        return PodMachine.connect
+    link = session.open_link()
+    return lambda target: link.connect(target, address=target.address or None)
+
+
+__all__ = ["opener"]

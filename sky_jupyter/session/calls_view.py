@@ -1,0 +1,214 @@
+"""One run view for all calls that run at the same time.
+
+It marks what each prints with its rank.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..display import views as display
+from ..display.base.frontends import front_end, in_notebook
+from ..plugins.joblib.shared_values import outlets
+from ..pool.base.events import Event, Listener, NoticeEvent, OutputEvent
+from ..pool.pool import Pool
+
+_INTERVAL = 0.1
+_ORDER = {"ok": 0, "interrupted": 1, "error": 2, "lost": 3, "died": 4}
+
+
+class SharedRunView:
+    """View of calls; made by `joined`, ends with the last of its calls.
+
+    Parameters
+    ----------
+    pool : Pool
+        Whose ranks are shown.
+    title : str
+        What stands above.
+    waited : bool
+        Whether somebody waits for the calls, and calls `refresh`; else a thread does.
+    """
+
+    def __init__(self, pool: Pool, title: str, *, waited: bool) -> None:
+        self.pool, self.cell = pool, cell_id()
+        self.view = self._make_view(title, waited)
+        self.count = 0
+        self.over = False
+        self._began = time.perf_counter()
+        # The run that was last heard of: where there is one alone, its log is there later.
+        self._run = ""
+        # Ranks whose last line is not ended, and on which stream; how each rank's calls ended, the worst.
+        self._open: dict[int, str] = {}
+        self._ends: dict[int, dict[str, Any]] = {}
+        self._lock = threading.RLock()
+        self._beside: threading.Thread | None = None
+        # What is shown from other threads belongs to the cell that sent the calls.
+        self._context = contextvars.copy_context()
+
+    def _make_view(self, title: str, waited: bool) -> display.RunView:
+        ranks = range(self.pool.spec.world_size)
+        if waited or front_end() != "none":
+            about: dict[str, Any] = {"results": False, "pool": self.pool.spec.name, "cost": self.pool.pricing}
+            return display.run_view(title, ranks, **about)
+        # Rows that stand at the bottom of a terminal would be in the way of whoever works on there meanwhile.
+        from ..display.terminal.line_view import TerminalRunView
+
+        return TerminalRunView(ranks, results=False)
+
+    def listener(self) -> Listener:
+        """Return a listener for one more call."""
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, OutputEvent):
+                kind, rank, self._run = event.event["kind"], event.rank, event.run
+                if kind == "end":
+                    self._on_end(event)
+                    return
+                if kind == "stream":
+                    self._note_line(rank, event.event["name"], event.event["text"])
+            self.view.on_event(event)
+
+        return on_event
+
+    def _note_line(self, rank: int, name: str, text: str) -> None:
+        if text.endswith("\n"):
+            self._open.pop(rank, None)
+        elif text:
+            self._open[rank] = name
+
+    def _on_end(self, event: OutputEvent) -> None:
+        """Begin a new line after a call has ended: its rank goes on."""
+        rank = event.rank
+        name = self._open.pop(rank, None)
+        if name is not None:
+            line = {"kind": "stream", "rank": rank, "name": name, "text": "\n"}
+            self.view.on_event(OutputEvent(event.run, rank, line))
+        before = self._ends.get(rank)
+        if before is None or _ORDER.get(event.event["status"], 2) > _ORDER.get(before["status"], 2):
+            self._ends[rank] = event.event
+
+    def refresh(self) -> None:
+        """Draw what is new."""
+        with self._lock:
+            if not self.over:
+                self.view.refresh()
+
+    def go_on_alone(self) -> None:
+        """Draw what is new from a thread, as nobody waits for the calls.
+
+        The output is begun in the cell that is running now.
+        """
+        with self._lock:
+            if self._beside is not None or self.over:
+                return
+            appear: Callable[[], None] | None = getattr(self.view, "appear", None)
+            if appear is not None:
+                appear()
+            context = self._context.copy()
+            self._beside = threading.Thread(target=context.run, args=(self._draw,), name="sky-view", daemon=True)
+            self._beside.start()
+
+    def _draw(self) -> None:
+        while not self.over:
+            time.sleep(_INTERVAL)
+            self.refresh()
+
+    def leave(self, count: int = 1) -> None:
+        """Note that calls are over; the last one ends the view."""
+        with _lock:
+            self.count -= count
+            last = self.count <= 0
+            if last and _open_views.get(self.pool.id) is self:
+                del _open_views[self.pool.id]
+        if last:
+            with self._lock:
+                if not self.over:
+                    self._context.run(self._finish)
+
+    def _finish(self) -> None:
+        self.over = True
+        for rank in range(self.pool.spec.world_size):
+            event = self._ends.get(rank) or {"kind": "end", "rank": rank, "status": "ok"}
+            self.view.on_event(OutputEvent(self._run, rank, event))
+        self.view.finish(time.perf_counter() - self._began)
+
+
+_lock = threading.Lock()
+# The view that is open for each pool, by the pool's id.
+_open_views: dict[str, SharedRunView] = {}
+
+
+def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> SharedRunView:
+    """Return the view for so many calls: the open one, or a new one."""
+    with _lock:
+        run_view = _open_views.get(pool.id)
+        if run_view is None or run_view.over or run_view.cell != cell_id():
+            run_view = _open_views[pool.id] = SharedRunView(pool, title, waited=waited)
+        run_view.count += count
+    if not waited:
+        run_view.go_on_alone()
+    return run_view
+
+
+class Outlet:
+    """View of what the calls of one parallel loop print, begun by the first output.
+
+    Made where the loop begins, in its cell; ends with the loop.
+
+    Parameters
+    ----------
+    pool : Pool
+        Whose ranks do the loop.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._context = pool, contextvars.copy_context()
+        self._run_view: SharedRunView | None = None
+        self._listener: Listener | None = None
+        self._left = False
+        self._lock = threading.Lock()
+
+    def on_event(self, event: Event) -> None:
+        """Show what a call prints, or that it has ended; callable in any thread."""
+        if not isinstance(event, OutputEvent):
+            return
+        with self._lock:
+            if self._listener is None and not self._left and event.event["kind"] in ("stream", "display"):
+                title = f"loop · {self._pool.spec.name}"
+                self._run_view = self._context.copy().run(joined, self._pool, title, waited=False)
+                self._listener = self._run_view.listener()
+            listener = self._listener
+        if listener is not None:
+            listener(event)
+
+    def leave(self) -> None:
+        """End the view with the loop."""
+        with self._lock:
+            self._left, run_view, self._listener = True, self._run_view, None
+        if run_view is not None:
+            run_view.leave()
+
+
+outlets.append(Outlet)
+
+
+def cell_id() -> str:
+    """Return the id of the cell that is running; empty where there are no cells."""
+    if not in_notebook():
+        return ""
+    from IPython import get_ipython
+
+    return str(get_ipython().kernel.get_parent("shell").get("header", {}).get("msg_id", ""))
+
+
+def say(run_view: SharedRunView, text: str) -> None:
+    """Show a line that is no rank's."""
+    run_view.view.on_event(NoticeEvent(text))
+
+
+__all__ = ["Outlet", "SharedRunView", "cell_id", "joined", "say"]
