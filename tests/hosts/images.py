@@ -185,7 +185,7 @@ if __name__ == "__main__":
     for name, wanted in itertools.product(sys.argv[1:] or [own_release()], (False, True)):
         begun = time.monotonic()
         try:
-            made = image(release=name, python=wanted)
+            path = image(release=name, python=wanted)
         except ImageError as error:
             sys.exit(f"no image for the test hosts: {error}")
-        print(f"{made}: {time.monotonic() - begun:.1f} s")
+        print(f"{path}: {time.monotonic() - begun:.1f} s")

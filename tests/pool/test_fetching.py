@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sky_jupyter.capture.blobs import fingerprint
+from sky_jupyter.node.protocol import rpc
+from sky_jupyter.node.protocol.rpc import AgentCall
 from sky_jupyter.node.serialization.unpicklable_placeholders import RemoteRepr
 from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.pool import Pool
@@ -287,6 +290,30 @@ def test_a_fetch_of_one_thread_does_not_take_the_file_of_another(pool: Pool) -> 
     assert second[1][0] == 1.0
     assert fetch_values.load(brought)[0] == 1.0
     assert files(pool) == []
+
+
+def test_a_call_that_is_overtaken_takes_no_file_that_a_later_one_has_asked_for(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, earlier = run(pool, LARGE), pool.control.ask
+    held: list[dict[str, Any]] = []
+
+    async def overtaken(call: AgentCall, nodes: Any = None, **arguments: Any) -> dict[int, Any]:
+        answer = await earlier(call, nodes, **arguments)
+        if call is rpc.FETCH_VALUES:
+            if held:
+                # It was sent before, knows nothing of this one, and comes after it.
+                await earlier(call, nodes, **{**held[0], "keys": {}})
+                # What that drops is removed by now.
+                await earlier(rpc.DISCARD_VALUES, nodes, keys=[])
+            held.append(arguments)
+        return answer
+
+    monkeypatch.setattr(pool.control, "ask", overtaken)
+    first = pool.fetch([1], {"of": result.run}, "the first")[1]
+    second = pool.fetch([1], {"of": result.run}, "the second")[1]
+    assert fetch_values.load(first)[0] == fetch_values.load(second)[0] == 1.0
+    assert len(held) >= 2
 
 
 @pytest.mark.slow

@@ -30,6 +30,8 @@ class _Job:
     rank: RankKernel
     places: list[Path]
     task: asyncio.Task[dict[str, Any]]
+    # Of the call that began it.
+    turn: list[int]
 
 
 class ValueExport:
@@ -60,7 +62,7 @@ class ValueExport:
                 stale.unlink(missing_ok=True)
 
     async def sky_fetch_values(
-        self, keys: dict[int, str], wanted: list[str], content: dict[str, Any]
+        self, keys: dict[int, str], wanted: list[str], turn: list[int], content: dict[str, Any]
     ) -> dict[int, Any]:
         """Start writing ranks' values to files; return the progress of each.
 
@@ -71,7 +73,9 @@ class ValueExport:
         keys : dict of int to str
             The manager's key of each rank's fetch; ranks of other nodes are ignored.
         wanted : list of str
-            All keys that it still wants; the others are dropped.
+            All keys that it still wants; of the others those are dropped that an earlier call began.
+        turn : list of int
+            When the manager listed them: its generation, and the number of the call. Calls may overtake each other.
         content : dict
             Request to the rank; see `ResultStore.export`.
 
@@ -81,11 +85,11 @@ class ValueExport:
             For each rank ``"waits"``, whether it is busy with something else; ``"there"`` and ``"total"``,
             bytes; and ``"end"``, its end event, once it has one.
         """
-        self._drop(key for key in list(self._jobs) if key not in wanted)
+        self._drop([key for key, job in self._jobs.items() if key not in wanted and job.turn < turn])
         mine = {rank: key for rank, key in keys.items() if rank in self.ranks}
         for rank, key in mine.items():
             if key not in self._jobs:
-                self._begin(rank, key, content)
+                self._begin(rank, key, turn, content)
         left = [self._jobs[key].task for key in mine.values() if not self._jobs[key].task.done()]
         if left:
             await asyncio.wait(left, timeout=_LINGER)
@@ -105,11 +109,11 @@ class ValueExport:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _begin(self, number: int, key: str, content: dict[str, Any]) -> None:
+    def _begin(self, number: int, key: str, turn: list[int], content: dict[str, Any]) -> None:
         rank, request = self.ranks[number], f"fetch-{key}"
         places = [folder / f"{self.name}{key}" for folder in self.folders if folder.is_dir()]
         asked = {**content, "kind": "fetch", "places": list(map(str, places))}
-        self._jobs[key] = _Job(request, rank, places, asyncio.create_task(rank.request(request, asked)))
+        self._jobs[key] = _Job(request, rank, places, asyncio.create_task(rank.request(request, asked)), turn)
 
     def _drop(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -107,7 +107,7 @@ MAKE_ROOM = AgentCall("make_room", "files", required=("size",), timeout=10.0)
 READ_PIECES = AgentCall("read_pieces", "files", required=("asked",), fenced=False)
 
 # Values of ranks.
-FETCH_VALUES = AgentCall("fetch_values", "values", required=("keys", "wanted", "content"), idempotent=True)
+FETCH_VALUES = AgentCall("fetch_values", "values", required=("keys", "wanted", "turn", "content"), idempotent=True)
 DISCARD_VALUES = AgentCall("discard_values", "values", required=("keys",))
 RELEASE_VALUE = AgentCall("release_value", "values", required=("run", "ranks"))
 

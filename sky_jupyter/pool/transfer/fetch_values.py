@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import shutil
 import time
@@ -30,6 +31,8 @@ from .transfer_job import TransferJob
 # The timeout of a repr.
 _MOMENT = TIMEOUTS.transfers.repr
 _left = BackgroundTasks()
+# Numbers of calls, by which agents tell which of two is the later one.
+_turns = itertools.count()
 
 
 class ValueView(Protocol):
@@ -180,11 +183,14 @@ class ValueFetch(TransferJob):
         keys = {rank: key for rank, key in self.keys.items() if rank // self.per_node == node}
         done: list[FetchedValue] = []
         while keys:
-            wanted = sorted(self.pool.wanted)
+            asked = {
+                "keys": keys,
+                "wanted": sorted(self.pool.wanted),
+                "turn": [self.control.generation, next(_turns)],
+                "content": content,
+            }
             try:
-                facts = (await self.control.ask(rpc.FETCH_VALUES, [node], keys=keys, wanted=wanted, content=content))[
-                    node
-                ]
+                facts = (await self.control.ask(rpc.FETCH_VALUES, [node], **asked))[node]
             except NodeLost as error:
                 return [*done, *(FetchedValue(rank, gone=str(error)) for rank in keys)]
             for rank, one in facts.items():
