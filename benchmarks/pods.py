@@ -56,7 +56,7 @@ def measure(options: Options) -> list[Row]:
         jobs = {OURS: lambda: ours(machine, megabytes), THEIRS: lambda: theirs(api, place, megabytes)}
         samples = by_turns(jobs, options.times(5, quick=1))
     what = f"{megabytes} MB"
-    whole = None if options.quick else 0.8
+    whole = None if options.quick else 1.2
     return [
         *rows("a command", samples, "exec", ours=OURS, unit="ms", best=None if options.quick else 1.2),
         *rows("a line to an open shell and its answer", samples, "shell", ours=OURS, unit="ms"),

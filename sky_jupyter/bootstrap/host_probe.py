@@ -158,6 +158,10 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
     def one(name: str) -> str:
         return facts.get(name, [""])[0]
 
+    def number(name: str) -> int:
+        # What a host does not count, such as a file system's free space, counts as none.
+        return int(one(name)) if one(name).isdecimal() else 0
+
     if not facts and done.status in (126, 127):
         raise _unfit(_NEEDS_SHELL)
     if one("system") != "Linux":
@@ -193,7 +197,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
         machine=one("machine"),
         glibc=glibc,
         home=one("home"),
-        free=int(one("free") or 0) * 1024,
+        free=number("free") * 1024,
         runtime=one("runtime"),
         shared=one("shared") or one("runtime"),
         address=one("address"),
@@ -205,7 +209,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
         devices=gpus.parse(facts.get("gpu", ()), env.get(gpus.VISIBLE, visible)),
         driver_hangs=_HANGS in facts.get("gpu", ()),
         path=tuple(folder for folder in one("path").split(":") if folder.startswith("/")),
-        shared_size=int(one("memory") or 0) * 1024,
+        shared_size=number("memory") * 1024,
     )
 
 

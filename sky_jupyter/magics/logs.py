@@ -88,7 +88,8 @@ def of_machines(
             found[node] = f"({first_line(error)})\n"
     if to is not None:
         return _write_machines(found, Path(os.path.expanduser(to)))
-    parts = [log if len(nodes) == 1 else f"── node {node}: {ids[node]}\n{log}" for node, log in found.items()]
+    told = {node: log or "(empty)" for node, log in found.items()}
+    parts = [log if len(nodes) == 1 else f"── node {node}: {ids[node]}\n{log}" for node, log in told.items()]
     return "\n".join(part.rstrip("\n") for part in parts)
 
 

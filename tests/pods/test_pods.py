@@ -345,6 +345,27 @@ def test_a_proxy_is_not_used_for_what_no_proxy_names(api: PodApi, monkeypatch: p
             kube_clients.ask(place, "read a pod", lambda one: one.call("GET", "/api/v1/namespaces/ns/pods/p-0"))
 
 
+def test_the_proxy_of_a_kubeconfig_counts_for_its_cluster_alone(api: PodApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        dead = nobody.getsockname()[1]
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    target = target_of(api)
+    facts = json.loads(api.kubeconfig.read_text())
+    cluster, here = facts["clusters"][0], facts["contexts"][0]
+    other = {**cluster, "name": "other", "cluster": {**cluster["cluster"], "proxy-url": f"http://127.0.0.1:{dead}"}}
+    facts["clusters"].append(other)
+    facts["contexts"].append({"name": "far", "context": {**here["context"], "cluster": "other"}})
+    path = api.folder / "proxied.json"
+    path.write_text(json.dumps(facts))
+    target = replace(target, kubeconfig=(str(path),))
+    PodMachine.connect(target).close()
+    with pytest.raises(Unreachable, match="does not answer"):
+        PodMachine.connect(replace(target, context="far"))
+    with pytest.raises(Unanswered):
+        far = ClusterPlace(target.kubeconfig, "far", "ns")
+        kube_clients.ask(far, "read a pod", lambda one: one.call("GET", "/api/v1/namespaces/ns/pods/p-0"))
+
+
 def test_a_notebook_in_the_cluster_needs_no_kubeconfig(api: PodApi, monkeypatch: pytest.MonkeyPatch) -> None:
     from kubernetes.config import incluster_config
 

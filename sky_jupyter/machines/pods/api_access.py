@@ -114,6 +114,9 @@ class ApiAccess:
                 config.load_kube_config(joined, context=self._context, client_configuration=made, temp_file_path=folder)
                 if folder is not None:
                     _keep_in_memory(made, folder)
+                if url := _proxy_url(joined, self._context):
+                    # As for kubectl, it counts for this cluster whatever the environment says.
+                    made.proxy, made.no_proxy = url, None
             else:
                 config.load_incluster_config(client_configuration=made)
         if said:
@@ -191,6 +194,16 @@ def _keep_in_memory(configuration: Any, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
     configuration.refresh_api_key_hook = refresh
+
+
+def _proxy_url(kubeconfig: str, context: str | None) -> str | None:
+    """Return the ``proxy-url`` of a context's cluster, which the client's own loader leaves out."""
+    from kubernetes.config.kube_config import KubeConfigMerger
+
+    merged = KubeConfigMerger(kubeconfig).config
+    cluster = merged["contexts"].get_with_name(context or merged["current-context"])["context"]["cluster"]
+    found = merged["clusters"].get_with_name(cluster)["cluster"].safe_get("proxy-url")
+    return str(found) if found else None
 
 
 def _signature(path: str) -> Any:
