@@ -361,8 +361,8 @@ def test_the_proxy_of_a_kubeconfig_counts_for_its_cluster_alone(api: PodApi, mon
     PodMachine.connect(target).close()
     with pytest.raises(Unreachable, match="does not answer"):
         PodMachine.connect(replace(target, context="far"))
+    far = ClusterPlace(target.kubeconfig, "far", "ns")
     with pytest.raises(Unanswered):
-        far = ClusterPlace(target.kubeconfig, "far", "ns")
         kube_clients.ask(far, "read a pod", lambda one: one.call("GET", "/api/v1/namespaces/ns/pods/p-0"))
 
 
