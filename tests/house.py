@@ -12,12 +12,14 @@ from tests import test_layout as layout
 
 PICTURE = layout.ROOT / "docs" / "images" / "packages.svg"
 WHAT = {
+    "cli": "the program sky-jupyter",
     "magics": "%sky and %%sky",
     "api": "Compute, @function, operators",
     "session": "a run or a start with its view",
     "widgets": "ipywidgets of ranks",
     "display": "views",
     "server": "Jupyter Server extension",
+    "access": "pools of other processes",
     "pool": "manager of a pool",
     "capture": "what a cell depends on",
     "providers": "make and end machines",

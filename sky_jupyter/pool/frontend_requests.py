@@ -69,6 +69,7 @@ class Request:
     lines: int | None = None
     hard: bool = False
     nodes: int | None = None
+    node: int | None = None
     add: tuple[str, ...] = ()
     remove: tuple[int, ...] = ()
 
@@ -173,6 +174,7 @@ _FIELDS: Mapping[str, tuple[str, Check, str]] = {
     "lines": ("lines", whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
     "hard": ("hard", is_flag, "true or false"),
     "nodes": ("nodes", whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
+    "node": ("node", whole(0, MAX_NODES), "a node's number"),
     "add": ("add", list_of(_text(_MOST_HOST), 1, MAX_NODES), "a list of hosts, such as gpu1 or me@gpu2:2222"),
     "remove": ("remove", list_of(whole(0, MAX_NODES), 1, MAX_NODES), "a list of nodes' numbers"),
 }
@@ -245,7 +247,8 @@ def _page(request: Request) -> Answer:
         run = known[-1] if known else next((row.id for row in pool.registry.runs(pool.id, 1)), None)
     if run is None:
         raise PoolError(f"nothing has run on pool {pool.spec.name!r} yet")
-    found = pool.page(run, request.rank, request.start, request.count or event_pages.COUNT)
+    only = None if request.node is None else {request.node}
+    found = pool.page(run, request.rank, request.start, request.count or event_pages.COUNT, nodes=only)
     nodes = []
     for page in found:
         facts = {"node": page.node, "from": page.first, "next": page.next, "end": page.end, "over": page.over}

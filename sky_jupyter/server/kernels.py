@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
+from ..access import kernel_requests
+from ..access.kernel_requests import PATIENCE
 from ..errors import PoolError
-
-# In seconds: stacks of all ranks take the longest.
-PATIENCE = 15.0
-_SILENT = "the kernel does not answer such requests; `%load_ext sky_jupyter` in its notebook makes it"
 
 
 @dataclass(frozen=True)
@@ -81,34 +78,7 @@ class Kernels:
             connection = self._kernels.get_kernel(id).get_connection_info()
         except KeyError:
             raise PoolError("the kernel has ended") from None
-        from jupyter_client.asynchronous import AsyncKernelClient
-
-        client = AsyncKernelClient()
-        client.load_connection_info(connection)
-        client.start_channels(shell=False, iopub=False, stdin=False, hb=False, control=True)
-        try:
-            request = client.session.msg("sky_request", content)
-            client.control_channel.send(request)
-            reply = await _reply(client, request["header"]["msg_id"], time.monotonic() + patience)
-        finally:
-            client.stop_channels()
-        if reply.get("status") != "ok":
-            raise PoolError(str(reply.get("message") or reply.get("evalue") or "the kernel refused"))
-        return reply
-
-
-async def _reply(client: Any, id: str, end: float) -> dict[str, Any]:
-    import queue
-
-    while (left := end - time.monotonic()) > 0:
-        try:
-            message = await client.control_channel.get_msg(timeout=left)
-        except (queue.Empty, TimeoutError):
-            break
-        if message["parent_header"].get("msg_id") == id and message["msg_type"] == "sky_reply":
-            content: dict[str, Any] = message["content"]
-            return content
-    raise PoolError(_SILENT)
+        return await kernel_requests.ask(connection, content, patience)
 
 
 def manager_of(owner: int, kernels: dict[int, Kernel]) -> Kernel | None:

@@ -1,0 +1,107 @@
+"""Requests to a kernel on its control channel, and the connection of the kernel that a process is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import PoolError
+
+# In seconds: stacks of all ranks take the longest.
+PATIENCE = 15.0
+_SILENT = "the kernel does not answer such requests; `%load_ext sky_jupyter` in its notebook makes it"
+# How launchers name a kernel's connection file: as an option's value, or behind an equals sign.
+_OPTIONS = ("-f", "--f", "--IPKernelApp.connection_file", "--KernelApp.connection_file")
+_MOST_FILE = 64 << 10
+
+
+async def ask(connection: Mapping[str, Any], content: Mapping[str, Any], patience: float = PATIENCE) -> dict[str, Any]:
+    """Ask a kernel about its pools on its control channel, while a cell may run.
+
+    Parameters
+    ----------
+    connection : mapping
+        What the kernel's connection file has.
+    content : mapping
+        The request; see docs/actions.md.
+    patience : float
+        Seconds to wait for the answer.
+
+    Returns
+    -------
+    dict
+        The answer's content.
+
+    Raises
+    ------
+    PoolError
+        When it refuses, or does not answer.
+    """
+    from jupyter_client.asynchronous import AsyncKernelClient
+
+    client = AsyncKernelClient()
+    client.load_connection_info(dict(connection))
+    client.start_channels(shell=False, iopub=False, stdin=False, hb=False, control=True)
+    try:
+        request = client.session.msg("sky_request", dict(content))
+        client.control_channel.send(request)
+        reply = await _reply(client, request["header"]["msg_id"], time.monotonic() + patience)
+    finally:
+        client.stop_channels()
+    if reply.get("status") != "ok":
+        raise PoolError(str(reply.get("message") or reply.get("evalue") or "the kernel refused"))
+    return reply
+
+
+async def _reply(client: Any, id: str, end: float) -> dict[str, Any]:
+    import queue
+
+    while (left := end - time.monotonic()) > 0:
+        try:
+            message = await client.control_channel.get_msg(timeout=left)
+        except (queue.Empty, TimeoutError):
+            break
+        if message["parent_header"].get("msg_id") == id and message["msg_type"] == "sky_reply":
+            content: dict[str, Any] = message["content"]
+            return content
+    raise PoolError(_SILENT)
+
+
+def connection_of(pid: int) -> dict[str, Any] | None:
+    """Return what the connection file of the kernel with this process id has; None if it is no kernel.
+
+    The file is for its user's eyes only: whoever can read it may ask the kernel.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        name = connection_file(process.cmdline())
+        folder = process.cwd() if name is not None and not os.path.isabs(name) else "/"
+    except psutil.Error:
+        return None
+    if name is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        path = Path(folder, name)
+        # Another user's file would lead to another user's kernel.
+        if path.stat().st_uid == os.getuid() and path.stat().st_size <= _MOST_FILE:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) and "control_port" in found else None
+    return None
+
+
+def connection_file(command: Sequence[str]) -> str | None:
+    """Return the connection file that a kernel's command line names."""
+    for at, word in enumerate(command):
+        option, equals, value = word.partition("=")
+        if option in _OPTIONS:
+            value = value if equals else next(iter(command[at + 1 : at + 2]), "")
+            if value.endswith(".json"):
+                return value
+    return None

@@ -1,0 +1,156 @@
+"""Pools of other processes: found, read, and acted on through the kernels that manage them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PoolError
+from ..pool.registry.registry import KEPT_RUNS, PoolRow, Registry, RunRow, refuse_elsewhere, sweep
+from ..util.text import nearest
+from . import kernel_requests, pool_facts
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
+    from ..pool.runs.log_reader import PagesContext
+
+Attach = Callable[[PoolRow], "Pool"]
+"""Becomes the manager of a pool that has none."""
+_SHOWN = 50
+
+
+class PoolAccess:
+    """Access to the pools of this user; close it at the end.
+
+    Parameters
+    ----------
+    attach : callable, optional
+        How a pool that nobody manages is attached to, for the moment that a look at it takes; by default nobody is
+        asked for passphrases.
+    """
+
+    def __init__(self, attach: Attach | None = None) -> None:
+        self.registry = Registry()
+        self._attach = attach or _attach_silently
+
+    def close(self) -> None:
+        """Close the registry."""
+        self.registry.close()
+
+    def rows(self) -> list[PoolRow]:
+        """Return the live pools, the oldest first; forget those that are gone."""
+        # Nobody who has no pools gets a file.
+        if not self.registry.path.exists():
+            return []
+        sweep(self.registry)
+        return self.registry.pools()
+
+    def find(self, name: str | None = None) -> PoolRow:
+        """Return the live pool of this name or id; without one, the only pool.
+
+        Raises PoolError, with the names there are, unless exactly one pool is meant.
+        """
+        rows = self.rows()
+        chosen = [row for row in rows if row.id == name] or [row for row in rows if name in (None, row.name)]
+        if len(chosen) > 1 and len(near := [row for row in chosen if row.is_here]) == 1:
+            chosen = near
+        if len(chosen) == 1:
+            return chosen[0]
+        if chosen:
+            several = ", ".join(f"{row.name} ({row.id})" for row in chosen)
+            raise PoolError(f"which pool? {several}: give a name{', or an id' if name else ''}")
+        if name is None:
+            raise PoolError("no pool lives; `%sky up` in a notebook makes one")
+        names = [row.name for row in rows]
+        raise PoolError(f"no pool {name!r} lives{nearest(name, names)}; those that do: {', '.join(names) or 'none'}")
+
+    def pools(self) -> list[dict[str, Any]]:
+        """Return all live pools as JSON; see `pool_facts.of_pool`."""
+        return [pool_facts.of_pool(self.registry, row) for row in self.rows()]
+
+    def runs(self, row: PoolRow | None = None, limit: int = _SHOWN) -> list[RunRow]:
+        """Return the newest runs, of a pool or of all."""
+        if not self.registry.path.exists():
+            return []
+        return self.registry.runs(None if row is None else row.id, limit)
+
+    def run(self, row: PoolRow, run: str | None = None) -> RunRow:
+        """Return a pool's run of this id, or prefix of one; without one, the newest.
+
+        Raises PoolError if there is none, or several begin like this.
+        """
+        known = self.registry.runs(row.id, KEPT_RUNS)
+        fitting = [one for one in known if one.id.startswith(run)] if run else known[:1]
+        exact = [one for one in fitting if one.id == run] or fitting
+        if len(exact) == 1:
+            return exact[0]
+        if exact:
+            raise PoolError(f"several runs begin with {run!r}: {', '.join(one.id for one in exact)}")
+        raise PoolError(f"pool {row.name!r} has no run {run!r}" if run else f"nothing has run on pool {row.name!r} yet")
+
+    def ask(self, row: PoolRow, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the kernel that manages a pool for something about it; see docs/actions.md.
+
+        Raises PoolError if no kernel of this machine manages it, or the kernel refuses.
+        """
+        connection = self.manager(row)
+        return asyncio.run(kernel_requests.ask(connection, {**content, "pool": row.name}))
+
+    def manager(self, row: PoolRow) -> dict[str, Any]:
+        """Return the connection of the kernel that manages a pool.
+
+        Raises PoolError if there is none that can be asked.
+        """
+        refuse_elsewhere(row)
+        if not row.owner_lives:
+            raise PoolError(f"nobody manages pool {row.name!r}: `%sky attach {row.name}` in a notebook takes it up")
+        connection = kernel_requests.connection_of(row.owner)
+        if connection is None:
+            raise PoolError(
+                f"pool {row.name!r} is managed by {row.who}, which is no notebook's kernel that can be asked"
+            )
+        return connection
+
+    @contextlib.contextmanager
+    def log(self, row: PoolRow) -> Iterator[PagesContext]:
+        """Yield what brings pages of output of a pool's runs; the pool stays with its manager."""
+        from . import log_pages
+
+        if row.provider == "local" and row.is_here and row.folders:
+            yield log_pages.LocalPages(row)
+        elif row.owner_lives:
+            self.manager(row)
+            yield log_pages.KernelPages(lambda content: self.ask(row, content))
+        else:
+            with self.attached(row) as pool:
+                yield pool
+
+    def where(self, row: PoolRow) -> str:
+        """Return each rank's stack; the pool stays with its manager."""
+        if row.owner_lives:
+            return str(self.ask(row, {"action": "where"})["text"])
+        with self.attached(row) as pool:
+            return str(pool.where())
+
+    @contextlib.contextmanager
+    def attached(self, row: PoolRow) -> Iterator[Pool]:
+        """Manage a pool that nobody manages for the time of the block; it goes on without a manager.
+
+        Raises PoolError if somebody manages it by now, or it cannot be reached.
+        """
+        refuse_elsewhere(row)
+        if not row.outlives:
+            raise PoolError(f"pool {row.name!r} cannot be asked: nobody manages it, and it is about to end")
+        pool = self._attach(row)
+        try:
+            yield pool
+        finally:
+            pool.release()
+
+
+def _attach_silently(row: PoolRow) -> Pool:
+    from ..pool.pool import Pool
+
+    return Pool.attach(row)

@@ -1,0 +1,83 @@
+"""Facts of pools and runs from the registry, as JSON.
+
+They have no folders, keys or tokens, and nothing that code printed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..pool.registry import cost_rows, pool_bill
+from ..pool.registry.registry import PoolRow, Registry, RunRow, running
+from ..util import pool_cost
+
+SHOWN_RUNS = 20
+
+
+def of_pool(registry: Registry, row: PoolRow, kernel: str | None = None, path: str | None = None) -> dict[str, Any]:
+    """Return a pool as JSON.
+
+    Parameters
+    ----------
+    registry : Registry
+        Of which the pool is.
+    row : PoolRow
+        The pool.
+    kernel : str, optional
+        The id of the kernel that manages it, where the caller knows it.
+    path : str, optional
+        The notebook of that kernel.
+
+    Returns
+    -------
+    dict
+        The pool.
+    """
+    managed, here = row.owner_lives, row.is_here
+    manager = None
+    if managed or not here:
+        who = row.who if here else f"{row.who}, {row.where}: it is taken up or ended there"
+        manager = {"who": who, "kernel": kernel, "path": path}
+    return {
+        "id": row.id,
+        "name": row.name,
+        "provider": row.provider,
+        "nodes": row.nodes,
+        "state": row.state,
+        "keep": row.keep,
+        "began": row.began,
+        # None stands for nobody: a pool that costs, and that no notebook shows.
+        "manager": manager,
+        # Only where its processes and its keys are can it be ended or attached to.
+        "here": here,
+        "running": [of_run(run) for run in active(registry, row)],
+        "cost": _cost(registry, row.id),
+    }
+
+
+def of_run(run: RunRow) -> dict[str, Any]:
+    """Return a run as JSON."""
+    return {
+        "id": run.id,
+        "state": run.state,
+        "title": run.title,
+        "began": run.began,
+        "elapsed": run.elapsed,
+        "ranks": len(run.ranks) or None,
+    }
+
+
+def active(registry: Registry, row: PoolRow) -> list[RunRow]:
+    """Return the runs that go on on a pool, as far as is known here."""
+    on = [run for run in registry.runs(row.id, SHOWN_RUNS) if run.state == "running"]
+    if row.owner_lives or row.provider != "local":
+        return on
+    # Nobody was there to record how they ended; their nodes know.
+    left = running(row)
+    return [run for run in on if run.id in left]
+
+
+def _cost(registry: Registry, pool: str) -> dict[str, Any] | None:
+    """Return what a pool had cost when its manager last looked; readers count on from there."""
+    rows = cost_rows.of(registry, pool)
+    return pool_cost.to_json(pool_bill.account(rows, at=max((row.at for row in rows), default=0.0)))

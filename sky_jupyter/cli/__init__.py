@@ -1,0 +1,1 @@
+"""The program ``sky-jupyter``: pools from a terminal, and the MCP server."""

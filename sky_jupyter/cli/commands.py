@@ -1,0 +1,249 @@
+"""The commands of ``sky-jupyter``: each prints what it found and returns the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..access import pool_facts
+from ..access.pool_access import PoolAccess
+from ..errors import PoolError
+from ..pool.registry.registry import PoolRow, RunRow
+from ..util.text import cleaned, plain
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
+
+_TITLE = 50
+# As `%sky logs` shows; and for so many lines as were asked for.
+_MOST, _MOST_ASKED = 1 << 20, 20 << 20
+_FOLLOWED = 10
+# Between two looks at a run's output. A look at much output takes long, and may take a fifth of a processor.
+_LOOK, _IDLE = 0.5, 4
+_HOUR = 3600.0
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[PoolAccess]:
+    access = PoolAccess(_attach)
+    try:
+        yield access
+    finally:
+        access.close()
+        for text in access.registry.take_warnings():
+            print(f"sky-jupyter: {text}", file=sys.stderr)
+
+
+def _attach(row: PoolRow) -> Pool:
+    """Attach to a pool that nobody manages; ask for passphrases in the terminal."""
+    from ..display.base.prompts import person
+    from ..pool.pool import Pool
+
+    return person.wait(lambda: Pool.attach(row, person.prompts))
+
+
+def pools(given: argparse.Namespace) -> int:
+    """List the pools."""
+    with _opened() as access:
+        found = access.pools()
+    if given.json:
+        _print_json({"pools": found})
+    elif not found:
+        print("no pool lives; `%sky up` in a notebook makes one")
+    else:
+        head = ("NAME", "ID", "NODES", "STATE", "AGE", "RUNS", "MANAGED BY")
+        _print_table([head, *map(_pool_line, found)])
+    return 0
+
+
+def _pool_line(pool: dict[str, Any]) -> tuple[str, ...]:
+    nodes = f"{pool['nodes']} {pool['provider']}"
+    doing = ", ".join(f"{run['id']} {_short(run['title'])}" for run in pool["running"]) or "nothing"
+    who = pool["manager"]["who"] if pool["manager"] else "nobody"
+    return pool["name"], pool["id"], nodes, pool["state"], _age(pool["began"]), doing, who
+
+
+def runs(given: argparse.Namespace) -> int:
+    """List the runs."""
+    with _opened() as access:
+        row = None if given.pool is None else access.find(given.pool)
+        found = access.runs(row, given.last)
+    if given.json:
+        _print_json({"runs": [{**pool_facts.of_run(run), "pool": run.pool_name or run.pool} for run in found]})
+    elif not found:
+        print("nothing has run yet")
+    else:
+        _print_table([("RUN", "POOL", "STATE", "BEGAN", "TOOK", "CELL"), *map(_run_line, found)])
+    return 0
+
+
+def _run_line(run: RunRow) -> tuple[str, ...]:
+    took = "" if run.elapsed is None else f"{run.elapsed:.1f} s"
+    began = time.strftime("%d %b %H:%M:%S", time.localtime(run.began))
+    return run.id, run.pool_name or run.pool, run.state, began, took, _short(run.title)
+
+
+def logs(given: argparse.Namespace) -> int:
+    """Show the output of a run, or follow it."""
+    with _opened() as access:
+        row, run = _meant(access, given.what, given.run)
+        with access.log(row) as source:
+            homes = source.homes(run.id)
+            ranks = [rank for rank in sorted(homes) if given.rank is None or rank in given.rank]
+            if not ranks:
+                raise PoolError(f"run {run.id} has no such rank: it has {len(homes)}, from 0 on")
+            if given.follow:
+                return _follow(source, run, ranks, given)
+            return _show(source, run, ranks, given)
+
+
+def _meant(access: PoolAccess, what: str | None, run: str | None) -> tuple[PoolRow, RunRow]:
+    """Return the pool and the run that a command line means."""
+    rows = access.rows()
+    if what is not None and run is None and what not in {text for row in rows for text in (row.name, row.id)}:
+        found = access.registry.run(what) if rows else None
+        row = next((row for row in rows if found is not None and row.id == found.pool), None)
+        if found is not None and row is not None:
+            return row, found
+        if found is not None:
+            raise PoolError(f"run {found.id} was on pool {found.pool_name or found.pool!r}, which has ended")
+    row = access.find(what)
+    return row, access.run(row, run)
+
+
+def _show(source: Any, run: RunRow, ranks: list[int], given: argparse.Namespace) -> int:
+    from ..pool.runs.log_reader import newest
+
+    tails = newest(source, run.id, ranks, _MOST if given.last is None else _MOST_ASKED, given.last)
+    texts = {rank: tail.text() for rank, tail in tails.items()}
+    if given.json:
+        shown = [{"rank": rank, "text": plain(text), "cut": tails[rank].cut} for rank, text in texts.items()]
+        _print_json({"run": pool_facts.of_run(run), "ranks": shown})
+        return 0
+    for rank, text in texts.items():
+        if len(texts) > 1:
+            print(f"── rank {rank}")
+        _write(text)
+    return 0
+
+
+def _follow(source: Any, run: RunRow, ranks: Collection[int], given: argparse.Namespace) -> int:
+    """Print what ranks print, each line under its rank, until the run is over."""
+    from ..access.log_pages import follow
+
+    began = time.monotonic()
+
+    def wait() -> None:
+        nonlocal began
+        sys.stdout.flush()
+        time.sleep(max(_LOOK, _IDLE * (time.monotonic() - began)))
+        began = time.monotonic()
+
+    # By rank, the line that it has not ended yet.
+    open_lines: dict[int, str] = {}
+    for rank, text in follow(source, run.id, given.last or _FOLLOWED, wait):
+        if rank not in ranks:
+            continue
+        if given.json:
+            print(json.dumps({"rank": rank, "text": plain(text)}), flush=True)
+        elif len(ranks) == 1:
+            _write(text, whole=False)
+        else:
+            *lines, open_lines[rank] = (open_lines.get(rank, "") + text).split("\n")
+            for line in lines:
+                _write(f"{rank}: {line}\n")
+    for rank, line in sorted(open_lines.items()):
+        if line:
+            _write(f"{rank}: {line}\n")
+    return 0
+
+
+def where(given: argparse.Namespace) -> int:
+    """Show what each rank is doing."""
+    with _opened() as access:
+        text = access.where(access.find(given.pool))
+    if given.json:
+        _print_json({"text": plain(text)})
+    else:
+        _write(text)
+    return 0
+
+
+def down(given: argparse.Namespace) -> int:
+    """End a pool: by the kernel that manages it, else from here."""
+    with _opened() as access:
+        row = _named(access, given.pool)
+        done = True
+        if row is not None and row.owner_lives:
+            reply = access.ask(row, {"action": "down"})
+            text, done = str(reply["message"]), bool(reply["done"])
+        else:
+            from ..magics.leftover_pools import end_left
+
+            # Also of a pool that has ended something may be left on other machines.
+            text = end_left(given.pool if row is None else row.id)
+    if given.json:
+        _print_json({"message": text, "done": done})
+    else:
+        print(text)
+    return 0
+
+
+def _named(access: PoolAccess, name: str) -> PoolRow | None:
+    rows = access.rows()
+    return access.find(name) if any(name in (row.name, row.id) for row in rows) else None
+
+
+def attach(given: argparse.Namespace) -> int:
+    """Open an IPython that manages a pool."""
+    with _opened() as access:
+        row = access.find(given.pool)
+    magic = f"%sky attach {row.id}{' --take-over' if given.take_over else ''}"
+    if row.owner_lives and not given.take_over:
+        raise PoolError(
+            f"pool {row.name!r} is managed by {row.who}: `sky-jupyter where` and `logs` look at it without taking it "
+            "away, `--take-over` takes it from there"
+        )
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise PoolError(f"attaching needs a terminal; in a notebook: `%load_ext sky_jupyter`, then `{magic}`")
+    then = "goes on when you leave" if row.keep else "ends with it, as it is not kept"
+    print(f"an IPython that manages pool {row.name}, which {then}; `%%sky` runs a cell on it")
+    from IPython import start_ipython
+
+    code = f"get_ipython().run_line_magic('sky', {magic.removeprefix('%sky ')!r})"
+    start_ipython(argv=["--no-banner", "--ext=sky_jupyter", "-i", "-c", code])
+    return 0
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _write(text: str, *, whole: bool = True) -> None:
+    """Write what ranks printed; of control sequences only colours reach a terminal."""
+    text = cleaned(text)
+    text = text if sys.stdout.isatty() else plain(text)
+    sys.stdout.write(text + "\n" if whole and text and not text.endswith("\n") else text)
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _TITLE else text[: _TITLE - 1] + "…"
+
+
+def _age(began: float) -> str:
+    minutes = max(0.0, time.time() - began) / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes * 60 / _HOUR:.0f} h"

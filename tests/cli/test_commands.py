@@ -1,0 +1,183 @@
+"""The program ``sky-jupyter`` beside a notebook that manages a pool, and after that notebook has died."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_jupyter.access import kernel_requests
+from sky_jupyter.access.log_pages import KernelPages, LocalPages, follow
+from sky_jupyter.access.pool_access import PoolAccess
+from sky_jupyter.cli.main import main
+from sky_jupyter.pool.registry.rows import PoolRow
+from sky_jupyter.pool.runs.log_reader import newest
+from tests.magics.notebook import Notebook, notebook
+from tests.pool.pools import wait_until
+
+NAME = "terminal"
+CELL = """%%sky --detach
+import os, time
+rank = sky.instance_info().rank
+print("before", rank, flush=True)
+while not os.path.exists({go!r}):
+    time.sleep(0.05)
+print("after", rank)"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with notebook(tmp_path_factory.mktemp("notebook")) as page:
+        cell = page.run(f"%load_ext sky_jupyter\nimport sky_jupyter as sky\n%sky up --nodes 2 --keep --name {NAME}")
+        assert cell.status == "ok", cell.outputs
+        yield page
+        main(["down", NAME])
+
+
+@pytest.fixture
+def access() -> Iterator[PoolAccess]:
+    access = PoolAccess()
+    yield access
+    access.close()
+
+
+@pytest.fixture
+def going(page: Notebook, tmp_path: Path, access: PoolAccess) -> Iterator[Path]:
+    """A file; once it is there, the cell that runs on the pool ends. Both ranks have printed a line."""
+    go = tmp_path / "go"
+    assert page.run(CELL.format(go=str(go))).status == "ok"
+    row = access.find(NAME)
+
+    def both_have_begun() -> bool:
+        _, found = output(["logs", NAME, "--json"])
+        return ["before" in rank["text"] for rank in json.loads(found)["ranks"]] == [True, True]
+
+    wait_until(lambda: access.runs(row) and "while not" in access.run(row).code)
+    wait_until(lambda: len(LocalPages(row).homes(access.run(row).id)) == 2)
+    wait_until(both_have_begun)
+    yield go
+    go.touch()
+    page.run("%sky wait")
+
+
+def output(words: list[str]) -> tuple[int, str]:
+    """What the program prints, run in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "sky_jupyter", *words], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_a_notebook_runs_is_seen_and_stays_its_own(
+    page: Notebook, going: Path, access: PoolAccess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = access.find(NAME)
+    found = asked(capsys, "pools")["pools"]
+    (pool,) = [one for one in found if one["name"] == NAME]
+    assert (pool["nodes"], pool["keep"], pool["state"]) == (2, True, "ready")
+    assert f"process {before.owner}" in pool["manager"]["who"]
+    (run,) = [one for one in asked(capsys, "runs", NAME)["runs"] if one["state"] == "running"]
+    assert (run["id"], run["pool"]) == (pool["running"][0]["id"], NAME)
+    assert [rank["text"] for rank in asked(capsys, "logs")["ranks"]] == ["before 0\n", "before 1\n"]
+    assert [rank["rank"] for rank in asked(capsys, "logs", run["id"][:6], "--rank", "1")["ranks"]] == [1]
+    assert "time.sleep" in asked(capsys, "where", NAME)["text"]
+    assert main(["pools"]) == main(["runs"]) == main(["logs", NAME]) == 0
+    told = capsys.readouterr().out
+    assert f"{NAME}  {before.id}  2 local" in told
+    assert "── rank 1\nbefore 1\n" in told
+    after = access.find(NAME)
+    assert (after.owner, after.generation) == (before.owner, before.generation)
+
+
+def test_a_follower_gets_each_line_as_it_is_printed_and_ends_with_the_run(going: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "sky_jupyter", "logs", "-f", NAME], stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        assert program.stdout is not None
+        assert sorted([program.stdout.readline(), program.stdout.readline()]) == ["0: before 0\n", "1: before 1\n"]
+        going.touch()
+        assert sorted(program.stdout.read().splitlines()) == ["0: after 0", "1: after 1"]
+    assert program.returncode == 0
+
+
+def test_a_kernel_brings_the_output_that_is_not_on_this_machine(going: Path, access: PoolAccess) -> None:
+    row = access.find(NAME)
+    run = access.run(row).id
+    far = KernelPages(lambda content: access.ask(row, content))
+    assert far.homes(run) == LocalPages(row).homes(run) == {0: 0, 1: 1}
+    assert {rank: tail.text() for rank, tail in newest(far, run, [0, 1], 1000).items()} == {
+        0: "before 0\n",
+        1: "before 1\n",
+    }
+    pieces = list(follow(far, run, 10, going.touch))
+    assert sorted(pieces) == [(0, "after 0\n"), (0, "before 0\n"), (1, "after 1\n"), (1, "before 1\n")]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["where", "terminul"], 1, "no pool 'terminul' lives; did you mean 'terminal'?; those that do: terminal"),
+        (["logs", NAME, "--run", "none"], 1, "pool 'terminal' has no run 'none'"),
+        (["logs", NAME, "--rank", "7"], 1, "has no such rank"),
+        (["attach", NAME], 1, "is managed by"),
+        (["down", "nothing"], 1, "there is no pool 'nothing'"),
+        (["down"], 2, "the following arguments are required: POOL"),
+        (["logs", "--last", "x"], 2, "'x' is no number from 1 to 1000000"),
+        (["logs", "--rank", "a"], 2, "'a' are no ranks"),
+        (["dwon"], 2, "invalid choice"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(
+    page: Notebook, capsys: pytest.CaptureFixture[str], words: list[str], status: int, told: str
+) -> None:
+    if words[:2] == ["logs", NAME]:
+        page.run("%%sky\n1")
+    if status == 2:
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+    else:
+        assert main(words) == status
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert len(shown.splitlines()) == 1 or status == 2
+    assert "Traceback" not in shown
+
+
+def test_a_connection_file_is_found_however_it_is_given(tmp_path: Path) -> None:
+    for words in (["-f", "/a/k.json"], ["--f=/a/k.json"], ["x", "--IPKernelApp.connection_file=/a/k.json"]):
+        assert kernel_requests.connection_file(["python", "-m", "ipykernel_launcher", *words]) == "/a/k.json"
+    assert kernel_requests.connection_file(["python", "-f"]) is None
+    assert kernel_requests.connection_of(os.getpid()) is None
+
+
+def test_a_dead_notebooks_pool_is_looked_at_and_ended_and_goes_on_meanwhile(
+    page: Notebook, access: PoolAccess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page.run("%%sky\nprint('of the dead')")
+    go = tmp_path / "go"
+    assert page.run(CELL.format(go=str(go))).status == "ok"
+    # Its kernel is killed only when the registry has it.
+    wait_until(lambda: "while not" in access.run(access.find(NAME)).code)
+    page.manager.signal_kernel(signal.SIGKILL)
+    wait_until(lambda: not access.find(NAME).owner_lives)
+    assert [one["manager"] for one in asked(capsys, "pools")["pools"] if one["name"] == NAME] == [None]
+    assert "ranks 0-1 sleep at Cell In[" in asked(capsys, "where", NAME)["text"]
+    row: PoolRow = access.find(NAME)
+    assert (row.owner, row.state) == (0, "ready")
+    assert [rank["text"] for rank in asked(capsys, "logs", NAME)["ranks"]] == ["before 0\n", "before 1\n"]
+    go.touch()
+    assert main(["logs", "-f", NAME]) == 0
+    assert "0: after 0\n" in capsys.readouterr().out
+    assert asked(capsys, "down", NAME) == {"message": f"pool {NAME}: ended", "done": True}
+    assert NAME not in [one["name"] for one in asked(capsys, "pools")["pools"]]
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
