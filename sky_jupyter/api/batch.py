@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import queue
 import signal
@@ -17,6 +18,7 @@ from ..capture.collect import collect_value
 from ..capture.ledger import Ledger
 from ..display import views as display
 from ..pool.base.event_loop import counting_interrupts
+from ..pool.base.timed_queue import TimedQueue
 from ..pool.execution.tasks import FunctionBundle, TaskRequest, TaskRun
 from ..pool.pool import Pool
 from ..session import calls_view, cells
@@ -135,7 +137,7 @@ class Batch:
         self.live = live
         self.many, self.waited = many, waited
         self.left: dict[int, InFlightTask] = {}
-        self._ended: queue.SimpleQueue[InFlightTask] = queue.SimpleQueue()
+        self._ended: TimedQueue[InFlightTask] = TimedQueue()
         self.on_end: Callable[[InFlightTask], None] = self._ended.put
         self._calls: Iterator[PendingCall[Any]] | None = iter(calls)
         self._total = total if total >= 0 else operator.length_hint(calls, -1)
@@ -322,18 +324,29 @@ class Batch:
             When it was interrupted here.
         """
         with counting_interrupts() as presses:
-            while not presses:
-                if not self.send() and not self._open:
-                    return None
-                try:
-                    sent = self._ended.get(timeout=_TICK)
-                except queue.Empty:
-                    self._tick()
-                else:
-                    self._open -= 1
-                    return sent
-            self._wait_for_stop(presses)
-        raise KeyboardInterrupt(f"{self.title} was interrupted")
+            sent = self._wait_for_next(presses)
+            if presses:
+                if sent is not None:
+                    # It ended as the interrupt came.
+                    sent.run.drop()
+                self._wait_for_stop(presses)
+        if presses:
+            raise KeyboardInterrupt(f"{self.title} was interrupted")
+        return sent
+
+    def _wait_for_next(self, presses: Sequence[object]) -> InFlightTask | None:
+        """Wait likewise; return None on an interrupt too."""
+        while not presses:
+            if not self.send() and not self._open:
+                return None
+            try:
+                sent = self._ended.get(_TICK)
+            except queue.Empty:
+                self._tick()
+            else:
+                self._open -= 1
+                return sent
+        return None
 
     def _wait_for_stop(self, presses: Sequence[object]) -> None:
         """Stop what is left and wait; a second interrupt restarts kernels.
@@ -369,8 +382,9 @@ class Batch:
             while self.left and time.monotonic() < end:
                 self._tick()
                 time.sleep(_TICK)
-        while not self._ended.empty():
-            self._ended.get().run.drop()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ended.get_nowait().run.drop()
         self.run_view.leave()
         for _, bundle in self._bundles.values():
             self.live.calls.discard(bundle)

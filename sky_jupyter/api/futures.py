@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -97,8 +97,12 @@ class Future(concurrent.futures.Future[T]):
         concurrent.futures.CancelledError
             When the call was cancelled.
         """
-        with self._interruptible():
+        # No context manager: an interrupt on its way in would not be seen.
+        try:
             return super().result(timeout)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call and return the exception that it raised.
@@ -120,17 +124,10 @@ class Future(concurrent.futures.Future[T]):
         concurrent.futures.CancelledError
             When the call was cancelled.
         """
-        with self._interruptible():
-            return super().exception(timeout)
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Any:
-        waiting = not self.done()
         try:
-            yield
+            return super().exception(timeout)
         except KeyboardInterrupt:
-            if waiting:
-                self.cancel()
+            self.cancel()
             raise
 
     def __repr__(self) -> str:

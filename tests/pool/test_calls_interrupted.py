@@ -9,12 +9,14 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.api.batch import Batch
 from sky_jupyter.display.views import DelayedView
 from sky_jupyter.pool.execution.tasks import PoolTasks
 from sky_jupyter.pool.registry.registry import Registry
@@ -24,9 +26,17 @@ from tests.pool.pools import local_pool, run, wait_until
 PATIENCE = 60.0
 SCRIPT = textwrap.dedent(
     """
+    import faulthandler
+    import signal
     import sys
+    import threading
+    import time
     from pathlib import Path
     import sky_jupyter as sky
+
+    # A shell's background job has its children ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     @sky.function
     def waits(mark):
@@ -50,8 +60,20 @@ SCRIPT = textwrap.dedent(
         "map": lambda mark: pool.map(waits, [mark] * 6),
         "gather": lambda mark: sky.gather(*[waits(mark)] * 6) >> pool,
         "stream": lambda mark: list(sky.gather(*[waits(mark)] * 6, stream=True) >> pool),
-        "future": lambda mark: (waits(mark) > pool).result(),
+        "future": lambda mark: waited((waits(mark) > pool), mark),
     }
+
+    def waited(future, mark):
+        # An interrupt that comes before this waits is the script's own affair.
+        threading.Thread(target=tell_of_wait, args=(mark,)).start()
+        return future.result()
+
+    def tell_of_wait(mark):
+        main = threading.main_thread().ident
+        while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+            time.sleep(0.01)
+        with open(mark, "a") as file:
+            file.write("waiting\\n")
 
     if __name__ == "__main__":
         with sky.Compute(nodes=2, name="interrupted") as pool:
@@ -63,34 +85,62 @@ SCRIPT = textwrap.dedent(
     """
 )
 RANKS = {"one": 1, "all": 2, "map": 2, "gather": 2, "stream": 2, "future": 1}
+BEFORE = {way: ["begun"] * ranks for way, ranks in RANKS.items()}
+BEFORE["future"] += ["waiting"]
 
 
-def begun(mark: Path) -> int:
-    return mark.read_text().count("begun") if mark.exists() else 0
+def marks(mark: Path) -> list[str]:
+    return sorted(mark.read_text().split()) if mark.exists() else []
 
 
 def test_an_interrupt_reaches_the_ranks_and_leaves_the_pool_usable(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+    script, said, told = tmp_path / "script.py", tmp_path / "said", tmp_path / "told"
     script.write_text(SCRIPT)
-    child = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
+    with said.open("w") as out, told.open("w") as err:
+        child = subprocess.Popen([sys.executable, script, tmp_path], stdout=out, stderr=err)
+
+    def until(what: str, done: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE
+        while not done():
+            if child.poll() is not None or time.monotonic() > end:
+                child.send_signal(signal.SIGUSR1)
+                time.sleep(1.0)
+                why = f"the script ended with {child.poll()}" if child.poll() is not None else "it does not come"
+                pytest.fail(f"{what}: {why}; it said {said.read_text()!r}, and\n{told.read_text()}")
+            time.sleep(0.02)
+
+    def interrupt(way: str, before: list[str]) -> None:
+        mark, lines = tmp_path / way, said.read_text().count("\n")
+        until(f"the begin of {way}", lambda: marks(mark) == before)
+        child.send_signal(signal.SIGINT)
+        until(f"the end of {way}", lambda: said.read_text().count("\n") > lines)
+        assert said.read_text().splitlines()[-1] == f"{way} interrupted [0, 1]"
+        # None but those that had begun were made, and each of those was interrupted.
+        assert marks(mark) == sorted([*before, *["interrupted"] * RANKS[way]])
+
     try:
-        for way, ranks in RANKS.items():
-            mark, end = tmp_path / way, time.monotonic() + PATIENCE
-            while begun(mark) < ranks:
-                assert child.poll() is None, "the script has ended"
-                assert time.monotonic() < end, f"{way}: its calls do not begin"
-                time.sleep(0.02)
-            os.kill(child.pid, signal.SIGINT)
-            assert child.stdout.readline() == f"{way} interrupted [0, 1]\n"
-            # None but those that had begun were made, and each of those was interrupted.
-            assert sorted(mark.read_text().split()) == ["begun"] * ranks + ["interrupted"] * ranks
+        for way, before in BEFORE.items():
+            interrupt(way, before)
         assert child.wait(PATIENCE) == 0
-    except BaseException:
-        child.kill()
-        raise
     finally:
-        child.stdout.close()
+        child.kill()
+        child.wait()
+
+
+def test_an_interrupt_that_comes_as_a_call_ends_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(batch: Batch, presses: Sequence[object]) -> Any:
+        sent = following(batch, presses)
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: bool(presses))
+        return sent
+
+    following = Batch._wait_for_next
+    with local_pool(nodes=1) as pool:
+        monkeypatch.setattr(Batch, "_wait_for_next", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sky.function(abs)(-1) >> pool
+        monkeypatch.undo()
+        assert sky.function(abs)(-1) >> pool == 1
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +15,7 @@ from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import loop
+from ..base.timed_queue import TimedQueue
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 
@@ -62,7 +62,7 @@ class StreamClient:
 
     def __init__(self, pool: SupervisedContext, run: TaskRun) -> None:
         self._pool, self._run = pool, run
-        self._news: queue.SimpleQueue[Yielded | Wanted | None] = queue.SimpleQueue()
+        self._news: TimedQueue[Yielded | Wanted | None] = TimedQueue()
         # The number of items read, and the number that was acknowledged.
         self._read = self._told = 0
         self._telling = False
@@ -76,7 +76,7 @@ class StreamClient:
 
         Raises queue.Empty after ``timeout`` seconds without one.
         """
-        return self._news.get(timeout=timeout)
+        return self._news.get(timeout)
 
     def note_read(self) -> None:
         """Acknowledge one more item, so that the rank can go on."""
