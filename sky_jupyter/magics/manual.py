@@ -48,6 +48,9 @@ Examples::
   %%sky --on head --out first
   sum(data)
 
+  %sky auto --on head
+  %sky auto off
+
   %sky up --nodes 2 --ranks-per-node 2 --plugins torch --name trainers
   %sky down --all
 

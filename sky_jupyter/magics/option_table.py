@@ -166,6 +166,12 @@ def _run_id(text: str) -> str:
     return text.lower()
 
 
+def _off(text: str) -> str:
+    if text != "off":
+        raise ValueError
+    return text
+
+
 def _count(text: str) -> str:
     int(text)
     return text
@@ -428,6 +434,7 @@ HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as 
 ALL_REGIONS = Switch("--all-regions", "look in all regions of the account, not only where machines were bought")
 VERBS = {
     "up": "make a pool, or see that it is there",
+    "auto": "run each cell on a pool, as with %%sky and these options above it, or off again",
     "status": "the live pools and what their ranks do",
     "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
     "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
@@ -453,6 +460,7 @@ VERBS = {
 _VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
+_OFF = Positional("off", _off, "options, or off", "run cells in the notebook again")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
 NAMED = (
@@ -491,6 +499,7 @@ _ABOUT_MACHINES = (
 )
 # The verbs that take more, or other things, than --name.
 _OPTIONS = {
+    "auto": (*POOL, NAME, CONFIG, *CELL),
     "up": (*POOL, NAME, CONFIG),
     "restart": (*POOL, NAME, CONFIG),
     "resize": (ADD, REMOVE, NAME, EXIT_TIMEOUT),
@@ -504,6 +513,7 @@ _OPTIONS = {
     "sweep": tuple(option for option in POOL if option.flag in ("--provider", "--profile", "--region", *_FINDING)),
 }
 _SWITCHES = {
+    "auto": (*POOL_SWITCHES, *CELL_SWITCHES),
     "up": (*POOL_SWITCHES, SYNC),
     "restart": POOL_SWITCHES,
     "resize": (YES,),
@@ -516,6 +526,7 @@ _SWITCHES = {
     "sweep": (ALL_REGIONS,),
 }
 TARGETS = {
+    "auto": (_OFF,),
     "resize": (_COUNT,),
     **dict.fromkeys(NAMED, (_POOL,)),
     "attach": (replace(_POOL, help="which pool (the one there is)"),),

@@ -250,7 +250,7 @@ def _check_spaces(verb: str | None, words: list[str], rest: list[str], prog: str
 
     A pool's name stands behind its verb.
     """
-    if verb not in (None, "up", "restart"):
+    if verb not in (None, "up", "auto", "restart"):
         return
     several = {option.flag for option in options_of(verb) if option.flag == "--plugins" or option.key in SEVERAL}
     free = set(rest)
@@ -347,6 +347,8 @@ def _agree(given: ParsedLine, prog: str) -> None:
     if given.all and (given.name is not None or given.target is not None):
         which = "--name" if given.target is None else repr(given.target)
         raise UsageError(f"{prog}: {ALL.flag} and {which} contradict each other; give one of them")
+    if given.verb == "auto" and given.target and given != ParsedLine(verb="auto", target=given.target):
+        raise UsageError(f"{prog}: `%sky auto off` takes no options")
     if given.verb == "resize" and (given.target is None) == (not given.add and not given.remove):
         raise UsageError(
             f"{prog}: resize takes N, how many nodes there shall be, or {ADD.flag} and {REMOVE.flag}, which ones"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from IPython.display import display as display_value
 
 from ..capture.cell_names import analyse
@@ -46,7 +47,7 @@ from ..session.pools import (
 )
 from ..spec.pool_spec import PoolSpec
 from ..util.text import shortened
-from . import clean, cost_table, leftover_pools, logs, pool_mismatch, pull, runs_table, sweep, tracebacks
+from . import auto, clean, cost_table, leftover_pools, logs, pool_mismatch, pull, runs_table, sweep, tracebacks
 from . import kernel_status as busy
 from . import names_table as names
 from .completion import sky_matcher
@@ -62,36 +63,53 @@ class SkyMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.pulse = busy.Pulse(shell)
+        self.auto = auto.Auto(shell)
+        # Whether the cell that runs, or has just ended, ran on the nodes by `%sky auto`.
+        self._ran_auto = False
 
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
-        try:
+        with self.auto.aside(), _short_errors(line):
             given = parse(line, cell=cell is not None)
             if cell is None:
+                self.line = line
                 self.verb(given)
             else:
                 self.cell(line, cell, given)
-        except HelpRequested as help:
-            print(help)
-        except SpecError as error:
-            raise UsageError(shortened(str(error), line)) from None
-        except CellError:
-            raise
-        except (SkyError, KeyboardInterrupt) as error:
-            tracebacks.short(error)
-            raise
 
     sky.__doc__ = MANUAL
+
+    @cell_magic
+    def local(self, line: str, cell: str) -> None:
+        """Run the cell in the notebook, also while `%sky auto` sends cells to a pool."""
+        # Alone on its line it is taken away before IPython looks for magics.
+        raise UsageError(f"%%local takes no options, not {shortened(line, line)!r}")
+
+    def auto_cell(self, code: str) -> None:
+        """Run a plain cell, or a part of it, on the pool of `%sky auto`; its transformer has cells call this."""
+        self._ran_auto = True
+        with self.auto.aside(), _short_errors(self.auto.line):
+            given = self.auto.need()
+            try:
+                self.on_ranks(code, given)
+            except PoolError as error:
+                pool = pools.get(str(given.name))
+                if type(error) is PoolError and (pool is None or pool.state != "ready"):
+                    raise PoolError(f"{error} (`%sky auto off` runs cells in the notebook again)") from None
+                raise
 
     # -- %%sky -------------------------------------------------------------------------------------
 
     def cell(self, line: str, body: str, given: ParsedLine) -> None:
-        """Run a cell on a pool; start the pool if there is none."""
+        """Run the body of ``%%sky``, whose lines are numbered as in the notebook."""
         if not body.strip():
             raise UsageError(
                 f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells"
             )
-        code = _numbered(line, body)
+        self.on_ranks(_numbered(line, body), given)
+
+    def on_ranks(self, code: str, given: ParsedLine) -> None:
+        """Run code on a pool as a cell; start the pool if there is none."""
         # The number that the notebook shows; the shell's own counter may be one ahead of it.
         count = self.shell.displayhook.prompt_count
         # Everything that can be wrong with the cell itself is said before a pool is made for it.
@@ -99,10 +117,7 @@ class SkyMagics(Magics):
         for path in given.include:
             check_path(path)
         pool = self.pool_for(given)
-        size = pool.spec.world_size
-        ranks = pool.check_ranks(chosen(given.on, size))
-        shown = pool.check_ranks(chosen(given.only, size)) if given.only is not None else ranks
-        check_shown(shown, ranks)
+        ranks, shown = _shown_ranks(pool, given)
         cells.run_cell(
             pool,
             Cell(
@@ -194,6 +209,18 @@ class SkyMagics(Magics):
         if pool is there:
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, live")
 
+    def do_auto(self, given: ParsedLine) -> None:
+        if given.target == "off":
+            self.auto.turn_off()
+            print("auto off: cells run in the notebook")
+            return
+        for path in given.include:
+            check_path(path)
+        pool = self.pool_for(replace(given, verb=None))
+        _shown_ranks(pool, given)
+        self.auto.turn_on(given, pool.spec.name, self.line.strip().removeprefix("auto").strip())
+        print(f"auto on: cells run on pool {pool.spec.name} until `%sky auto off`; `%%local` runs one in the notebook")
+
     def do_status(self, given: ParsedLine) -> None:
         if given.name is not None and pools.get(given.name) is None and (row := kept_row(given.name)):
             print(leftover_pools.kept(row))
@@ -206,6 +233,8 @@ class SkyMagics(Magics):
             print(line)
         if given.name is None and (gone := pools.gone()) is not None:
             print(gone.refusal("%sky up --provider local", pools.names))
+        if self.auto.on and self.auto.given:
+            print(f"auto on: cells run on pool {self.auto.given.name} until `%sky auto off`")
 
     def do_restart(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
@@ -381,7 +410,8 @@ class SkyMagics(Magics):
     def after_cell(self, result: Any) -> None:
         """Note what a cell of the notebook assigned; it counts from now on."""
         raw = getattr(result.info, "raw_cell", None) or ""
-        if not pools.all() or _SKY_LINE.match("".join(_with_body(raw.lstrip().splitlines(keepends=True)))):
+        ran_auto, self._ran_auto = self._ran_auto, False
+        if ran_auto or not pools.all() or _SKY_LINE.match("".join(_with_body(raw.lstrip().splitlines(keepends=True)))):
             return
         try:
             source = self.shell.transform_cell(raw)
@@ -404,6 +434,22 @@ class SkyMagics(Magics):
                 return
 
 
+@contextlib.contextmanager
+def _short_errors(line: str) -> Iterator[None]:
+    """Print help, and show errors of ours without our frames, inside the context."""
+    try:
+        yield
+    except HelpRequested as help:
+        print(help)
+    except SpecError as error:
+        raise UsageError(shortened(str(error), line)) from None
+    except CellError:
+        raise
+    except (SkyError, KeyboardInterrupt) as error:
+        tracebacks.short(error)
+        raise
+
+
 def started(spec: PoolSpec) -> Pool:
     """Start a pool.
 
@@ -419,6 +465,15 @@ def started(spec: PoolSpec) -> Pool:
 def status_of(pool: Pool) -> dict[str, Any]:
     """Return a pool's status with the last five minutes of its metrics."""
     return {**status.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
+
+
+def _shown_ranks(pool: Pool, given: ParsedLine) -> tuple[list[int], list[int]]:
+    """Return the ranks that run a cell, and those whose output is shown."""
+    size = pool.spec.world_size
+    ranks = pool.check_ranks(chosen(given.on, size))
+    shown = pool.check_ranks(chosen(given.only, size)) if given.only is not None else ranks
+    check_shown(shown, ranks)
+    return ranks, shown
 
 
 def _take_limits(pool: Pool, given: ParsedLine) -> None:
@@ -478,6 +533,7 @@ def load(shell: Any) -> None:
     tracebacks.install(shell)
     frontend_requests.install(shell)
     busy.install(shell)
+    auto.install(shell, magics.auto)
     shell.input_transformers_cleanup.append(_with_body)
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher not in completer.custom_matchers:
@@ -499,10 +555,12 @@ def unload(shell: Any) -> None:
     tracebacks.remove(shell)
     frontend_requests.remove(shell)
     busy.remove(shell)
+    auto.remove(shell, magics.auto)
     if _with_body in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(_with_body)
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("sky", None)
+    shell.magics_manager.magics["cell"].pop("local", None)
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher in completer.custom_matchers:
         completer.custom_matchers.remove(sky_matcher)

@@ -37,7 +37,7 @@ export async function restore(panel: Panel): Promise<void> {
   const kernel = await connected(panel);
   const cells = panel.content.widgets.map((cell) => cell.model).filter((cell) => cell.type === "code");
   // Other kernels are not asked what they do not know.
-  if (!kernel || panel.isDisposed || !cells.some((cell) => cell.sharedModel.getSource().includes("%%sky"))) {
+  if (!kernel || panel.isDisposed || !cells.some((cell) => cell.sharedModel.getSource().includes("%sky"))) {
     return;
   }
   const views = await listViews(kernel);

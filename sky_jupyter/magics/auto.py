@@ -1,0 +1,282 @@
+"""``%sky auto``: plain cells run on a pool until it is turned off; and which cells are plain.
+
+A transformer of IPython's input replaces a plain cell by a call that runs it on the pool. The state lives in the
+kernel alone: nothing is written to the notebook, and a new kernel begins with it off. Pages show and change it by a
+request on the control channel (docs/actions.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from IPython.core.inputtransformer2 import make_tokens_by_line
+
+from ..errors import PoolError
+from ..pool.open_pools import pools
+from ..util import control_channel
+from .option_table import without_values
+from .parsing import ParsedLine, parse
+
+REQUEST = "sky_auto_request"
+CHANGED = "sky_auto"
+# Cell magics that measure code: they do it where the code runs.
+_ON_NODES = ("time", "timeit", "prun")
+# What IPython runs for such a cell magic is a cell of its own, and is treated as one.
+_AROUND = ("capture",)
+_MAGIC = re.compile(r"%%(\S*)")
+_LOCAL = re.compile(r"%%local\s*\Z")
+_SKY_CELL = re.compile(r"%%sky(?:\s(?P<line>.*))?\Z", re.DOTALL)
+_STAYS = re.compile(r"\?{0,2}%sky\b|%(?:re|un)?load_ext\s+sky_jupyter\b")
+_EXIT = re.compile(r"(?:exit|quit)(?:\s*\(\s*\))?\s*\Z")
+
+
+class Auto:
+    """Whether plain cells run on a pool, on which one, and with which options; held by the magics.
+
+    Parameters
+    ----------
+    shell : Any
+        The notebook's IPython shell.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self.on = False
+        # Of the last `%sky auto`: what its cells run with, and as it was written.
+        self.given: ParsedLine | None = None
+        self.line = ""
+        self._aside = 0
+        # The cells that IPython runs, the outermost first, and the request that they belong to.
+        self._running: list[Any] = []
+        self._request: Any = None
+        self._told: dict[str, Any] = {}
+
+    def turn_on(self, given: ParsedLine, pool: str, line: str = "") -> None:
+        """Run plain cells on this pool from the next one on."""
+        # The pool is there: later cells ask for it, and for no other nodes or packages.
+        self.given = replace(given, verb=None, pool={}, name=pool, target=None)
+        self.line = without_values(line)
+        self.on = True
+        self.tell()
+
+    def turn_off(self) -> None:
+        """Run plain cells in the notebook from the next one on."""
+        self.on = False
+        self.tell()
+
+    def need(self) -> ParsedLine:
+        """Return what a plain cell runs with; raise PoolError where its pool has ended."""
+        if self.given is None:
+            raise PoolError("`%sky auto` is off; `%sky auto --nodes 2` has each cell run on a pool of two nodes")
+        name = str(self.given.name)
+        if pools.get(name) is None:
+            raise PoolError(
+                f"pool {name!r} has ended, and `%sky auto` sends each cell to it: `%sky auto off` runs cells in the "
+                f"notebook again, `%%local` this one, and `%sky up --name {shlex.quote(name)}`, with the options that "
+                "it had, makes the pool anew"
+            )
+        return self.given
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave cells as they are inside the context, such as those that are on their way to the nodes."""
+        self._aside += 1
+        try:
+            yield
+        finally:
+            self._aside -= 1
+
+    # -- which cells ------------------------------------------------------------------------------
+
+    def transform(self, lines: list[str]) -> list[str]:
+        """Turn a plain cell into a call that runs it on the pool; for IPython."""
+        at = _first(lines)
+        if at is None or self._aside:
+            return lines
+        if _LOCAL.match(lines[at]):
+            rest = lines[at + 1 :]
+            below = _first(rest)
+            if below is not None and rest[below].startswith("%%"):
+                # It has to be the first line to be a cell magic.
+                return rest[below:]
+            return [*_noted(lines[: at + 1]), *rest]
+        return _calls(lines) if self.on and self._is_plain(lines) else lines
+
+    # IPython leaves such transformers out where it asks whether a cell is finished.
+    transform.has_side_effects = True  # type: ignore[attr-defined]
+
+    def _is_plain(self, lines: list[str]) -> bool:
+        """Tell whether a cell, or some of its lines, goes to the pool; only of what a person runs."""
+        self._forget_earlier()
+        if self._running and not _is_around(self._running[0].raw_cell):
+            return False
+        content = self._message().get("content", {})
+        return not content.get("silent") and bool(content.get("store_history", True)) and goes_to_nodes(lines)
+
+    def _forget_earlier(self) -> None:
+        """Forget cells of an earlier request: they are over, whether or not IPython has said so."""
+        request = self._message().get("header", {}).get("msg_id")
+        if request != self._request:
+            self._running, self._request = [], request
+
+    def _message(self) -> dict[str, Any]:
+        """Return the message that the kernel works on; empty in a terminal."""
+        kernel: Any = getattr(self._shell, "kernel", None)
+        return (kernel.get_parent("shell") or {}) if hasattr(kernel, "get_parent") else {}
+
+    def before_cell(self, info: Any) -> None:
+        """Note that IPython begins a cell."""
+        self._forget_earlier()
+        self._running.append(info)
+
+    def after_cell(self, result: Any) -> None:
+        """Note that IPython has ended a cell, and tell pages what has changed."""
+        at = next((at for at, info in enumerate(self._running) if result and info is result.info), 0)
+        del self._running[at:]
+        self.tell()
+
+    # -- pages ------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return what pages show."""
+        live = pools.current
+        name = str(self.given.name) if self.on and self.given else live.spec.name if live else None
+        return {
+            "on": self.on,
+            "pool": name,
+            "live": pools.get(name) is not None if name else False,
+            "options": self.line,
+        }
+
+    def tell(self) -> None:
+        """Tell pages the state if it has changed; thread-safe."""
+        kernel, state = getattr(self._shell, "kernel", None), self.state()
+        if kernel is not None and state != self._told:
+            self._told = state
+            kernel.session.send(kernel.iopub_socket, CHANGED, state, parent={}, ident=CHANGED.encode())
+
+    def answer(self, content: dict[str, Any], request: dict[str, Any]) -> control_channel.Reply:
+        """Answer a page: the state, after ``on`` (true or false) where that is given."""
+        wanted = content.get("on")
+        if wanted is not None and not isinstance(wanted, bool):
+            return control_channel.refusal(f"'on' is true or false, not {wanted!r:.64}")
+        if wanted and not self.on:
+            live = pools.current
+            if live is None:
+                return control_channel.refusal("there is no pool; `%sky auto --nodes 2` makes one, and turns it on")
+            known = self.given is not None and self.given.name == live.spec.name
+            given = self.given if known and self.given else parse("", cell=True)
+            self.turn_on(given, live.spec.name, self.line if known else "")
+        elif wanted is False:
+            self.turn_off()
+        return {"status": "ok", **self.state()}, ()
+
+
+def pool_options(shell: Any, cell: str) -> ParsedLine | None:
+    """Return the options with which a cell would run on a pool; None if it would run in the notebook.
+
+    Parameters
+    ----------
+    shell : Any
+        The notebook's IPython shell, with the extension loaded.
+    cell : str
+        The cell's text, finished or not.
+
+    Returns
+    -------
+    ParsedLine or None
+        Those of ``%%sky``, or of ``%sky auto`` where it is on and the cell is plain.
+
+    Raises
+    ------
+    UsageError
+        When the cell's ``%%sky`` line cannot be parsed.
+    """
+    lines = cell.splitlines(keepends=True)
+    at = _first(lines)
+    if at is not None and (match := _SKY_CELL.match(lines[at].rstrip("\n"))):
+        return parse(match["line"] or "", cell=True)
+    auto: Auto | None = shell.sky_magics.auto if hasattr(shell, "sky_magics") else None
+    return auto.given if auto is not None and auto.on and goes_to_nodes(lines) else None
+
+
+def goes_to_nodes(lines: list[str]) -> bool:
+    """Tell whether ``%sky auto`` sends a cell, or some of its lines, to the pool."""
+    at = _first(lines)
+    if at is None or _EXIT.match("".join(lines[at:])):
+        return False
+    if magic := _MAGIC.match(lines[at]):
+        return magic[1] in _ON_NODES
+    return any(on_nodes for on_nodes, _, _ in _parts(lines))
+
+
+def _is_around(cell: str) -> bool:
+    lines = cell.splitlines(keepends=True)
+    at = _first(lines)
+    magic = _MAGIC.match(lines[at]) if at is not None else None
+    return magic is not None and magic[1] in _AROUND
+
+
+def _first(lines: list[str]) -> int | None:
+    """Return where the first line is that is neither empty nor a comment."""
+    return next((at for at, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+
+
+def _calls(lines: list[str]) -> list[str]:
+    """Return the cell in which what goes to the nodes is handed to the magics."""
+    if lines[_first(lines) or 0].startswith("%%"):
+        return [_call("".join(lines))]
+    cell: list[str] = []
+    for on_nodes, start, part in _parts(lines):
+        # The nodes count lines as the notebook does.
+        cell += [_call("".join([*_noted(lines[:start]), *part]))] if on_nodes else part
+    return cell
+
+
+def _call(code: str) -> str:
+    return f"get_ipython().sky_magics.auto_cell({code!r})\n"
+
+
+def _noted(lines: list[str]) -> list[str]:
+    return [f"# {line}" for line in lines]
+
+
+def _parts(lines: list[str]) -> list[tuple[bool, int, list[str]]]:
+    """Split a cell at the lines that stay: whether a part goes to the nodes, where it begins, and its lines."""
+    here: set[int] = set()
+    for tokens in make_tokens_by_line(lines):
+        words = [token for token in tokens if token.string.strip() and not token.string.startswith("#")]
+        if words and words[0].start[1] == 0 and _STAYS.match(lines[words[0].start[0] - 1]):
+            here.update(range(words[0].start[0] - 1, words[-1].end[0]))
+    parts: list[tuple[bool, int, list[str]]] = []
+    for number, line in enumerate(lines):
+        if parts and parts[-1][0] == (number not in here):
+            parts[-1][2].append(line)
+        else:
+            parts.append((number not in here, number, [line]))
+    return [(on_nodes and _first(part) is not None, start, part) for on_nodes, start, part in parts]
+
+
+def install(shell: Any, auto: Auto) -> None:
+    """Have cells pass through the transformer, and pages be answered."""
+    shell.input_transformers_cleanup.append(auto.transform)
+    shell.events.register("pre_run_cell", auto.before_cell)
+    shell.events.register("post_run_cell", auto.after_cell)
+    control_channel.register(getattr(shell, "kernel", None), REQUEST, auto.answer)
+    auto.tell()
+
+
+def remove(shell: Any, auto: Auto) -> None:
+    """Undo `install`."""
+    auto.turn_off()
+    control_channel.unregister(getattr(shell, "kernel", None), REQUEST)
+    for event, callback in (("pre_run_cell", auto.before_cell), ("post_run_cell", auto.after_cell)):
+        if callback in shell.events.callbacks[event]:
+            shell.events.unregister(event, callback)
+    if auto.transform in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(auto.transform)
