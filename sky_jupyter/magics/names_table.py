@@ -1,24 +1,26 @@
-"""``%sky names``: the names that the nodes have, and where each comes from."""
+"""``%sky names``: the names that the nodes have, what they are, and where each comes from."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 
-from ..capture.ledger import NameFacts
-from ..util.text import format_size, rank_label
+from ..pool.name_origins import note, origin, when
+from ..pool.rank_names import NameRow
+from ..util.text import format_size
 
-_HEAD = ("name", "value from", "size", "when", "")
-_DAY = 24 * 3600.0
+_HEAD = ("name", "type", "value", "shape", "dtype", "device", "size", "value from", "when", "")
+_SIZE = _HEAD.index("size")
+# Longer texts would break the lines of a terminal.
+_MOST_TEXT = 60
 
 
-def table(facts: Sequence[NameFacts], modules: Collection[str] = ()) -> str:
-    """Return the names, a line each.
+def table(rows: Sequence[NameRow], modules: Collection[str] = ()) -> str:
+    """Return the names, a line each; columns in which nothing stands are left out.
 
     Parameters
     ----------
-    facts : sequence of NameFacts
-        As `Ledger.facts` gives them.
+    rows : sequence of NameRow
+        As `RankNames.rows` gives them.
     modules : collection of str
         Those of the nodes' own that are modules.
 
@@ -27,16 +29,17 @@ def table(facts: Sequence[NameFacts], modules: Collection[str] = ()) -> str:
     str
         The table.
     """
-    if not facts:
+    if not rows:
         return "the nodes have no name of yours yet; a cell's names are sent when it reads them"
-    rows = [_HEAD, *(_row(one, one.name in modules) for one in facts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = [_HEAD, *(_texts(row, modules) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
+    used = [column for column in range(len(_HEAD)) if any(line[column] for line in lines[1:])]
     return "\n".join(
         "  ".join(
-            text.rjust(width) if column == 2 else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            line[column].rjust(widths[column]) if column == _SIZE else line[column].ljust(widths[column])
+            for column in used
         ).rstrip()
-        for row in rows
+        for line in lines
     )
 
 
@@ -48,28 +51,11 @@ def kept_line(kept: Mapping[str, int] | None) -> str:
     return f"kept on a machine: {size}, of which no name holds {loose}; at most {allowed} of that (--blob-limit)"
 
 
-def _row(one: NameFacts, module: bool) -> tuple[str, ...]:
-    size = "" if one.size is None or module else format_size(one.size)
-    return one.name, _origin(one, module), size, _when(one.when), _note(one)
+def _texts(row: NameRow, modules: Collection[str]) -> tuple[str, ...]:
+    what = (row.type, row.value, row.shape, row.dtype, row.device)
+    size = "" if row.name in modules else row.size
+    return (row.name, *map(_cut, what), size, origin(row, modules), when(row), note(row))
 
 
-def _origin(one: NameFacts, module: bool) -> str:
-    if one.origin == "nodes":
-        where = "the nodes" if one.ranks is None else rank_label(one.ranks)
-        return f"import on {where}" if module else where
-    if one.parts:
-        return f"the notebook, 1/{one.parts} on each rank" if one.parts > 1 else "the notebook"
-    return "import" if one.origin == "module" else "the notebook"
-
-
-def _note(one: NameFacts) -> str:
-    if one.stale:
-        return "the notebook has another now, which is sent when a cell reads it"
-    if one.parts > 1:
-        return "sent whole when a cell reads it without --shard"
-    return "deleted there" if one.gone else ""
-
-
-def _when(when: float) -> str:
-    form = "%H:%M:%S" if abs(time.time() - when) < _DAY else "%d %b %H:%M"
-    return time.strftime(form, time.localtime(when))
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 1]}…"

@@ -445,7 +445,7 @@ VERBS = {
     "start": "start the machines of a stopped pool, and the pool on them",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
-    "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
+    "names": "each name that the nodes have: type, shape, size, ranks' differences, and origin",
     "cost": "what bought machines cost: by the hour and so far, of ended pools too",
     "offers": "the machines that a provider could make, and their prices",
     "runs": "the runs that are recorded, the newest first",

@@ -383,11 +383,9 @@ class SkyMagics(Magics):
         pool = pools.need(given.name)
         for news in filter(None, cells.take_restarts(pool, self.shell.user_ns)):
             print(news)
-        lines = (
-            names.table(pool.ledger.facts(self.shell.user_ns), pool.modules),
-            names.kept_line(send_values.kept(pool)),
-        )
-        print("\n".join(filter(None, lines)))
+        there = pool.names()
+        table = names.table(there.rows(pool.ledger.facts(self.shell.user_ns)), pool.modules)
+        print("\n".join(filter(None, [table, *there.notes(), names.kept_line(send_values.kept(pool))])))
 
     def do_clean(self, given: ParsedLine) -> None:
         provider = given.pool.get("provider")

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from ..capture.ledger import NameFacts
 from ..errors import PoolError, SkyError, SpecError
 from ..spec.pool_spec import MAX_NODES
 from ..util import control_channel
 from ..util.control_channel import Reply
 from ..util.text import nearest, rank_label
 from ..util.validate import Check, is_flag, list_of, whole
+from . import name_origins
 from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools
@@ -50,6 +52,7 @@ _MOST_RUNS = 200
 _SHOWN_RUNS = 50
 _MOST_NUMBER = 1 << 53
 _MOST_LINES = 100
+_READS = 5
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 Answer = dict[str, Any]
 
@@ -240,6 +243,21 @@ def _where(request: Request) -> Answer:
     return {"text": str(_need(request.pool).where())}
 
 
+def _names(request: Request) -> Answer:
+    pool = _need(request.pool)
+    names = pool.names()
+    return name_origins.to_json(names, names.rows(_facts(pool)), set(pool.modules))
+
+
+def _facts(pool: Pool) -> list[NameFacts]:
+    """Return what the ledger knows; it is the main thread's, which may change it meanwhile."""
+    for _ in range(_READS):
+        # The notebook's namespace is the main thread's too: what it has assigned since is not looked at.
+        with contextlib.suppress(RuntimeError, KeyError):
+            return pool.ledger.facts({})
+    return []
+
+
 def _page(request: Request) -> Answer:
     pool, run = _need(request.pool), request.run
     if run is None:
@@ -279,6 +297,7 @@ ACTIONS: Mapping[str, Callable[[Request], Answer]] = {
     "resize": _resize,
     "down": _down,
     "where": _where,
+    "names": _names,
     "log": _page,
     "runs": _runs,
 }

@@ -21,6 +21,7 @@ from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import PoolCost
 from ..util.text import rank_label
+from . import rank_names
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
@@ -43,6 +44,7 @@ from .lifecycle.shared_objects import PoolShares
 from .lifecycle.state_machine import PoolState
 from .lifecycle.status import StatusCache
 from .lifecycle.ttl import Expiry
+from .rank_names import RankNames
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_leftovers import Traces
@@ -740,6 +742,13 @@ class Pool:
         run = self.current if self.current is not None and self.current.left else None
         # It has a timeout of its own.
         return loop().call(ask(self.control, self.spec, run, within=within))
+
+    def names(self) -> RankNames:
+        """Return what each rank has under its names, as far as it can be told at once. Thread-safe."""
+        self.lifecycle.retry_links()
+        self.require_live()
+        # It has a timeout of its own.
+        return loop().call(rank_names.ask(self.control, self.spec))
 
     # -- delegation to the lifecycle ---------------------------------------------------------------
 

@@ -415,15 +415,16 @@ def test_names_lists_where_each_value_comes_from(two):
     lines = two.run("%sky names").stream().splitlines()
     now = r"\d\d:\d\d:\d\d"
     wanted = [
-        r"name +value from +size +when",
-        rf"alone +rank 1 +\d+ bytes +{now}",
-        rf"data +the notebook +8 MB +{now} +the notebook has another now, which is sent when a cell reads it",
-        rf"js +import +{now}",
-        rf"made +the nodes +8 kB +{now}",
-        rf"math +import on the nodes +{now}",
+        r"name +type +value +shape +dtype +size +value from +when",
+        rf"alone +str +'x' +1 character +\d+ bytes +rank 1 +{now}",
+        rf"data +ndarray +1000000 +float64 +8 MB +the notebook +{now}"
+        r" +the notebook has another now, which is sent when a cell reads it",
+        rf"js +module +import +{now}",
+        rf"made +ndarray +1000 +float64 +8 kB +the nodes +{now}",
+        rf"math +module +import on the nodes +{now}",
         rf"other +the nodes +{now} +deleted there",
-        rf"rank +the nodes +\d+ bytes +{now}",
-        rf"sky_jupyter +import on the nodes +{now}",
+        rf"rank +int +0 to 1 on 2 ranks +\d+ bytes +the nodes +{now}",
+        rf"sky_jupyter +module +import on the nodes +{now}",
     ]
     size = r"\d[\d.]* (bytes|kB|MB|GB)"
     wanted.append(rf"kept on a machine: {size}, of which no name holds {size}; at most {size} of that \(--blob-limit\)")
@@ -431,7 +432,7 @@ def test_names_lists_where_each_value_comes_from(two):
         assert re.fullmatch(form, line), (line, lines)
     two.run("%%sky\nlen(data)")
     data = next(line for line in two.run("%sky names").stream().splitlines() if line.startswith("data"))
-    assert re.fullmatch(rf"data +the notebook +8 MB +{now}", data)
+    assert re.fullmatch(rf"data +ndarray +1000000 +float64 +8 MB +the notebook +{now}", data)
     two.run("del data")
     assert data in two.run("%sky names").stream().splitlines()
 
@@ -443,7 +444,7 @@ def test_each_rank_has_its_part_of_what_is_sharded(two):
     (line,) = [line for line in two.run("%sky names").stream().splitlines() if line.startswith("x ")]
     now = r"\d\d:\d\d:\d\d"
     aside = "sent whole when a cell reads it without --shard"
-    assert re.fullmatch(rf"x +the notebook, 1/2 on each rank +4.8 MB +{now} +{aside}", line)
+    assert re.fullmatch(rf"x +ndarray +300000 +float64 +2.4 MB +the notebook, 1/2 on each rank +{now} +{aside}", line)
     assert two.run("%%sky\nlen(x), len(y)").body == ["[0-1] Out: (600000, 600000)"]
     refused = two.run("%%sky --shard x,short\n1")
     assert "--shard x,short: shard takes the same index set for all arrays" in refused.error

@@ -51,6 +51,7 @@ from . import comm_hooks, rank_inspection
 from .interruption_watch import InterruptionWatch
 from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
+from .name_listing import NameListing
 from .shared_state_client import SharedStateProxy
 from .stream_relay import StreamRelay
 from .task_calls import TaskRunner
@@ -150,6 +151,7 @@ class Agent:
             for number, share in enumerate(shares, first)
         }
         self.values = ValueExport(node, self.folder / "values", config.blobs, self.ranks)
+        self.names = NameListing(self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
         self.tasks = TaskRunner(self)
         self.comms = comm_hooks.load(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)

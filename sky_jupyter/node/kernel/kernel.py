@@ -8,6 +8,7 @@ cell    bind the captured names and run the cell in this rank's namespace
 call    unpickle a function with its arguments, call it, cache its value
 fetch   write an earlier run's value, or that of a name, to a file
 release drop an earlier run's value, which no one will fetch
+names   summarize the names that the user has there
 check   run the plugins' checks, with all other ranks
 again   set the frameworks up anew in this process, with all other ranks
 leave   leave the plugins
@@ -60,6 +61,7 @@ from . import (
     framework_hints,
     generator_streams,
     history_trim,
+    name_summaries,
     process_exit,
     project_modules,
     result_store,
@@ -86,7 +88,6 @@ _NO_EXIT = (
     "`%sky down` ends the pool"
 )
 _BUILTINS = frozenset(vars(builtins))
-_HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
 
 
 class CellCompiler(XCachingCompiler):
@@ -328,6 +329,9 @@ class SkyKernel(IPythonKernel):
     async def sky_fetch(self, content: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ok", **self.sky_values.export(content, self.shell.user_ns)}
 
+    async def sky_names(self, content: dict[str, Any]) -> dict[str, Any]:
+        return {"status": "ok", **name_summaries.summarize(self.shell.user_ns, self.shell.user_ns_hidden)}
+
     async def sky_release(self, content: dict[str, Any]) -> dict[str, Any]:
         value = self.sky_values.release(content["of"])
         if value is not None:
@@ -505,11 +509,7 @@ def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
     """Return names bound or deleted since ``before``, without IPython's own."""
     now = {name: id(value) for name, value in namespace.items()}
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    return sorted(
-        name
-        for name in changed
-        if name not in _HIDDEN and not (name.startswith("_") and (name[1:].isdigit() or name.startswith("_i")))
-    )
+    return sorted(filter(name_summaries.is_users, changed))
 
 
 def _told(before: dict[str, int], namespace: dict[str, Any]) -> dict[str, Any]:

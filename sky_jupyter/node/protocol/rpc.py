@@ -111,6 +111,8 @@ FETCH_VALUES = AgentCall("fetch_values", "values", required=("keys", "wanted", "
 DISCARD_VALUES = AgentCall("discard_values", "values", required=("keys",))
 RELEASE_VALUE = AgentCall("release_value", "values", required=("run", "ranks"))
 
+LIST_NAMES = AgentCall("list_names", "names", required=("within",), idempotent=True)
+
 # Function calls and their streams.
 FIND_CALLS = AgentCall("find_calls", "tasks", required=("calls",))
 CANCEL_CALLS = AgentCall("cancel_calls", "tasks", required=("calls",), optional=("hard",))

@@ -172,6 +172,9 @@ class Answers:
     # Requests of the panel: a longer one goes on in the background, and the answer says so.
     request: float = 2.0
     calls: float = 2.0
+    # Names: the timeout of a rank that is idle, and what the network may add.
+    names: float = 1.0
+    names_margin: float = 1.0
     # Stacks: the interval of the two samples, the timeout, and what the network may add.
     stack_window: float = 0.15
     stacks: float = 0.8

@@ -1,0 +1,84 @@
+"""Listing of the names that a node's ranks have: what the manager asks an agent.
+
+A rank answers between requests only. While it is busy, the agent returns what the rank answered last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .kernel_client import RankKernel
+
+
+@dataclass(frozen=True)
+class _Answer:
+    generation: int
+    at: float
+    facts: dict[str, Any]
+
+
+class NameListing:
+    """Listing of names; made by the agent.
+
+    Parameters
+    ----------
+    ranks : mapping of int to RankKernel
+        The node's ranks.
+    """
+
+    def __init__(self, ranks: Mapping[int, RankKernel]) -> None:
+        self.ranks = ranks
+        self._last: dict[int, _Answer] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._numbers = itertools.count()
+
+    async def sky_list_names(self, within: float) -> dict[int, dict[str, Any]]:
+        """Return each rank's names, or those that it had when it last answered.
+
+        Parameters
+        ----------
+        within : float
+            Timeout in seconds of a rank that is idle.
+
+        Returns
+        -------
+        dict
+            For each rank ``"state"``: ``"fresh"``, ``"busy"`` if the answer is an earlier one, or ``"gone"`` if it has
+            no kernel; ``"age"``, the answer's age in seconds; and its ``"names"`` and ``"more"``, see
+            `name_summaries.summarize`. The last three are missing where its present kernel has never answered.
+        """
+        asked = [number for number, rank in self.ranks.items() if number in self._asking or self._ask(rank)]
+        if asked:
+            await asyncio.wait([self._asking[number] for number in asked], timeout=within)
+        late = {number for number in asked if number in self._asking and not self._asking[number].done()}
+        fresh = set(asked) - late
+        return {number: self._known(rank, fresh) for number, rank in self.ranks.items()}
+
+    def _ask(self, rank: RankKernel) -> bool:
+        """Ask a rank; return False if it could not answer at once."""
+        if rank.waiting or not rank.pid or not rank.entered:
+            return False
+        task = self._asking[rank.number] = asyncio.create_task(self._take(rank))
+        task.add_done_callback(lambda _: self._asking.pop(rank.number, None))
+        return True
+
+    async def _take(self, rank: RankKernel) -> None:
+        generation = rank.generation
+        end = await rank.request(f"names-{rank.number}-{generation}-{next(self._numbers)}", {"kind": "names"})
+        if end["status"] == "ok":
+            facts = {"names": end.get("names"), "more": end.get("more")}
+            self._last[rank.number] = _Answer(generation, time.monotonic(), facts)
+
+    def _known(self, rank: RankKernel, fresh: Collection[int]) -> dict[str, Any]:
+        answer = self._last.get(rank.number)
+        if not rank.pid:
+            return {"state": "gone"}
+        state = {"state": "fresh" if rank.number in fresh else "busy"}
+        if answer is None or answer.generation != rank.generation:
+            return {**state, "state": "busy"}
+        return {**state, "age": round(time.monotonic() - answer.at, 1), **answer.facts}
