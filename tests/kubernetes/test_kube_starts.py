@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from sky_jupyter.pool.registry import machine_orders
-from sky_jupyter.pool.registry.machine_sweep import sweep_machines
-from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.registry.registry import Registry
 from tests.kubernetes import faulty_api
 from tests.kubernetes.kube_starts import ADDRESS, Start
 from tests.kubernetes.space import POD_RULES, Space
@@ -22,7 +18,6 @@ from tests.took import Took
 
 # So many starts, and of many several beside each other: each row of them imports Kubernetes' clients once.
 SLOW, LONG, BESIDE = 4, 200, 3
-_SWEEPS = 10
 
 
 @pytest.fixture
@@ -35,29 +30,14 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 def strike(space: Space, registry: Registry, folder: Path, seed: int, count: int, beside: int) -> None:
     """Do the starts, sweep, and see that nothing is left."""
-    print(f"SKY_STARTS_SEED={seed}")
     space.allow("ada", POD_RULES)
     with faulty_api.serving(space.kubeconfig()) as way, pytest.MonkeyPatch.context() as patch:
         patch.setenv(ADDRESS, way.address)
         for number in range(count):
             way.kubeconfig(folder, Start.of(seed, number).name)
-
-        def several(turn: int) -> list[str]:
-            with starts.running(folder, registry.path, seed, "tests.kubernetes.kube_starts") as running:
-                return [running.run(number) for number in range(turn, count, beside)]
-
-        with ThreadPoolExecutor(beside) as turns:
-            ended = sorted(line for lines in turns.map(several, range(beside)) for line in lines)
-        print(*ended, sep="\n")
+        starts.do_all(folder, registry.path, seed, count, beside, "tests.kubernetes.kube_starts")
         way.calm()
-        for _ in range(_SWEEPS):
-            sweep(registry)
-            sweep_machines(registry)
-            if not machine_orders.every(registry):
-                break
-            time.sleep(0.2)
-        assert machine_orders.every(registry) == []
-        assert [row.name for row in registry.pools()] == []
+        starts.sweep_up(registry)
         # What deleted objects own is collected by the cluster.
         space.wait("nothing is left", lambda: not space.left())
         # Each makes what it has asked for, and one pod more, however often it had to ask.

@@ -18,11 +18,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.errors import ProvisionError
+from sky_jupyter.pool.registry import machine_orders
+from sky_jupyter.pool.registry.machine_sweep import sweep_machines
+from sky_jupyter.pool.registry.registry import Registry, sweep
 from tests.programs import ROOT
 from tests.providers.cloud import FAULTS, Cloud
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 # What a notebook does: a pool whose machines let nobody in is started; one is made, loses a machine, is made anew
 # and ended; one is made and left.
 ACTS = ("start", "live", "leave")
+_SWEEPS = 10
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,30 @@ def running(folder: Path, registry: Path, seed: int, module: str = __name__) -> 
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
+
+
+def do_all(folder: Path, registry: Path, seed: int, count: int, beside: int = 1, module: str = __name__) -> None:
+    """Do the starts of a module, several beside each other, and print how each ended."""
+    print(f"SKY_STARTS_SEED={seed}")
+
+    def several(turn: int) -> list[str]:
+        with running(folder, registry, seed, module) as made:
+            return [made.run(number) for number in range(turn, count, beside)]
+
+    with ThreadPoolExecutor(beside) as turns:
+        print(*sorted(line for lines in turns.map(several, range(beside)) for line in lines), sep="\n")
+
+
+def sweep_up(registry: Registry) -> None:
+    """Sweep as notebooks do, until nothing that the starts have asked for is open; no pool is left then."""
+    for _ in range(_SWEEPS):
+        sweep(registry)
+        sweep_machines(registry)
+        if not machine_orders.every(registry):
+            break
+        time.sleep(0.2)
+    assert machine_orders.every(registry) == []
+    assert [row.name for row in registry.pools()] == []
 
 
 def carry_out(start: Start, folder: Path) -> None:

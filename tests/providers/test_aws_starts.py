@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from sky_jupyter.pool.registry import cost_rows, machine_orders
-from sky_jupyter.pool.registry.machine_sweep import sweep_machines
-from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.registry import cost_rows
+from sky_jupyter.pool.registry.registry import Registry
 from tests.providers import aws_world, starts
 from tests.providers.aws_world import AwsWorld
 
 # So many starts, several beside each other.
 SLOW, LONG, BESIDE = 6, 1000, 4
-_SWEEPS = 10
 
 
 @pytest.fixture
@@ -38,25 +34,10 @@ def registry(aws: AwsWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def strike(aws: AwsWorld, registry: Registry, folder: Path, seed: int, count: int) -> None:
     """Do the starts, sweep, and see that nothing is left that costs money."""
-    print(f"SKY_STARTS_SEED={seed}")
     aws.configure(capacity=10 * count)
-
-    def several(way: int) -> list[str]:
-        with starts.running(folder, registry.path, seed, "tests.providers.aws_starts") as running:
-            return [running.run(number) for number in range(way, count, BESIDE)]
-
-    with ThreadPoolExecutor(BESIDE) as ways:
-        ended = sorted(line for lines in ways.map(several, range(BESIDE)) for line in lines)
-    print(*ended, sep="\n")
+    starts.do_all(folder, registry.path, seed, count, BESIDE, "tests.providers.aws_starts")
     aws.calm()
-    for _ in range(_SWEEPS):
-        sweep(registry)
-        sweep_machines(registry)
-        if not machine_orders.every(registry):
-            break
-        time.sleep(0.2)
-    assert machine_orders.every(registry) == []
-    assert [row.name for row in registry.pools()] == []
+    starts.sweep_up(registry)
     # The security group is kept: one a VPC and user.
     left = aws.left()
     assert left.pop("groups") <= 1

@@ -24,7 +24,7 @@ from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import cost_rows, machine_orders
 from sky_jupyter.pool.registry.machine_orders import OrderRow
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
-from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers.base import Order
 from sky_jupyter.spec.options import Options
 from sky_jupyter.spec.pool_spec import DEFAULT_PROVISIONED_TTL, PoolSpec
@@ -37,7 +37,6 @@ from tests.took import Took
 
 # So many starts, several beside each other.
 DAILY, LONG, BESIDE = 30, 1000, 4
-_SWEEPS = 5
 
 
 @pytest.fixture
@@ -50,30 +49,12 @@ def seed(usual: int = 0) -> int:
     return int(os.environ.get("SKY_STARTS_SEED") or usual or random.SystemRandom().randrange(1 << 30))
 
 
-def sweep_all(registry: Registry) -> None:
-    """Sweep as the server's reaper does, again and again, until nothing is left to sweep."""
-    for _ in range(_SWEEPS):
-        sweep(registry)
-        sweep_machines(registry)
-        if not machine_orders.every(registry):
-            return
-
-
 def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
     """Do the starts, sweep, and see that no machine is left and that none was bought twice."""
-    print(f"SKY_STARTS_SEED={seed}")
-    ways = ThreadPoolExecutor(BESIDE)
-
-    def several(way: int) -> list[str]:
-        with starts.running(folder, registry.path, seed) as running:
-            return [running.run(number) for number in range(way, count, BESIDE)]
-
-    with ways:
-        for ended in ways.map(several, range(BESIDE)):
-            print(*ended, sep="\n")
+    starts.do_all(folder, registry.path, seed, count, BESIDE)
     for number in range(count):
         Cloud(Start.of(seed, number).store(folder)).spare_the_sweeper()
-    sweep_all(registry)
+    starts.sweep_up(registry)
     left, twice, made = [], [], 0
     bought: list[str] = []
     for number in range(count):
@@ -95,8 +76,6 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
     assert [id for id in bought if id not in counted] == []
     # Most starts come to the point where they buy.
     assert made > count
-    assert [row.name for row in registry.pools()] == []
-    assert machine_orders.every(registry) == []
 
 
 @pytest.mark.parametrize("fault", ["lost", "half-lost", "error", "throttled"])
@@ -351,7 +330,7 @@ def test_what_is_bought_after_the_end_was_given_up_is_ended(cloud: Cloud, regist
         pool.start()
     assert pool.unended != []
     wait_until(lambda: cloud.machines() and not cloud.alive())
-    sweep_all(registry)
+    starts.sweep_up(registry)
     assert registry.pools() == []
 
 
