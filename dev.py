@@ -35,7 +35,7 @@ FRONT_END = "labextension/build.py"
 PEERS = {"jupyter-distributed": "jupyter_distributed", "ipyparallel-labextension": "ipyparallel"}
 
 JOB = {"jax", "keras", "notebook"}
-EVERYTHING = {*JOB, "torch", "ssh", "aws", "kubernetes", "dev", "docs"}
+EVERYTHING = {*JOB, "torch", "ssh", "aws", "kubernetes", "mcp", "dev", "docs"}
 
 # `lock` takes these versions instead of the newest; torch is large, and moves only when someone means it to.
 HELD = ("torch==2.13.0",)

@@ -19,6 +19,7 @@ WHAT = {
     "widgets": "ipywidgets of ranks",
     "display": "views",
     "server": "Jupyter Server extension",
+    "mcp_server": "pools as tools of agents",
     "access": "pools of other processes",
     "pool": "manager of a pool",
     "capture": "what a cell depends on",

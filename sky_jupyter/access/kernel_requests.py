@@ -50,26 +50,78 @@ async def ask(connection: Mapping[str, Any], content: Mapping[str, Any], patienc
     try:
         request = client.session.msg("sky_request", dict(content))
         client.control_channel.send(request)
-        reply = await _reply(client, request["header"]["msg_id"], time.monotonic() + patience)
+        reply = await _message(client.control_channel, request["header"]["msg_id"], "sky_reply", patience)
     finally:
         client.stop_channels()
+    if reply is None:
+        raise PoolError(_SILENT)
     if reply.get("status") != "ok":
         raise PoolError(str(reply.get("message") or reply.get("evalue") or "the kernel refused"))
     return reply
 
 
-async def _reply(client: Any, id: str, end: float) -> dict[str, Any]:
+async def evaluate(
+    connection: Mapping[str, Any], request: Mapping[str, Any], patience: float = PATIENCE
+) -> dict[str, Any]:
+    """Have a kernel's main thread do something, behind the cells that its notebook has sent.
+
+    Parameters
+    ----------
+    connection : mapping
+        What the kernel's connection file has.
+    request : mapping
+        The request; see `magics.agent_requests`.
+    patience : float
+        Seconds to wait for its begin and its answer. What has not begun by then never begins.
+
+    Returns
+    -------
+    dict
+        The answer's content.
+
+    Raises
+    ------
+    PoolError
+        When it refuses, or is busy for that long.
+    """
+    from jupyter_client.asynchronous import AsyncKernelClient
+
+    text = json.dumps({**request, "until": time.time() + patience / 2})
+    expression = f"__import__('sky_jupyter.magics.agent_requests', fromlist=['answer']).answer({text!r})"
+    content = {"code": "", "silent": True, "store_history": False, "allow_stdin": False}
+    client = AsyncKernelClient()
+    client.load_connection_info(dict(connection))
+    client.start_channels(shell=True, iopub=False, stdin=False, hb=False, control=False)
+    try:
+        asked = client.session.msg("execute_request", {**content, "user_expressions": {"answer": expression}})
+        client.shell_channel.send(asked)
+        reply = await _message(client.shell_channel, asked["header"]["msg_id"], "execute_reply", patience)
+    finally:
+        client.stop_channels()
+    if reply is None:
+        raise PoolError("the notebook is busy with a cell of its own; nothing was begun, or it goes on: see its runs")
+    shown = (reply.get("user_expressions") or {}).get("answer") or {}
+    found = (shown.get("data") or {}).get("application/json")
+    if not isinstance(found, dict) or found.get("status") != "ok":
+        why = found.get("message") if isinstance(found, dict) else shown.get("evalue") or reply.get("evalue")
+        raise PoolError(str(why or "the kernel refused"))
+    return found
+
+
+async def _message(channel: Any, id: str, kind: str, patience: float) -> dict[str, Any] | None:
+    """Return the content of the reply to a message; None if none comes in time."""
     import queue
 
+    end = time.monotonic() + patience
     while (left := end - time.monotonic()) > 0:
         try:
-            message = await client.control_channel.get_msg(timeout=left)
+            message = await channel.get_msg(timeout=left)
         except (queue.Empty, TimeoutError):
             break
-        if message["parent_header"].get("msg_id") == id and message["msg_type"] == "sky_reply":
+        if message["parent_header"].get("msg_id") == id and message["msg_type"] == kind:
             content: dict[str, Any] = message["content"]
             return content
-    raise PoolError(_SILENT)
+    return None
 
 
 def connection_of(pid: int) -> dict[str, Any] | None:

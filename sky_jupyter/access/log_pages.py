@@ -67,6 +67,12 @@ class LocalPages:
         """Return each rank's node that has its journal."""
         return {rank: node for node, journal in self._journals(id).items() for rank in _ranks_of(journal)}
 
+    def is_whole(self, id: str) -> bool:
+        """Return whether each rank that a run is for has begun it."""
+        journals = self._journals(id).values()
+        wanted = {rank for journal in journals for rank in (journal.begin or {}).get("ranks", ())}
+        return bool(wanted) and wanted <= {rank for journal in journals for rank in _ranks_of(journal)}
+
     def _journals(self, run: str) -> dict[int, Journal]:
         """Return the run's journal of each node; of a call that was tried again, the last."""
         found = {}

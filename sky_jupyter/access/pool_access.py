@@ -98,6 +98,14 @@ class PoolAccess:
         connection = self.manager(row)
         return asyncio.run(kernel_requests.ask(connection, {**content, "pool": row.name}))
 
+    def evaluate(self, row: PoolRow, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the main thread of the kernel that manages a pool do something; see `kernel_requests.evaluate`.
+
+        Raises PoolError if no kernel of this machine manages it, or the kernel refuses.
+        """
+        connection = self.manager(row)
+        return asyncio.run(kernel_requests.evaluate(connection, {**request, "pool": row.name}))
+
     def manager(self, row: PoolRow) -> dict[str, Any]:
         """Return the connection of the kernel that manages a pool.
 

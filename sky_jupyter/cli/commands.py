@@ -220,6 +220,25 @@ def attach(given: argparse.Namespace) -> int:
     return 0
 
 
+def mcp(given: argparse.Namespace) -> int:
+    """Serve the pools to an agent over standard input and output, until that ends."""
+    try:
+        import anyio
+
+        from ..mcp_server.tools import build
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "anyio", "pydantic"):
+            raise
+        raise PoolError("the MCP server needs a package more: pip install 'sky-jupyter[mcp]'") from None
+    # Nobody can be asked for a passphrase: the terminal, if there is one, belongs to the protocol.
+    access = PoolAccess()
+    try:
+        anyio.run(build(access, allow_run=given.allow_run).run_stdio_async)
+    finally:
+        access.close()
+    return 0
+
+
 # -- output ----------------------------------------------------------------------------------------
 
 

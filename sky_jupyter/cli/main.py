@@ -60,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     where = _verb(verbs, "where", commands.where, "show what each rank is doing: its stack")
     down = _verb(verbs, "down", commands.down, "end a pool; what its ranks have in memory is lost")
     attach = _verb(verbs, "attach", commands.attach, "manage a kept pool from an IPython in this terminal")
+    mcp = _verb(verbs, "mcp", commands.mcp, "serve the pools to an agent, by the Model Context Protocol over stdio")
+    mcp.add_argument("--allow-run", action="store_true", help="let the agent run cells; otherwise it may look")
     for verb in (pools, runs, logs, where, down):
         verb.add_argument("--json", action="store_true", help="print JSON")
     for verb in (runs, where, attach):

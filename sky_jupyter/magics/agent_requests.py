@@ -1,0 +1,113 @@
+"""Requests of agents that need the kernel's main thread: run a cell, read a value.
+
+They come on the shell channel, so they wait their turn behind the notebook's cells. `answer` is what a request
+evaluates; see `access.kernel_requests.evaluate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from IPython import get_ipython
+
+from ..errors import PoolError, SkyError, SpecError
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..session import cells
+from ..session.pools import pull_value
+from ..util.text import format_ranks, plain
+
+# What is sent to an agent of a value; and what a name may have that is brought here for that.
+MOST_TEXT = 20_000
+_MOST_ITEMS = 100_000
+_MOST_BYTES = 8_000_000
+
+
+class Answer:
+    """Answer to a request, which the kernel sends as JSON.
+
+    Parameters
+    ----------
+    content : mapping
+        What it says.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = dict(content)
+
+    def _repr_json_(self) -> dict[str, Any]:
+        return self._content
+
+    def __repr__(self) -> str:
+        return "<an answer to an agent>"
+
+
+def answer(text: str) -> Answer:
+    """Execute a request, in JSON, and return its answer; never raise."""
+    try:
+        request = json.loads(text)
+        if time.time() > request["until"]:
+            raise PoolError("the notebook was busy for too long; nothing was done")
+        pool = pools.need(request["pool"])
+        return Answer({"status": "ok", **_ACTIONS[request["action"]](pool, request)})
+    except (Exception, KeyboardInterrupt) as error:
+        told = plain(str(error)) if isinstance(error, SkyError) else f"{type(error).__name__}: {plain(str(error))}"
+        return Answer({"status": "error", "message": told[:MOST_TEXT]})
+
+
+def _run(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a cell as ``%%sky --detach`` does; return its run's id."""
+    words = ["--detach", "--name", pool.spec.name]
+    if request.get("ranks") is not None:
+        words += ["--on", format_ranks(pool.check_ranks(request["ranks"]))]
+    if request.get("timeout") is not None:
+        words += ["--timeout", str(request["timeout"])]
+    _must_be_free(pool)
+    before = set(pool.detached)
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        get_ipython().run_cell_magic("sky", " ".join(words), request["code"])
+    (run,) = set(pool.detached) - before
+    notes = [line for line in told.getvalue().splitlines() if not line.startswith(f"run {run} ")]
+    # The person sees these at the next cell on the pool.
+    pool.supervisor.news += [*notes, f"an agent has run a cell: `%sky logs {run}` shows what it printed"]
+    return {"run": run, "notes": notes}
+
+
+def _value(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring a small value of one rank here; return it as JSON, or as text."""
+    name, rank = request["name"], request["rank"]
+    size = next((one.size for one in pool.ledger.facts({}) if one.name == name), None)
+    if size is not None and size > _MOST_BYTES:
+        raise SpecError(f"{name!r} is too large for an agent: {size} bytes; run a cell that reduces it")
+    _must_be_free(pool)
+    cells.settle(pool)
+    value = pull_value(pool, name, [rank])
+    facts: dict[str, Any] = {"name": name, "rank": rank, "type": f"{type(value).__module__}.{type(value).__qualname__}"}
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple):
+        facts |= {"shape": [int(length) for length in shape], "dtype": str(dtype)}
+        if math.prod(facts["shape"]) <= _MOST_ITEMS and callable(to_list := getattr(value, "tolist", None)):
+            value = to_list()
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        text = json.dumps(value, allow_nan=False)
+        if len(text) <= MOST_TEXT:
+            return {**facts, "value": value}
+    text = repr(value)
+    return {**facts, "repr": text[:MOST_TEXT], "cut": len(text) > MOST_TEXT}
+
+
+def _must_be_free(pool: Pool) -> None:
+    """Raise PoolError while something runs: waiting for it here would block the notebook."""
+    on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
+    if on:
+        raise PoolError(f"pool {pool.spec.name} is busy with run {', '.join(on)}; wait until it is over")
+
+
+_ACTIONS: Mapping[str, Callable[[Pool, Mapping[str, Any]], dict[str, Any]]] = {"run": _run, "value": _value}
