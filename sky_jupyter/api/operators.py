@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from ..capture.collect import collect_value
 from ..display import views as display
 from ..display.base.background_prompts import background_prompts
+from ..display.base.prompts import can_ask
 from ..errors import PoolError, SpecError
 from ..pool.base.events import NoticeEvent
 from ..pool.open_pools import pools
@@ -258,7 +259,7 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
     with live.stopping():
         with display.DelayedView("values", pool=live.spec.name) as late:
             listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
-            run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
+            run = live.begin_call(blob, capture, timeout=call.timeout, asks=can_ask(), **listeners)
         try:
             interrupted = live.wait(run, background_prompts.looking(view.refresh))
             result = live.finish(run)

@@ -32,11 +32,11 @@ from .execution.parallel_loops import Call, PoolExecutor
 from .execution.supervisor import Supervisor
 from .execution.tasks import FunctionBundle, PoolTasks, TaskRequest, TaskRun
 from .execution.unresponsive_processes import Watchdog
+from .execution.user_answers import answer_questions
 from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.pool_link import PoolLink
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
-from .lifecycle.budget import Ask
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLifecycle
 from .lifecycle.resize_plan import Plan
@@ -50,6 +50,7 @@ from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_leftovers import Traces
 from .runs import event_pages
 from .runs.event_pages import Page
+from .runs.questions import AskUser
 from .runs.result import CellError, CellResult
 from .runs.run import Run, new_id
 from .runs.stacks import StackReport, ask
@@ -176,6 +177,7 @@ class Pool:
         timeout: float | None = None,
         sync: bool = False,
         follow: bool = True,
+        asks: bool = False,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
@@ -200,6 +202,8 @@ class Pool:
             Whether to install the packages that its imports need on the nodes, in the notebook's versions.
         follow : bool
             Whether to send the settings of the notebook's process; see `Settings`.
+        asks : bool
+            Whether its code may ask the user, as by `input`; otherwise that is refused.
         listener : callable
             Receives the run's events.
         on_send : callable
@@ -214,7 +218,7 @@ class Pool:
         """
         run = self.new_run(self.check_ranks(ranks), listener, capture)
         shipped = self.ship(run, on_send, tick, sync=sync, follow=follow, text=code)
-        content = {"kind": "cell", "code": code, "count": count, **shipped}
+        content = {"kind": "cell", "code": code, "count": count, **shipped, **self._asking(run, asks=asks)}
         return self._begin(run, content, code, grace, timeout)
 
     def begin_call(
@@ -224,6 +228,7 @@ class Pool:
         *,
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
+        asks: bool = False,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
@@ -231,7 +236,7 @@ class Pool:
         """Start a function, in a blob, on ranks; see `begin_cell`."""
         run = self.new_run(self.check_ranks(ranks), listener, capture)
         run.limit = "timeout"
-        content = {"kind": "call", **self.ship(run, on_send, tick, call)}
+        content = {"kind": "call", **self.ship(run, on_send, tick, call), **self._asking(run, asks=asks)}
         return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
 
     def begin_one(
@@ -319,6 +324,13 @@ class Pool:
 
     def _has_folders(self) -> bool:
         return bool(self.hosts) and self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
+
+    def _asking(self, run: Run, *, asks: bool) -> dict[str, bool]:
+        """Return what tells the ranks that the user can be asked; nothing if that is not so."""
+        if not asks or self.ask is None:
+            return {}
+        answer_questions(run, self.supervisor, self.ask)
+        return {"asks": True}
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         run.code, run.count = code, int(content.get("count", 0))
@@ -801,12 +813,12 @@ class Pool:
         self.lifecycle.meter.raise_budget(amount)
 
     @property
-    def ask(self) -> Ask | None:
+    def ask(self) -> AskUser | None:
         """Return what asks a person beside what runs."""
         return self.lifecycle.ask
 
     @ask.setter
-    def ask(self, value: Ask | None) -> None:
+    def ask(self, value: AskUser | None) -> None:
         self.lifecycle.ask = value
 
     @property

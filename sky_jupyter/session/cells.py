@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..capture.collect import collect
 from ..display import views as display
 from ..display.base.background_prompts import background_prompts
+from ..display.base.prompts import can_ask
 from ..pool.base.events import NoticeEvent, Tape
 from ..pool.open_pools import pools
 from ..pool.pool import DEFAULT_GRACE, Detached, Pool
@@ -127,6 +128,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
                 sync=cell.sync,
                 # With all names the notebook's settings stay here too.
                 follow=cell.exclude != "all",
+                asks=tape is None and can_ask(),
                 listener=view.on_event if tape is None else tape,
                 on_send=late.on_event,
                 tick=late.refresh,

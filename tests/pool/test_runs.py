@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -19,8 +20,11 @@ from sky_jupyter.node.journal.journal import Journal
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import Event, NoticeEvent, OutputEvent
+from sky_jupyter.pool.runs.hang_detector import HangDetector
+from sky_jupyter.pool.runs.questions import Question
 from sky_jupyter.pool.runs.result import CellError, CellResult
 from sky_jupyter.pool.runs.run import Run
+from sky_jupyter.pool.runs.stacks import StackReport
 from tests.pool.pools import begin, local_pool, run
 
 
@@ -343,6 +347,7 @@ def test_a_flood_keeps_its_first_and_its_last_lines_in_the_journal() -> None:
 
 
 FORGED = """
+import asyncio
 import json
 kernel = get_ipython().kernel
 parent = kernel.get_parent("shell")["header"]
@@ -476,3 +481,59 @@ def test_no_batch_raises_nor_breaks_a_view_nor_a_later_batch(said: list[Any], an
         fed._early.clear()
         assert fed.take(0, start, 1, encoded(text(start, "on"))) is None
         assert [event.event["text"] for event in heard if isinstance(event, OutputEvent)] == ["on"]
+
+
+# Questions to the user.
+
+
+def ask(seq: int, id: str, rank: int = 0) -> dict[str, Any]:
+    return {"seq": seq, "rank": rank, "kind": "ask", "id": id, "prompt": "who? ", "password": False}
+
+
+def asked(seq: int, id: str, rank: int = 0) -> dict[str, Any]:
+    return {"seq": seq, "rank": rank, "kind": "asked", "id": id}
+
+
+def test_time_in_which_a_rank_waits_for_the_user_counts_for_no_time_limit() -> None:
+    heard = Heard()
+    heard.run.take(0, 0, 1, encoded(ask(0, "q")))
+
+    async def wait() -> tuple[bool, bool]:
+        waiting = asyncio.ensure_future(heard.run.until_in_work(lambda: not heard.run.left, 0.05))
+        await asyncio.sleep(0.3)
+        early = waiting.done()
+        heard.run.take(0, 1, 1, encoded(asked(1, "q")))
+        return early, await waiting
+
+    before = heard.run.worked
+    assert asyncio.run(wait()) == (False, False)
+    assert heard.run.worked - before >= 0.05
+
+
+def test_a_question_is_withdrawn_when_its_rank_ends_or_waits_no_longer() -> None:
+    heard = Heard()
+    questions: list[Question] = []
+    heard.run.questions.on_ask = questions.append
+    heard.run.take(0, 0, 3, encoded(ask(0, "q"), ask(1, "q"), asked(2, "q")))
+    heard.run.take(1, 0, 2, encoded(ask(0, "r", rank=1), end(1, rank=1)))
+    heard.run.take(0, 3, 2, encoded(ask(3, "s"), {"seq": 4, "rank": 0, "kind": "ask", "prompt": 7}))
+    assert [question.text for question in questions] == [f"rank {rank} asks: who? " for rank in (0, 1, 0)]
+    assert [question.answer.cancelled() for question in questions] == [True, True, False]
+    assert "lacks what belongs to its kind" in heard.notices[0]
+
+
+def test_a_run_that_waits_for_the_user_does_not_hang() -> None:
+    heard, looks = Heard(), []
+
+    async def look(run: Run, native: bool) -> StackReport:
+        looks.append(run)
+        raise AssertionError
+
+    async def attend() -> None:
+        heard.run.take(0, 0, 1, encoded(ask(0, "q")))
+        silence = asyncio.ensure_future(HangDetector(heard.run, look, after=0.01).attend())
+        await asyncio.wait([silence], timeout=0.2)
+        silence.cancel()
+
+    asyncio.run(attend())
+    assert not looks

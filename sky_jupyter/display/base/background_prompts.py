@@ -13,10 +13,22 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..terminal import bottom_rows
 from .prompts import can_ask
+
+_END_OF_FILE = "\x04"
+
+
+@dataclass(frozen=True)
+class _Question:
+    text: str
+    password: bool = False
+    # Whether the answer is returned as it was typed, and an end of file as its character.
+    verbatim: bool = False
+    answer: Future[str | None] = field(default_factory=Future)
 
 
 class _Line(Protocol):
@@ -24,6 +36,9 @@ class _Line(Protocol):
 
     def take(self) -> str | None:
         """Return the answer; None as long as there is none."""
+
+    def close(self) -> None:
+        """Leave the front end as it was; any thread, and more than once."""
 
     @property
     def is_open(self) -> bool:
@@ -34,22 +49,37 @@ class BackgroundPrompts:
     """Questions of a process, one at a time; there is one, `background_prompts`."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[str, Future[str | None]]] = deque()
+        self._waiting: deque[_Question] = deque()
         self._lock = threading.Lock()
         self._line: _Line | None = None
 
-    def ask(self, text: str) -> Future[str | None]:
+    def ask(self, text: str, *, password: bool = False, verbatim: bool = False) -> Future[str | None]:
         """Ask a person from any thread; the answer is None at once if nobody can be asked.
 
         Cancel the future to withdraw the question.
+
+        Parameters
+        ----------
+        text : str
+            The question.
+        password : bool
+            Whether the answer is not to be seen.
+        verbatim : bool
+            Whether the answer is wanted with its spaces, and the end of file as the character 4; else it is
+            stripped, and the end of file is an empty answer.
+
+        Returns
+        -------
+        Future of str or None
+            The answer.
         """
-        future: Future[str | None] = Future()
+        question = _Question(text, password, verbatim)
         if not can_ask():
-            future.set_result(None)
-            return future
+            question.answer.set_result(None)
+            return question.answer
         with self._lock:
-            self._waiting.append((text, future))
-        return future
+            self._waiting.append(question)
+        return question.answer
 
     def looking(self, tick: Callable[[], None]) -> Callable[[], None]:
         """Return a poll callback of the main thread that asks, and calls ``tick``."""
@@ -62,16 +92,19 @@ class BackgroundPrompts:
         return look
 
     def _look(self) -> None:
-        text, future = self._waiting[0]
-        if future.done():
+        question = self._waiting[0]
+        if question.answer.done():
             self._next()
             return
         if self._line is None or not self._line.is_open:
-            self._line = _open_line(text)
-        answer = self._line.take()
-        if answer is not None:
+            self._line = line = _open_line(question)
+            question.answer.add_done_callback(lambda _: line.close())
+        typed = self._line.take()
+        if typed is not None:
+            if not question.verbatim:
+                typed = "" if typed == _END_OF_FILE else typed.strip()
             with contextlib.suppress(InvalidStateError):
-                future.set_result(answer)
+                question.answer.set_result(typed)
             self._next()
 
     def _next(self) -> None:
@@ -80,22 +113,23 @@ class BackgroundPrompts:
             self._waiting.popleft()
 
 
-def _open_line(text: str) -> _Line:
+def _open_line(question: _Question) -> _Line:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     kernel = getattr(shell, "kernel", None)
-    return _TerminalLine(text) if kernel is None else _KernelLine(kernel, text)
+    return _TerminalLine(question) if kernel is None else _KernelLine(kernel, question)
 
 
 class _KernelLine:
     """Input line of a notebook's cell; `input` would wait for it."""
 
-    def __init__(self, kernel: Any, text: str) -> None:
+    def __init__(self, kernel: Any, question: _Question) -> None:
         self._kernel, self._parent = kernel, kernel.get_parent("shell")
-        content = {"prompt": text, "password": False}
+        content = {"prompt": question.text, "password": question.password}
         idents = self._parent_ident()
         self._drain()
-        kernel.session.send(kernel.stdin_socket, "input_request", content, self._parent, ident=idents)
+        sent = kernel.session.send(kernel.stdin_socket, "input_request", content, self._parent, ident=idents)
+        self._id = (sent or {}).get("header", {}).get("msg_id")
 
     def _parent_ident(self) -> Any:
         kernel = self._kernel
@@ -117,11 +151,14 @@ class _KernelLine:
         return None
 
     def take(self) -> str | None:
-        reply = self._receive()
-        if reply is None:
-            return None
-        value = (reply.get("content") or {}).get("value", "")
-        return "" if value == "\x04" else str(value)
+        while (reply := self._receive()) is not None:
+            # Not every front end says what it answers. A box of an earlier question may still be there.
+            if (reply.get("parent_header") or {}).get("msg_id", self._id) == self._id:
+                return str((reply.get("content") or {}).get("value", ""))
+        return None
+
+    def close(self) -> None:
+        """Do nothing: the front end removes the line with the cell's end."""
 
     @property
     def is_open(self) -> bool:
@@ -134,19 +171,45 @@ class _TerminalLine:
 
     is_open = True
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, question: _Question) -> None:
         bottom_rows.make_room()
-        sys.stderr.write(f"{text}")
+        self._before = _hide_typing() if question.password else None
+        sys.stderr.write(f"{question.text}")
         sys.stderr.flush()
 
     def take(self) -> str | None:
         try:
             if not select.select([sys.stdin], [], [], 0)[0]:
                 return None
-            return sys.stdin.readline().strip()
+            line = sys.stdin.readline()
+            return line.removesuffix("\n") if line else _END_OF_FILE
         except (OSError, ValueError):
             # It is closed.
-            return ""
+            return _END_OF_FILE
+
+    def close(self) -> None:
+        """Show again what is typed."""
+        before, self._before = self._before, None
+        if before is not None:
+            import termios
+
+            with contextlib.suppress(OSError, ValueError, termios.error):
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+            sys.stderr.write("\n")
+
+
+def _hide_typing() -> list[Any] | None:
+    """Make the terminal show nothing of what is typed; return its settings before, or None if that fails."""
+    try:
+        import termios
+
+        before = termios.tcgetattr(sys.stdin)
+        now = [*before]
+        now[3] &= ~termios.ECHO
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, now)
+    except (ImportError, OSError, ValueError, termios.error):
+        return None
+    return before
 
 
 background_prompts = BackgroundPrompts()

@@ -48,6 +48,7 @@ from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
 from . import comm_hooks, rank_inspection
+from .input_relay import InputRelay
 from .interruption_watch import InterruptionWatch
 from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
@@ -156,6 +157,7 @@ class Agent:
         self.tasks = TaskRunner(self)
         self.comms = comm_hooks.load(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
         self.streams = StreamRelay(self)
+        self.inputs = InputRelay(self)
         self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape))
         self.interruptions = InterruptionWatch(config.notice, node, self.ranks.values, self.on_notice)
         for number, rank in self.ranks.items():
@@ -536,10 +538,13 @@ class Agent:
             self.sharing.on_ask(rank.number, generation, tell, content, data)
         elif content.get("to") == "stream":
             self.streams.on_ask(tell, content, data)
+        elif content.get("to") == "input":
+            self.inputs.on_ask(rank, tell, content)
 
     def on_kernel_end(self, rank: int) -> None:
         """Clean up after a rank's kernel has ended; report an unexpected end."""
         self.comms.on_end(rank)
+        self.inputs.on_end(rank)
         self.sharing.on_end(rank, self.ranks[rank].generation)
         self.flush_soon()
         if self.ranks[rank].surprise and self.send is not None:

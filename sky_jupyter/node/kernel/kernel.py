@@ -66,9 +66,9 @@ from . import (
     project_modules,
     result_store,
     stack_dump,
+    user_input,
 )
 from .iopub import OutputThread
-from .refused_input import refuse, refuse_input
 from .shell import SkyShell, said, without_ours
 
 _KEEP_VALUES = 16
@@ -121,6 +121,8 @@ class SkyKernel(IPythonKernel):
         self.sky_modules, self.sky_added = project_modules.ProjectModules(), added_packages.Added()
         self.sky_settings = apply_settings.Following()
         self.sky_values = result_store.ResultStore(_KEEP_VALUES)
+        # Answers of the user to code on this rank; set where the process gets its `input`.
+        self.sky_input = user_input.UserInput()
         self._last_result: Any = None
         # Whether a request runs, and whether this process ends once it is idle.
         self._working = self._ending = False
@@ -128,6 +130,7 @@ class SkyKernel(IPythonKernel):
         self._cancelled = False
         self.shell.events.register("post_run_cell", self._on_post_run_cell)
         self.shell.ask_exit = _refuse_exit
+        self.shell.sky_can_ask = lambda: self.sky_input.allowed
         history_trim.keep_no_outputs(self.shell)
 
     def _on_post_run_cell(self, result: Any) -> None:
@@ -143,10 +146,10 @@ class SkyKernel(IPythonKernel):
         """Do nothing; see `pre_handler_hook`."""
 
     def _forward_input(self, allow_stdin: bool = False) -> None:
-        """Do nothing; see `refuse_input`."""
+        """Do nothing; see `user_input`."""
 
     def _restore_input(self) -> None:
-        """Do nothing; see `refuse_input`."""
+        """Do nothing; see `user_input`."""
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
@@ -186,6 +189,7 @@ class SkyKernel(IPythonKernel):
             if content["kind"] == "call":
                 # A call may be cancelled as soon as it begins: from here on an interrupt reaches it.
                 self.tell("sky_begin", {})
+            self.sky_input.begin(allowed=content.get("asks") is True)
             with self.around_run(content):
                 end = await getattr(self, f"sky_{content['kind']}")(content)
         except BaseException as error:
@@ -195,6 +199,7 @@ class SkyKernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.sky_input.end()
         _have_streams()
         if failed is not None:
             end = self.failure(failed)
@@ -306,7 +311,8 @@ class SkyKernel(IPythonKernel):
         # An error while a value is displayed is not in the result.
         error, self.shell.sky_failure = error or shown, None
         end.update(self.told_of(error, lines) if error else _error(None, reply["ename"], reply["evalue"], lines))
-        if isinstance(error, KeyboardInterrupt) or (self._cancelled and isinstance(error, asyncio.CancelledError)):
+        cancelled = self._cancelled and isinstance(error, asyncio.CancelledError)
+        if cancelled or isinstance(error, KeyboardInterrupt) or self.sky_input.was_interrupted:
             end["status"] = "interrupted"
         return end
 
@@ -404,7 +410,8 @@ class SkyKernel(IPythonKernel):
             trace = trace.tb_next
         trace = without_ours(error, trace)
         lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+        pressed = isinstance(error, KeyboardInterrupt) or self.sky_input.was_interrupted
+        status = "interrupted" if pressed else "error"
         return {"status": status, **self.told_of(error, lines)}
 
     @staticmethod
@@ -439,7 +446,7 @@ class SkyKernel(IPythonKernel):
 
 def _refuse_exit() -> None:
     # Replaces `exit` and `quit` in cells. IPython's would end the kernel after the cell is reported as done.
-    refuse(_NO_EXIT, "exit()")
+    user_input.refuse(_NO_EXIT, "exit()")
 
 
 def _have_streams() -> None:
@@ -728,7 +735,7 @@ def run_kernel(connection_file: str, end: int) -> None:
         ]
     )
     app.session.pack = surrogates.pack
-    refuse_input()
+    app.kernel.sky_input = user_input.install()
     # Otherwise traitlets formats every message and then discards it.
     app.log.setLevel(app.log_level)
     # Only the crashed thread: all threads would push the reason out of the lines that are shown.

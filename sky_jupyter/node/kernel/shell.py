@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import IPython
@@ -25,9 +25,9 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type
 
 from ...errors import NotOnRanks
-from . import refused_input
+from . import user_input
 from .display_hooks import RankDisplayHook, ShownPayloads
-from .refused_input import DEBUGGERS, NO_DEBUGGER, refuse
+from .user_input import DEBUGGERS, NO_DEBUGGER, refuse
 
 if sys.version_info >= (3, 11):
     from builtins import BaseExceptionGroup
@@ -54,6 +54,8 @@ class SkyShell(ZMQInteractiveShell):
         self._cells = 0
         # Number of our frames between a command and the frame whose names it reads.
         self._between = 0
+        # Whether somebody can answer questions of the code that runs; set by the kernel.
+        self.sky_can_ask: Callable[[], bool] = lambda: False
         super().__init__(**kwargs)
 
     # -- output ------------------------------------------------------------------------------------
@@ -243,12 +245,14 @@ class SkyShell(ZMQInteractiveShell):
         with _heeding_interrupts() if script else contextlib.nullcontext():
             return super().run_cell_magic(magic_name, line, cell)
 
-    # -- what a rank refuses -----------------------------------------------------------------------
+    # -- debugging ---------------------------------------------------------------------------------
 
     def debugger(self, force: bool = False) -> None:
-        """Refuse the debugger: no one can type its commands."""
+        """Debug the last failure, or refuse where nobody can type commands."""
         if force and not self.call_pdb:
-            refuse(NO_DEBUGGER, "%debug")
+            if not self.sky_can_ask():
+                refuse(NO_DEBUGGER, "%debug")
+            super().debugger(force=True)
         elif self.call_pdb:
             # Called after a traceback was shown; that error remains the cell's.
             print(NO_DEBUGGER.format("%pdb"), file=sys.stderr)
@@ -348,7 +352,7 @@ def _from_users(trace: Any) -> Any:
 
 def without_ours(error: BaseException, trace: Any) -> Any:
     """Return a traceback without our frames and a refused debugger's."""
-    steps, ours, inner = [], (__name__, refused_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
+    steps, ours, inner = [], (__name__, user_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
     while trace is not None:
         if _module(trace) not in ours:
             steps.append(trace)

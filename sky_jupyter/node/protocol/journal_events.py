@@ -27,6 +27,8 @@ _MOST_NAME = 1000
 # A pickled value or exception in an ``end`` event is at most 1 MB, before base64.
 _MOST_VALUE = 2 << 20
 _KINDS = {"display_data": "display", "update_display_data": "update", "execute_result": "result"}
+# The text of a question, in characters.
+_MOST_PROMPT = 4000
 _RICH = ("display", "update", "result")
 # Statuses that a kernel may report, and those that an agent adds.
 _STATUSES = ("ok", "error", "interrupted")
@@ -203,11 +205,29 @@ def checked(event: dict[str, Any]) -> dict[str, Any] | None:
         return {**_common(event), "wait": event.get("wait") is True}
     if isinstance(kind, str) and kind in _RICH:
         return _rich(event)
+    if kind in ("ask", "asked"):
+        return _question(event)
     return event if isinstance(kind, str) else None
 
 
 def _common(event: Mapping[str, Any]) -> dict[str, Any]:
     return {name: event[name] for name in ("kind", "rank", "seq", "t") if name in event}
+
+
+# Questions.
+
+
+def question_of(id: str, prompt: Any, *, password: bool) -> dict[str, Any]:
+    """Return the event of a question to the user; its answer is an event without a text."""
+    return {"kind": "ask", "id": id, "prompt": str(prompt)[:_MOST_PROMPT], "password": password}
+
+
+def _question(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    id, prompt = event.get("id"), event.get("prompt", "")
+    if not isinstance(id, str) or len(id) > _MOST_NAME or not isinstance(prompt, str):
+        return None
+    text = cleaned(_printable(prompt[:_MOST_PROMPT]))
+    return {**_common(event), "id": id, "prompt": text, "password": event.get("password") is True}
 
 
 # Rich items.

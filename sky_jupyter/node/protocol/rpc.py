@@ -113,6 +113,9 @@ RELEASE_VALUE = AgentCall("release_value", "values", required=("run", "ranks"))
 
 LIST_NAMES = AgentCall("list_names", "names", required=("within",), idempotent=True)
 
+# Questions of code on ranks to the user.
+ANSWER_INPUT = AgentCall("answer_input", "inputs", required=("run", "id", "value"), idempotent=True)
+
 # Function calls and their streams.
 FIND_CALLS = AgentCall("find_calls", "tasks", required=("calls",))
 CANCEL_CALLS = AgentCall("cancel_calls", "tasks", required=("calls",), optional=("hard",))

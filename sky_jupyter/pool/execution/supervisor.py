@@ -297,16 +297,17 @@ class Supervisor:
 
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
         """Wait for the end; stop all ranks after a failure or timeout."""
-        end = None if timeout is None else time.monotonic() + timeout
-        in_time = await run.until(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
+        end = None if timeout is None else run.worked + timeout
+        in_time = await run.until_in_work(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
         if self.gentle and any(outcome.status == "died" for outcome in run.outcomes.values()):
             # No collective of a dead rank can end.
             await self.abort(run)
         if in_time and run.left:
             # After the user's interrupt there is no grace: nothing more can come.
             patience = _INTERRUPT_PATIENCE if run.why else grace
-            left = patience if end is None else min(patience, end - time.monotonic())
-            await run.until(lambda: not run.left, left)
+            left = patience if end is None else min(patience, end - run.worked)
+            # Once interrupted, it waits for no answer.
+            await (run.until if run.why else run.until_in_work)(lambda: not run.left, left)
         if not run.left:
             return
         asked = bool(run.why)

@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +25,7 @@ from ..base.timeouts import TIMEOUTS
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..hosts.launch import Host
+    from ..runs.questions import AskUser
 
 # The part of the budget from which on the pool warns.
 _WARN = 4 / 5
@@ -37,15 +37,13 @@ _MARGIN = TIMEOUTS.end.budget_margin
 # Nodes are told anew if their time has changed by more.
 _DIFFERENCE = TIMEOUTS.polls.costs / 2
 _MOST = 10**9
-# Asks a person beside what runs; the answer is None if nobody is there.
-Ask = Callable[[str], "Future[str | None]"]
 
 
 class BudgetContext(Protocol):
     """The pool as its budget sees it."""
 
     hosts: list[Host]
-    ask: Ask | None
+    ask: AskUser | None
 
     @property
     def spec(self) -> PoolSpec: ...
@@ -213,4 +211,4 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-__all__ = ["Ask", "Budget"]
+__all__ = ["Budget"]

@@ -34,10 +34,10 @@ from ..registry.registry import Registry
 from ..registry.remote_leftovers import RemotePart, Traces
 from ..registry.stopped_pools import STOPPED
 from ..runs import journal_recovery
+from ..runs.questions import AskUser
 from ..runs.run import new_id
 from ..transfer.python_versions import PoolPythons
 from . import resize_plan
-from .budget import Ask
 from .cost_meter import CostMeter
 from .dask_cluster import PoolDask
 from .ended_machines import why_ended
@@ -142,7 +142,7 @@ class PoolLifecycle:
         self.expired = False
         self.farewell: Callable[[str], None] = _say_nothing
         # Asks a person beside what runs; None if nobody is there.
-        self.ask: Ask | None = None
+        self.ask: AskUser | None = None
         self.expiry = Expiry(spec.lifetime, self.expire, given=spec.ttl is not None)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""

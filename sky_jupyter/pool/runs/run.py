@@ -21,6 +21,7 @@ from ...spec.pool_spec import MAX_NODES
 from ...util.text import cleaned
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
 from .output_buffer import Bound, Printed
+from .questions import Question, Questions
 from .result import Outcome
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class Run:
         # The cell's code and number.
         self.code = ""
         self.count = 0
+        # What its code asks the user. Time in which it waits for answers counts for no time limit.
+        self.questions = Questions()
         # The time of its last event.
         self.heard = time.monotonic()
         # How often the pool had been resized when its ranks were chosen.
@@ -265,6 +268,9 @@ class Run:
         if kind == "end":
             self._on_end(sound, outcome)
             return
+        if kind in ("ask", "asked"):
+            self._on_question(sound, outcome)
+            return
         if kind == "stream":
             kept = outcome.stdout if sound["name"] == "stdout" else outcome.stderr
             self._keep(kept, event["seq"], sound["text"])
@@ -292,6 +298,13 @@ class Run:
         self.imports.update((name, found[0]) for name, found in event.get("imports", {}).items())
         self._tell(OutputEvent(self.id, outcome.rank, event))
         self._note_end()
+
+    def _on_question(self, event: dict[str, Any], outcome: Outcome) -> None:
+        if event["kind"] == "asked":
+            self.questions.close(event["id"])
+        elif outcome.status == "running":
+            self.questions.add(Question(event["id"], outcome.rank, event["prompt"], event["password"]))
+        self.changed.set()
 
     def _on_gap(self, gap: Gap, node: int) -> None:
         """Report missing output, in the affected streams if known."""
@@ -330,6 +343,9 @@ class Run:
         self._note_end()
 
     def _note_end(self) -> None:
+        for rank, outcome in self.outcomes.items() if self.questions else ():
+            if outcome.status != "running":
+                self.questions.close_rank(rank)
         self.changed.set()
         if not self.left:
             self.elapsed = time.perf_counter() - self._began
@@ -348,6 +364,23 @@ class Run:
             except asyncio.TimeoutError:
                 return condition()
         return True
+
+    async def until_in_work(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait as `until` does; time in which a rank waits for the user does not count."""
+        end = None if timeout is None else self.worked + timeout
+        while not condition():
+            if end is not None and not self.questions:
+                await self.until(lambda: condition() or bool(self.questions), end - self.worked)
+                if not self.questions:
+                    return condition()
+            else:
+                await self.until(lambda: condition() or (end is not None and not self.questions), None)
+        return True
+
+    @property
+    def worked(self) -> float:
+        """Return a clock that stands still while a rank waits for the user."""
+        return time.monotonic() - self.questions.seconds
 
 
 def _one_line(text: str) -> str:

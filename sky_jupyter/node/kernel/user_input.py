@@ -1,0 +1,140 @@
+"""Input and debuggers on a rank: the notebook asks its user, or they are refused where nobody can answer."""
+
+from __future__ import annotations
+
+import bdb
+import builtins
+import functools
+import getpass
+import os
+import pdb
+import sys
+from typing import Any, NoReturn
+
+from ...errors import NotInPoolError, NotOnRanks
+from ..shared import agent_channel
+
+DEBUGGERS = ("bdb", "cmd", "pdb", "IPython.core.debugger")
+TO = "input"
+_NOBODY = "where nobody can answer (a detached run, a script, a front end that takes no input)"
+NO_INPUT = (
+    "{} does not work on a rank " + _NOBODY + ": ask in a plain cell of the notebook, "
+    "and use what it returns in the %%sky cell"
+)
+NO_DEBUGGER = (
+    "{} does not work on a rank " + _NOBODY + ": call the function in a plain cell to debug it there, "
+    "or print what you want to see; `%sky where` shows each rank's stack while a cell runs"
+)
+_HIDDEN = "········"
+_END_OF_FILE = "\x04"
+
+
+class UserInput:
+    """What replaces `input`, `getpass` and the hook of `breakpoint` in a rank's process."""
+
+    def __init__(self) -> None:
+        # Whether somebody can answer the request that runs.
+        self.allowed = False
+        # Whether an interrupt came while a debugger asked.
+        self.was_interrupted = False
+
+    def begin(self, *, allowed: bool) -> None:
+        """Note that a request begins, and whether somebody can answer it."""
+        self.allowed, self.was_interrupted = allowed, False
+
+    def end(self) -> None:
+        """Note that the request has ended: threads that it has left cannot ask."""
+        self.allowed = False
+
+    def ask(self, prompt: str, refusal: str, what: str, *, password: bool = False, where: str = "") -> str:
+        """Return the user's answer; raise NotOnRanks if nobody can answer, and EOFError for an end of file.
+
+        The prompt and the answer are output of this rank, except for a password.
+        """
+        __tracebackhide__ = True
+        channel = self._channel() if self.allowed else None
+        if channel is None:
+            refuse(refusal, what)
+        _flush()
+        answer, _ = channel.ask(TO, {"prompt": prompt, "password": password}, where=where or f"in {what}")
+        value = answer.get("value")
+        if not isinstance(value, str):
+            refuse(refusal, what)
+        if value == _END_OF_FILE:
+            print(prompt)
+            raise EOFError
+        print(f"{prompt}{_HIDDEN if password else value}")
+        return value
+
+    @staticmethod
+    def _channel() -> agent_channel.AgentChannel | None:
+        """Return the channel to the agent; None in a process that this rank has forked."""
+        try:
+            return agent_channel.of_rank()
+        except NotInPoolError:
+            return None
+
+
+def refuse(text: str, what: str) -> NoReturn:
+    """Raise NotOnRanks with a message that names the refused operation."""
+    __tracebackhide__ = True
+    raise NotOnRanks(text.format(what))
+
+
+def install() -> UserInput:
+    """Replace `input`, `getpass` and the hook of `breakpoint` in this process; return what says when they may ask.
+
+    The standard functions would wait for an answer in a terminal that is not there, or read an empty one.
+    """
+    users = UserInput()
+
+    def ask(prompt: object = "", /) -> str:
+        __tracebackhide__ = True
+        if sys._getframe(1).f_globals.get("__name__") not in DEBUGGERS:
+            return users.ask(str(prompt), NO_INPUT, "input()")
+        try:
+            return users.ask(str(prompt), NO_DEBUGGER, "a debugger", where="in the debugger")
+        except KeyboardInterrupt:
+            # pdb would ask again: the interrupt is to end the cell.
+            users.was_interrupted = True
+            raise bdb.BdbQuit from None
+
+    def ask_secretly(prompt: str = "Password: ", *arguments: Any, **options: Any) -> str:
+        __tracebackhide__ = True
+        return users.ask(str(prompt), NO_INPUT, "getpass()", password=True)
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        if os.environ.get("PYTHONBREAKPOINT"):
+            # Disabled, or chosen by the user.
+            return sys.__breakpointhook__(*arguments, **options)
+        if not users.allowed:
+            refuse(NO_DEBUGGER, "breakpoint()")
+        pdb.Pdb().set_trace(sys._getframe(1))
+        return None
+
+    builtins.input, getpass.getpass, sys.breakpointhook = ask, ask_secretly, stop
+    _leave_interrupts_alone()
+    return users
+
+
+def _leave_interrupts_alone() -> None:
+    """Make debuggers set no signal handler.
+
+    After `continue` theirs would turn an interrupt of the cell into a prompt.
+    """
+    begin = pdb.Pdb.__init__
+
+    @functools.wraps(begin)
+    def begin_without(self: pdb.Pdb, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        self.nosigint = True  # type: ignore[attr-defined]
+
+    pdb.Pdb.__init__ = begin_without  # type: ignore[method-assign]
+
+
+def _flush() -> None:
+    """Send what has been printed, so that it is seen before the question."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

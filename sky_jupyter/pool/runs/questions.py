@@ -1,0 +1,84 @@
+"""Questions of a run's code to the user, and how long it has waited for answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+# Of one run; code that asks in many threads is not answered any more.
+_MOST = 1000
+
+
+class AskUser(Protocol):
+    """What asks the user beside what runs; thread-safe.
+
+    The answer is None if nobody is there. Cancelling it withdraws the question.
+    """
+
+    def __call__(self, text: str, *, password: bool = False, verbatim: bool = False) -> Future[str | None]: ...
+
+
+@dataclass
+class Question:
+    """Question of a rank that waits for an answer.
+
+    Attributes
+    ----------
+    answer : Future of str or None
+        Cancelled when the rank waits no longer; None if nobody answers.
+    """
+
+    id: str
+    rank: int
+    prompt: str
+    password: bool = False
+    answer: Future[str | None] = field(default_factory=Future)
+
+    @property
+    def text(self) -> str:
+        """The prompt, with who asks."""
+        return f"rank {self.rank} asks: {self.prompt}"
+
+
+class Questions:
+    """Questions of one run; changed on the loop."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Question] = {}
+        self._since = self._seconds = 0.0
+        # Called with each question; a run that nobody attends has nobody to answer.
+        self.on_ask: Callable[[Question], None] = lambda question: None
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long ranks have waited for answers."""
+        return self._seconds + (time.monotonic() - self._since if self._open else 0.0)
+
+    def add(self, question: Question) -> None:
+        """Note a question and have it asked."""
+        if question.id in self._open or len(self._open) >= _MOST:
+            return
+        if not self._open:
+            self._since = time.monotonic()
+        self._open[question.id] = question
+        self.on_ask(question)
+
+    def close(self, id: str) -> None:
+        """Withdraw a question: it has been answered, or its rank waits no longer."""
+        question = self._open.get(id)
+        if question is not None:
+            self._seconds = self.seconds
+            self._since = time.monotonic()
+            del self._open[id]
+            question.answer.cancel()
+
+    def close_rank(self, rank: int) -> None:
+        """Withdraw the questions of a rank that has ended."""
+        for question in [question for question in self._open.values() if question.rank == rank]:
+            self.close(question.id)
