@@ -15,7 +15,7 @@ from ..errors import PoolError
 from ..plugins.core import entry_points
 from ..pool.open_pools import pools
 from ..pool.registry.registry import Registry
-from . import pull
+from . import path_completion, pull
 from .option_table import (
     ADD,
     CONFIG,
@@ -121,6 +121,10 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
 @context_matcher()
 def sky_matcher(context: CompletionContext) -> dict[str, Any]:
     """Match for IPython: on our lines our candidates only."""
+    paths = path_completion.complete(context.line_with_cursor[: context.cursor_position])
+    if paths is not None:
+        offered = [SimpleCompletion(text=text, type="path") for text in paths[1]]
+        return {"completions": offered, "matched_fragment": paths[0], "suppress": True}
     found = candidates(context.line_with_cursor[: context.cursor_position])
     if found is None:
         return {"completions": [], "suppress": False}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -47,9 +46,22 @@ from ..session.pools import (
 )
 from ..spec.pool_spec import PoolSpec
 from ..util.text import shortened
-from . import auto, clean, cost_table, leftover_pools, logs, pool_mismatch, pull, runs_table, sweep, tracebacks
+from . import (
+    auto,
+    cell_inspection,
+    clean,
+    cost_table,
+    leftover_pools,
+    logs,
+    pool_mismatch,
+    pull,
+    runs_table,
+    sweep,
+    tracebacks,
+)
 from . import kernel_status as busy
 from . import names_table as names
+from .cell_text import SKY_LINE
 from .completion import sky_matcher
 from .manual import MANUAL
 from .option_table import chosen, without_values
@@ -66,6 +78,7 @@ class SkyMagics(Magics):
         self.auto = auto.Auto(shell)
         # Whether the cell that runs, or has just ended, ran on the nodes by `%sky auto`.
         self._ran_auto = False
+        self.inspector = cell_inspection.install(shell)
 
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
@@ -116,6 +129,8 @@ class SkyMagics(Magics):
         source = tracebacks.to_python(self.shell, code, count)
         for path in given.include:
             check_path(path)
+        if self.inspector.answer_question(source, given):
+            return
         pool = self.pool_for(given)
         ranks, shown = _shown_ranks(pool, given)
         cells.run_cell(
@@ -409,7 +424,7 @@ class SkyMagics(Magics):
         """Note what a cell of the notebook assigned; it counts from now on."""
         raw = getattr(result.info, "raw_cell", None) or ""
         ran_auto, self._ran_auto = self._ran_auto, False
-        if ran_auto or not pools.all() or _SKY_LINE.match("".join(_with_body(raw.lstrip().splitlines(keepends=True)))):
+        if ran_auto or not pools.all() or SKY_LINE.match("".join(_with_body(raw.lstrip().splitlines(keepends=True)))):
             return
         try:
             source = self.shell.transform_cell(raw)
@@ -509,13 +524,12 @@ def _with_body(lines: list[str]) -> list[str]:
     after it keep their numbers.
     """
     at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
-    if not _SKY_LINE.match("".join(lines[at : at + 1])):
+    if not SKY_LINE.match("".join(lines[at : at + 1])):
         return lines
     first = lines[at].rstrip("\n") + "\n"
     return [first, *lines[:at], *lines[at + 1 :]] if len(lines) > 1 else [first, "\n"]
 
 
-_SKY_LINE = re.compile(r"%%sky(\s|\Z)")
 # IPython leaves such transformers out where it asks whether a cell is finished: a terminal waits for its lines.
 _with_body.has_side_effects = True  # type: ignore[attr-defined]
 
@@ -550,6 +564,7 @@ def unload(shell: Any) -> None:
     shell.events.unregister("post_run_cell", magics.after_cell)
     shell.events.unregister("post_run_cell", magics.pulse.after_cell)
     magics.pulse.stop()
+    cell_inspection.remove(magics.inspector)
     tracebacks.remove(shell)
     frontend_requests.remove(shell)
     busy.remove(shell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from ..machines.ssh.types import Prompts
 
 DEFAULT_GRACE = 5.0
+_MOST_SOURCES = 200
 T = TypeVar("T")
 _READ_TIMEOUT = TIMEOUTS.answers.read
 # The timeout of an answer while a process of the pool stands still, and the interval of polls.
@@ -120,6 +122,8 @@ class Pool:
         self.held: dict[str, int] = {}
         # Names that are modules on the nodes.
         self.modules: set[str] = set()
+        # The cells that ran on the ranks, in plain Python, oldest first.
+        self.sources: deque[str] = deque(maxlen=_MOST_SOURCES)
 
     @classmethod
     def attach(
@@ -178,6 +182,7 @@ class Pool:
         sync: bool = False,
         follow: bool = True,
         asks: bool = False,
+        pager: int | None = None,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
@@ -204,6 +209,8 @@ class Pool:
             Whether to send the settings of the notebook's process; see `Settings`.
         asks : bool
             Whether its code may ask the user, as by `input`; otherwise that is refused.
+        pager : int, optional
+            The rank that shows what ``name?`` finds, by default the first of the ranks.
         listener : callable
             Receives the run's events.
         on_send : callable
@@ -218,7 +225,9 @@ class Pool:
         """
         run = self.new_run(self.check_ranks(ranks), listener, capture)
         shipped = self.ship(run, on_send, tick, sync=sync, follow=follow, text=code)
-        content = {"kind": "cell", "code": code, "count": count, **shipped, **self._asking(run, asks=asks)}
+        first = min(run.outcomes) if pager is None else pager
+        asking = self._asking(run, asks=asks)
+        content = {"kind": "cell", "code": code, "count": count, "pager": first, **shipped, **asking}
         return self._begin(run, content, code, grace, timeout)
 
     def begin_call(

@@ -129,16 +129,25 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
                 # With all names the notebook's settings stay here too.
                 follow=cell.exclude != "all",
                 asks=tape is None and can_ask(),
+                pager=min(cell.shown, default=None),
                 listener=view.on_event if tape is None else tape,
                 on_send=late.on_event,
                 tick=late.refresh,
             )
+        note_source(pool, cell.source)
         if tape is None:
             attend(pool, run, view, namespace, cell.out)
         else:
             pool.detached[run.id] = Detached(run, tape, cell.out)
             bound = f" and assigns {cell.out}, as the next cell on the pool does" if cell.out else ""
             print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
+
+
+def note_source(pool: Pool, source: str) -> None:
+    """Keep a cell's source for completion; one that runs again counts once."""
+    if source in pool.sources:
+        pool.sources.remove(source)
+    pool.sources.append(source)
 
 
 def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str | None = None) -> None:

@@ -52,6 +52,7 @@ from .input_relay import InputRelay
 from .interruption_watch import InterruptionWatch
 from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
+from .name_inspection import NameInspection
 from .name_listing import NameListing
 from .shared_state_client import SharedStateProxy
 from .stream_relay import StreamRelay
@@ -153,6 +154,7 @@ class Agent:
         }
         self.values = ValueExport(node, self.folder / "values", config.blobs, self.ranks)
         self.names = NameListing(self.ranks)
+        self.inspection = NameInspection(self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
         self.tasks = TaskRunner(self)
         self.comms = comm_hooks.load(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)

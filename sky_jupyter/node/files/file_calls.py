@@ -22,7 +22,7 @@ from distributed import rpc
 from ..dask import scheduler
 from ..kernel.project_modules import FOLDER
 from ..protocol.host_config import HostConfig
-from . import manifest_diff, staging
+from . import manifest_diff, paths_beginning, staging
 from .blob_cache import BlobCache, places
 from .file_manifest import ManifestEntry, from_wire, pack, shown, to_wire, unpack, walk
 from .open_folder import Beneath, forget
@@ -162,6 +162,11 @@ class FileService:
             return {"path": to_wire(str(root)), "listing": listing, "error": why}
 
         return await asyncio.to_thread(find)
+
+    async def sky_complete_path(self, path: bytes) -> list[bytes]:
+        """Return the paths that begin as this one does, sorted; a folder's ends with a slash."""
+        found = await asyncio.to_thread(paths_beginning.complete, from_wire(path), self.config.cwd)
+        return list(map(to_wire, found))
 
     async def sky_delete_code(self, names: list[bytes]) -> None:
         """Remove project files that the notebook no longer has."""

@@ -23,7 +23,9 @@ class ShownPayloads(PayloadManager):
         """Show a payload of ``x?``, ``%prun`` or ``%load``."""
         source = data.get("source") if isinstance(data, Mapping) else None
         if source == "page":
-            self._show(data["data"])
+            # Every rank has found it; once is enough.
+            if getattr(self.parent, "sky_pages", True):
+                self._show(data["data"])
         elif source == "set_next_input":
             self._show({"text/plain": f"{_NO_CELLS}{data['text']}"})
         else:

@@ -11,6 +11,7 @@ release drop an earlier run's value, which no one will fetch
 names   summarize the names that the user has there
 check   run the plugins' checks, with all other ranks
 again   set the frameworks up anew in this process, with all other ranks
+inspect complete a name, or describe it, for a page
 leave   leave the plugins
 
 Another request, `sky_abort`, comes on the control channel while a request runs: it breaks the collective that blocks
@@ -61,6 +62,7 @@ from . import (
     framework_hints,
     generator_streams,
     history_trim,
+    inspect_names,
     name_summaries,
     process_exit,
     project_modules,
@@ -292,6 +294,7 @@ class SkyKernel(IPythonKernel):
         pickling.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         self.shell.execution_count = content["count"]
+        self.shell.sky_pages = content.get("pager", instance_info().rank) == instance_info().rank
         self._last_result, self._cancelled, self.shell.sky_failure = None, False, None
         self.shell.sky_in_cell = True
         try:
@@ -337,6 +340,12 @@ class SkyKernel(IPythonKernel):
 
     async def sky_names(self, content: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ok", **name_summaries.summarize(self.shell.user_ns, self.shell.user_ns_hidden)}
+
+    async def sky_inspect(self, content: dict[str, Any]) -> dict[str, Any]:
+        code, cursor, detail = content["code"], content["cursor"], content["detail"]
+        if detail is None:
+            return {"status": "ok", **inspect_names.complete(self.shell, code, cursor)}
+        return {"status": "ok", **inspect_names.inspect(self.shell, code, cursor, detail)}
 
     async def sky_release(self, content: dict[str, Any]) -> dict[str, Any]:
         value = self.sky_values.release(content["of"])

@@ -50,6 +50,8 @@ class SkyShell(ZMQInteractiveShell):
         self.sky_in_cell = False
         # Whether a displayed result is output, as later results of the cell may follow.
         self.sky_goes_on = False
+        # Whether this rank shows what `name?` finds, for all ranks of the run.
+        self.sky_pages = True
         # Nesting depth of running cells.
         self._cells = 0
         # Number of our frames between a command and the frame whose names it reads.

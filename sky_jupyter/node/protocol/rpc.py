@@ -97,6 +97,7 @@ START_TRANSFER = AgentCall(
 TRANSFER_STATUS = AgentCall("transfer_status", "files", required=("jobs",), idempotent=True, timeout=3.0)
 CANCEL_TRANSFER = AgentCall("cancel_transfer", "files", required=("plan", "jobs"), idempotent=True)
 LIST_FILES = AgentCall("list_files", "files", required=("path",), idempotent=True)
+COMPLETE_PATH = AgentCall("complete_path", "files", required=("path",), idempotent=True, timeout=3.0)
 DELETE_CODE = AgentCall("delete_code", "files", required=("names",), idempotent=True, timeout=10.0)
 DELETE_BLOBS = AgentCall("delete_blobs", "files", required=("keep",), idempotent=True, timeout=10.0)
 LINK_BLOBS = AgentCall("link_blobs", "files", required=("run", "files"))
@@ -112,6 +113,10 @@ DISCARD_VALUES = AgentCall("discard_values", "values", required=("keys",))
 RELEASE_VALUE = AgentCall("release_value", "values", required=("run", "ranks"))
 
 LIST_NAMES = AgentCall("list_names", "names", required=("within",), idempotent=True)
+# Names of ranks, as a page asks for them while a person types.
+INSPECT_NAMES = AgentCall(
+    "inspect_names", "inspection", required=("rank", "code", "cursor"), optional=("detail",), timeout=3.0
+)
 
 # Questions of code on ranks to the user.
 ANSWER_INPUT = AgentCall("answer_input", "inputs", required=("run", "id", "value"), idempotent=True)

@@ -175,6 +175,10 @@ class Answers:
     # Names: the timeout of a rank that is idle, and what the network may add.
     names: float = 1.0
     names_margin: float = 1.0
+    # While a person types: jedi's answer for a busy rank, that of an idle one, and either's to ``name?``.
+    jedi: float = 0.2
+    typing: float = 0.5
+    asked_names: float = 2.0
     # Stacks: the interval of the two samples, the timeout, and what the network may add.
     stack_window: float = 0.15
     stacks: float = 0.8

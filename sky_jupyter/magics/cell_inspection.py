@@ -1,0 +1,232 @@
+"""Tab, Shift-Tab and ``name?`` in ``%%sky`` cells: what the nodes have, then what the notebook has.
+
+Nothing here starts a pool, or raises into the notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from IPython.core import page
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..session import names_inspection
+from . import auto
+from .cell_text import SkyCell, sky_cell
+from .option_table import chosen
+from .parsing import ParsedLine, parse
+
+# Matchers of IPython that know names of the notebook, and one that knows files of this machine.
+_OWN = ("IPCompleter.jedi_matcher", "IPCompleter.python_matcher")
+_FILES = "IPCompleter.file_matcher"
+_KEYS = "dict key"
+# Seconds for the types of jedi's completions, which it infers one by one.
+_TYPES = 0.1
+_NAME = re.compile(r"--name[= ]+(\S+)")
+
+
+class CellInspector:
+    """Answers for the cells of one shell; `install` makes it, `remove` takes it away.
+
+    Parameters
+    ----------
+    shell : Any
+        The notebook's IPython shell.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.active = True
+
+        @context_matcher(identifier="sky_cell_matcher")
+        def match(context: CompletionContext) -> dict[str, Any]:
+            try:
+                return self.completions(context) or {"completions": []}
+            except (Exception, KeyboardInterrupt):
+                # IPython would show it as a traceback below the cell.
+                return {"completions": []}
+
+        self.matcher = match
+        self.kernel: Any = getattr(shell, "kernel", None)
+        self.before: Any = getattr(self.kernel, "do_inspect", None)
+
+    def asked(self, text: str, cursor: int) -> tuple[Pool, int, SkyCell] | None:
+        """Return the pool and the rank that a cell means, with its code.
+
+        None if the cell runs in the notebook, the cursor is not in its code, or there is no pool.
+        """
+        cell = sky_cell(text)
+        if cell is None:
+            given = auto.pool_options(self.shell, text)
+            if given is None:
+                return None
+            cell = SkyCell("", text, 0)
+        else:
+            given = _parsed(cell.line)
+        found = _pool_and_rank(given)
+        return (*found, cell) if found is not None and cursor >= cell.start else None
+
+    # -- completion --------------------------------------------------------------------------------
+
+    def completions(self, context: CompletionContext) -> dict[str, Any] | None:
+        """Return a matcher's result for a ``%%sky`` cell; None if the nodes know nothing."""
+        lines = context.full_text.split("\n")[: context.cursor_line]
+        cursor = sum(len(line) + 1 for line in lines) + context.cursor_position
+        if (asked := self.asked(context.full_text, cursor)) is None:
+            return None
+        pool, rank, cell = asked
+        found = names_inspection.complete(pool, rank, cell.code, cursor - cell.start)
+        if found is None:
+            return None
+        start = found.start + cell.start
+        texts = dict(found.matches)
+        token = cursor - len(context.token)
+        for text, kind in () if _KEYS in texts.values() else self.own(context):
+            # Both replace the text before the cursor, from different places on.
+            if token <= start:
+                begun = context.full_text[token:start]
+                text = text[len(begun) :] if text.startswith(begun) else ""
+            else:
+                text = context.full_text[start:token] + text
+            if text:
+                texts.setdefault(text, kind)
+        completions = [SimpleCompletion(text=text, type=kind) for text, kind in texts.items()]
+        fragment = context.full_text[start:cursor]
+        kinds = set(texts.values())
+        # IPython offers a dictionary's keys alone, and files of this machine are none of the nodes.
+        suppressed: Any = True if _KEYS in kinds else {*_OWN, _FILES} if "path" in kinds else set(_OWN)
+        return {"completions": completions, "ordered": True, "matched_fragment": fragment, "suppress": suppressed}
+
+    def own(self, context: CompletionContext) -> Iterator[tuple[str, str]]:
+        """Yield the notebook's own completions of the token, with their types."""
+        completer = self.shell.Completer
+        end = time.monotonic() + _TYPES
+        for matcher in completer.matchers:
+            name = getattr(matcher, "matcher_identifier", None) or getattr(matcher, "__qualname__", "")
+            if name not in _OWN or name in completer.disable_matchers:
+                continue
+            for one in matcher(context)["completions"]:
+                if name != _OWN[0]:
+                    yield one.text, one.type or "<unknown>"
+                    continue
+                typed = len(one.name_with_symbols) - len(one.complete or "")
+                text = context.token[: len(context.token) - typed] + one.name_with_symbols
+                yield text, (one.type if time.monotonic() < end else "<unknown>")
+
+    # -- inspection --------------------------------------------------------------------------------
+
+    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *more: Any, **options: Any) -> Any:
+        """Answer a page's request (Shift-Tab); the kernel's own method answers for other cells."""
+        bundle = None
+        # An interrupt is for this question alone.
+        with contextlib.suppress(Exception, KeyboardInterrupt):
+            bundle = self.inspected(code, cursor_pos, detail_level) if self.active else None
+        if bundle is None:
+            return self.before(code, cursor_pos, detail_level, *more, **options)
+        return {"status": "ok", "found": True, "data": bundle, "metadata": {}}
+
+    def inspected(self, text: str, cursor: int, detail: int) -> dict[str, Any] | None:
+        """Return what the nodes know of the name at the cursor, as a mimebundle."""
+        if (asked := self.asked(text, cursor)) is None:
+            return None
+        pool, rank, cell = asked
+        return self.shown(names_inspection.inspect(pool, rank, cell.code, cursor - cell.start, detail))
+
+    def shown(self, bundle: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return a mimebundle in the forms that this shell's pager takes."""
+        if bundle is not None and not getattr(self.shell, "enable_html_pager", False):
+            bundle.pop("text/html", None)
+        return bundle
+
+    def answer_question(self, source: str, given: ParsedLine) -> bool:
+        """Show what is known of a name, if a cell consists of ``name?`` or ``name??``; return if it does.
+
+        Parameters
+        ----------
+        source : str
+            The cell's code, in plain Python.
+        given : ParsedLine
+            Its options.
+
+        Returns
+        -------
+        bool
+            False if the cell is another, which the ranks run.
+        """
+        question = _question(source)
+        if question is None:
+            return False
+        magic, name = question
+        asked = _pool_and_rank(given)
+        bundle = (
+            names_inspection.inspect(*asked, name, len(name), int(magic == "pinfo2"), names_inspection.ASKED)
+            if asked
+            else None
+        )
+        if bundle is None:
+            # The notebook may have it, and says else that nobody has.
+            self.shell.run_line_magic(magic, name)
+        else:
+            page.page(self.shown(bundle))
+        return True
+
+
+def install(shell: Any) -> CellInspector:
+    """Answer from now on, in a terminal or a kernel."""
+    inspector = CellInspector(shell)
+    completer = getattr(shell, "Completer", None)
+    if completer is not None:
+        completer.custom_matchers.append(inspector.matcher)
+    if callable(inspector.before):
+        inspector.kernel.do_inspect = inspector.do_inspect
+    return inspector
+
+
+def remove(inspector: CellInspector) -> None:
+    """Undo `install`; another's hook that came later stays."""
+    inspector.active = False
+    completer = getattr(inspector.shell, "Completer", None)
+    if completer is not None and inspector.matcher in completer.custom_matchers:
+        completer.custom_matchers.remove(inspector.matcher)
+    if inspector.kernel is not None and vars(inspector.kernel).get("do_inspect") == inspector.do_inspect:
+        del inspector.kernel.do_inspect
+
+
+def _parsed(line: str) -> ParsedLine:
+    """Return a line's options; of a line in the making, the pool's name alone."""
+    try:
+        return parse(line, cell=True)
+    except Exception:
+        found = _NAME.search(line)
+        return ParsedLine(verb=None, name=found[1] if found else None)
+
+
+def _pool_and_rank(given: ParsedLine) -> tuple[Pool, int] | None:
+    """Return the pool and the rank that a cell's options mean; None without a live pool."""
+    pool = pools.current if given.name is None else pools.get(given.name)
+    if pool is None:
+        return None
+    ranks = chosen(given.on, pool.spec.world_size) or (0,)
+    return pool, ranks[0] if ranks[0] in range(pool.spec.world_size) else 0
+
+
+def _question(source: str) -> tuple[str, str] | None:
+    """Return the magic and the name of a cell that is one question, such as ``x?``."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return None
+    if len(body) != 1 or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Call):
+        return None
+    call = body[0].value
+    words = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    if ast.unparse(call.func) != "get_ipython().run_line_magic" or len(words) != 2:
+        return None
+    return (words[0], words[1]) if words[0] in ("pinfo", "pinfo2") and words[1].strip() else None

@@ -1,0 +1,79 @@
+"""Completion and inspection of names by a rank that is idle; a busy one is not asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from .kernel_client import RankKernel
+
+# Seconds after which the rank's work on a question is interrupted, and again so long after that.
+_PATIENCE = 1.0
+# How soon it makes way for a cell.
+_POLL = 0.02
+
+
+class NameInspection:
+    """Answers what a page asks about names; made by the agent, lives as long.
+
+    Parameters
+    ----------
+    ranks : mapping of int to RankKernel
+        The node's ranks.
+    """
+
+    def __init__(self, ranks: Mapping[int, RankKernel]) -> None:
+        self._ranks = ranks
+        self._numbers = itertools.count(1)
+
+    async def sky_inspect_names(
+        self, rank: int, code: str, cursor: int, detail: int | None = None
+    ) -> dict[str, Any] | None:
+        """Return a rank's completions, or with a detail level what it knows of a name.
+
+        The rank looks at its objects, which can run their code, so it is interrupted if it takes long or has something
+        else to do.
+
+        Parameters
+        ----------
+        rank : int
+            The rank.
+        code : str
+            The cell, without its ``%%sky`` line.
+        cursor : int
+            Position of the cursor in it.
+        detail : int, optional
+            0 as for ``name?``, 1 as for ``name??``; None to complete.
+
+        Returns
+        -------
+        dict or None
+            See `inspect_names`; None if the rank is busy, or does not know.
+        """
+        kernel = self._ranks.get(rank)
+        if kernel is None or kernel.waiting or not kernel.entered or not kernel.pid:
+            return None
+        request = f"inspect-{rank}-{next(self._numbers)}"
+        content = {"kind": "inspect", "code": code, "cursor": cursor, "detail": detail}
+        asked = asyncio.create_task(kernel.request(request, content))
+        # Whoever asked may be gone: the rank is freed all the same.
+        end = await asyncio.shield(asyncio.create_task(_attended(kernel, request, asked)))
+        return end if end["status"] == "ok" else None
+
+
+async def _attended(kernel: RankKernel, request: str, asked: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
+    """Return the end of a request; interrupt it if it keeps the rank from others."""
+    patience = _PATIENCE
+    while not (await asyncio.wait([asked], timeout=_POLL))[0]:
+        patience -= _POLL
+        # The request itself is one of those that are counted.
+        if (patience <= 0 or kernel.waiting > 1) and kernel.busy_with == request and (pid := kernel.pid):
+            patience = _PATIENCE
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+    return asked.result()

@@ -1,0 +1,149 @@
+"""Completion and inspection of the nodes' names: by an idle rank, else from the sources of the pool's cells."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Coroutine, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..node.files.file_manifest import from_wire, to_wire
+from ..node.protocol import rpc
+from ..pool.base.event_loop import loop
+from ..pool.base.timeouts import TIMEOUTS
+from ..pool.pool import Pool
+from . import source_inspection
+
+T = TypeVar("T")
+_JEDI, _RANK = TIMEOUTS.answers.jedi, TIMEOUTS.answers.typing
+# How long the answer to ``name?`` is waited for.
+ASKED = TIMEOUTS.answers.asked_names
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What may replace the text before the cursor.
+
+    Parameters
+    ----------
+    start : int
+        Where the text to be replaced begins.
+    matches : sequence of pairs
+        Each text, with its type as IPython names it.
+    """
+
+    start: int
+    matches: Sequence[tuple[str, str]]
+
+
+def complete(pool: Pool, rank: int, code: str, cursor: int) -> Completions | None:
+    """Return a rank's completions.
+
+    A rank that is busy, or does not answer at once, is not waited for: jedi answers with the pool's cells.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    rank : int
+        The rank.
+    code : str
+        The cell, without its ``%%sky`` line.
+    cursor : int
+        Position of the cursor in it.
+
+    Returns
+    -------
+    Completions or None
+        None if nothing is known.
+    """
+    found = _of_rank(pool, rank, _RANK, code=code, cursor=cursor)
+    if found is not None and found["matches"]:
+        return Completions(int(found["start"]), [(str(text), str(kind)) for text, kind in found["matches"]])
+    guessed = source_inspection.complete(list(pool.sources), code, cursor, _JEDI)
+    return Completions(*guessed) if guessed is not None else None
+
+
+def inspect(
+    pool: Pool, rank: int, code: str, cursor: int, detail: int, patience: float | None = None
+) -> dict[str, Any] | None:
+    """Return what a rank knows of the name at the cursor, as a mimebundle; see `complete`.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    rank : int
+        The rank.
+    code : str
+        The cell, without its ``%%sky`` line.
+    cursor : int
+        Position of the cursor in it.
+    detail : int
+        0 as for ``name?``, 1 as for ``name??``.
+    patience : float, optional
+        Seconds to wait for the rank, and for jedi; by default as for Tab.
+
+    Returns
+    -------
+    dict or None
+        None if nothing is known.
+    """
+    found = _of_rank(pool, rank, patience or _RANK, code=code, cursor=cursor, detail=detail)
+    if found is not None:
+        bundle: dict[str, Any] | None = found["data"]
+        return bundle
+    text = source_inspection.inspect(list(pool.sources), code, cursor, detail, patience or _JEDI)
+    if text is None:
+        return None
+    return {"text/plain": f"{text}\n\nRank {rank} is busy: this is from the cells that ran on the pool."}
+
+
+def complete_path(pool: Pool, nodes: Sequence[int], path: str) -> list[str] | None:
+    """Return the nodes' paths that begin as this one does; None if they do not answer at once.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    nodes : sequence of int
+        The nodes that are asked.
+    path : str
+        The beginning of a path.
+
+    Returns
+    -------
+    list of str or None
+        The paths that any of the nodes has, sorted; a folder's ends with a slash.
+    """
+    if not pool.has_control:
+        return None
+    found = _answer(pool.control.ask(rpc.COMPLETE_PATH, nodes, path=to_wire(path)), _RANK)
+    return None if found is None else sorted({from_wire(one) for one in itertools.chain(*found.values())})
+
+
+def _of_rank(pool: Pool, rank: int, patience: float, **question: Any) -> dict[str, Any] | None:
+    """Return a rank's answer; None if it is busy or late."""
+    if not pool.has_control or any(rank in run.left for run in list(pool.supervisor.runs.values())):
+        return None
+    node = rank // pool.spec.ranks_per_node
+    if {None, node} & (pool.control.silent | pool.control.doubted):
+        return None
+    found = _answer(pool.control.ask(rpc.INSPECT_NAMES, [node], rank=rank, **question), patience)
+    return None if found is None else found[node]
+
+
+def _answer(asking: Coroutine[Any, Any, T], patience: float) -> T | None:
+    """Return the agents' answer; None if they fail, or do not answer in time.
+
+    A late question is not cancelled, which would cost a connection; it has a timeout of its own.
+    """
+    future = loop().submit(asking)
+    if not futures.wait([future], timeout=patience).done:
+        return None
+    try:
+        return future.result()
+    except Exception:
+        # Such as a lost node, or agents of an earlier release. Nobody who types is to be told.
+        return None

@@ -1,0 +1,289 @@
+"""Tab, Shift-Tab and ``name?`` in ``%%sky`` cells, in a real kernel with a real pool."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from sky_jupyter.magics import cell_inspection, path_completion
+from sky_jupyter.magics.cell_text import sky_cell
+from sky_jupyter.session import source_inspection
+from tests.conftest import MARK, marked_processes
+from tests.magics.notebook import Notebook, notebook
+
+# Names that no source has: the ranks alone know them.
+SETUP = """
+import sky_jupyter
+rank = sky_jupyter.instance_info().rank
+class Net:
+    "A net."
+    def fit(self, data, epochs=1):
+        "Fit it."
+vars()["model" + "_there"] = Net()
+vars()["only_of" + f"_{rank}"] = rank
+vars()["prices" + "_there"] = {"alpha": 1, "beta": 2}
+class Endless:
+    def __dir__(self):
+        while True:
+            pass
+endless_there = Endless()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("book")
+
+
+@pytest.fixture(scope="module")
+def book(folder) -> Iterator[Notebook]:
+    with notebook(folder) as opened:
+        assert opened.run("%load_ext sky_jupyter").status == "ok"
+        yield opened
+    end = time.monotonic() + 60
+    while marked_processes(os.environ[MARK]):
+        assert time.monotonic() < end, "the notebook's pools outlive it"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def two(book) -> Notebook:
+    """The notebook with a pool of two nodes that have names of their own."""
+    if "only_of_" not in book.run("%sky names").stream():
+        assert book.run("%sky up --nodes 2").status == "ok"
+        done = book.run(f"%%sky --quiet\n{SETUP}")
+        assert done.status == "ok", done.outputs
+    return book
+
+
+def offered(book: Notebook, cell: str, wanted: Callable[[list[str]], bool] = bool) -> list[str]:
+    """What Tab offers at the end of a cell, in order; pressed again until it is what is wanted."""
+    end = time.monotonic() + 60
+    while True:
+        found = book.client.complete(cell, reply=True, timeout=60)["content"]
+        matches = [cell[: found["cursor_start"]] + match for match in found["matches"]]
+        last = [match[cell.rfind("\n") + 1 :] for match in matches]
+        if wanted(last):
+            return last
+        # On a busy machine a rank may be late; then jedi answers, or the notebook alone.
+        assert time.monotonic() < end, last
+        time.sleep(0.05)
+
+
+def described(book: Notebook, cell: str, wanted: str, detail: int = 0, cursor: int | None = None) -> str:
+    """What Shift-Tab shows at the end of a cell, without colours; pressed again until it says what is wanted."""
+    end = time.monotonic() + 60
+    while True:
+        found = book.client.inspect(cell, cursor, detail_level=detail, reply=True, timeout=60)["content"]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", found["data"].get("text/plain", ""))
+        if wanted in text:
+            return text
+        assert time.monotonic() < end, text
+        time.sleep(0.05)
+
+
+def runs(book: Notebook) -> int:
+    return len(book.run("%sky runs").stream().splitlines())
+
+
+def test_nothing_is_started_for_a_question(book):
+    if book.run("%sky names").status == "ok":
+        book.run("%sky down --all")
+    book.run("here = 5")
+    assert "here" in offered(book, "%%sky\nher")
+    assert "int" in described(book, "%%sky\nhere", "int")
+    (page,) = book.run("%%sky\nhere?").payload
+    assert "int" in page["data"]["text/plain"]
+    assert "not found" in book.run("%%sky\nnowhere?").stream()
+    assert "there is no pool" in book.run("%sky names").error
+
+
+def test_tab_knows_what_an_idle_rank_has(two):
+    offered(two, "%%sky\nmodel_th", lambda found: found == ["model_there"])
+    offered(
+        two,
+        "# a note\n%%sky --quiet\n\nfor i in range(3):\n    model_there.f",
+        lambda found: found == ["    model_there.fit"],
+    )
+    assert offered(two, "%%sky\nprices_there['", lambda found: len(found) == 2) == [
+        "prices_there['alpha",
+        "prices_there['beta",
+    ]
+
+
+def test_the_head_answers_or_the_rank_that_the_line_names(two):
+    offered(two, "%%sky\nonly_of", lambda found: found == ["only_of_0"])
+    offered(two, "%%sky --on 1\nonly_of", lambda found: found == ["only_of_1"])
+
+
+def test_names_of_the_notebook_follow_those_of_the_nodes(two):
+    two.run("a_model_here = model_here = 1")
+    offered(two, "%%sky\nmodel_", lambda found: found == ["model_there", "model_here"])
+    offered(two, "%%sky\nlocal_name = 1\nlocal_", lambda found: "local_name" in found)
+    # Cells of the notebook itself are its own matter.
+    assert offered(two, "model_") == ["model_here"]
+
+
+def test_shift_tab_describes_what_a_rank_has(two):
+    assert "A net." in described(two, "%%sky\nmodel_there", "Net object at")
+    assert "Signature: model_there.fit(data, epochs=1)" in described(two, "%%sky\nmodel_there.fit(", "Fit it.")
+    described(two, "%%sky\nmodel_there.fit", "def fit(self, data, epochs=1)", detail=1)
+    two.run("seen_here = 'of the notebook'")
+    described(two, "%%sky\nseen_here", "of the notebook")
+    reply = two.client.inspect("model_there", reply=True, timeout=60)["content"]
+    assert not reply["found"]
+
+
+def test_a_question_shows_one_ranks_answer_as_in_the_notebook_and_is_no_run(two):
+    before = runs(two)
+    (page,) = two.run("%%sky\nmodel_there?").payload
+    assert "A net." in page["data"]["text/plain"]
+    (page,) = two.run("%%sky\nmodel_there.fit??").payload
+    assert "epochs" in page["data"]["text/plain"]
+    assert runs(two) == before
+
+
+def test_a_question_among_other_lines_is_answered_once(two):
+    shown = two.run("%%sky\nx = 1\nmodel_there?").run
+    assert shown.count("String form") == 1
+    assert "A net." in two.run("%%sky --on 1\nx = 1\nmodel_there?").run
+
+
+def test_cells_that_run_on_the_pool_by_themselves_know_its_names_too(two):
+    two.run("%sky auto")
+    try:
+        offered(two, "model_there.f", lambda found: found == ["model_there.fit"])
+        described(two, "model_there", "A net.")
+        (page,) = two.run("model_there?").payload
+        assert "A net." in page["data"]["text/plain"]
+        assert offered(two, "%%local\nmodel_", lambda found: "model_there" not in found)
+    finally:
+        two.run("%sky auto off")
+
+
+def test_a_busy_rank_is_answered_for_from_the_cells(two, folder):
+    go = folder / "go"
+    go.unlink(missing_ok=True)
+    cell = (
+        "import os, time, json as formats\n"
+        "def later(a, b=2):\n    'Doc of later.'\n    return a\n"
+        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)"
+    )
+    assert two.run(f"%%sky --detach\n{cell}").status == "ok"
+    try:
+        offered(two, "%%sky\nlate", lambda found: "later" in found)
+        offered(two, "%%sky\nformats.dum", lambda found: found == ["formats.dump", "formats.dumps"])
+        text = described(two, "%%sky\nlater(", "Doc of later.")
+        assert "later(a, b=2)" in text
+        assert "Rank 0 is busy" in text
+        described(two, "%%sky\nlater", "return a", detail=1)
+        assert not go.exists()
+    finally:
+        go.touch()
+    assert two.run("%sky wait").status == "ok"
+
+
+def test_code_that_a_question_runs_is_stopped_when_a_cell_comes(two):
+    offered(two, "%%sky\nendless_there.", lambda found: True)
+    assert two.run("%%sky\nprint('next')").body == ["[0-1] next"]
+    offered(two, "%%sky\nmodel_there.f", lambda found: found == ["model_there.fit"])
+
+
+def test_paths_are_completed_here_and_on_the_nodes(two, folder):
+    for name in ("to send.txt", "sent.txt", "far/away.bin"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    assert offered(two, "%sky put to") == ["%sky put to\\ send.txt"]
+    assert offered(two, "%sky put 'to s") == ["%sky put 'to send.txt"]
+    offered(two, "%sky get --on 1 fa", lambda found: found == ["%sky get --on 1 far/"])
+    offered(two, "%sky get far/", lambda found: found == ["%sky get far/away.bin"])
+
+
+def test_unloading_leaves_nothing(tmp_path):
+    with notebook(tmp_path) as opened:
+        before = opened.value("len(get_ipython().Completer.custom_matchers)")
+        opened.run("%load_ext sky_jupyter")
+        assert opened.value("'do_inspect' in vars(get_ipython().kernel)")
+        opened.run("%unload_ext sky_jupyter")
+        assert not opened.value("'do_inspect' in vars(get_ipython().kernel)")
+        assert opened.value("len(get_ipython().Completer.custom_matchers)") == before
+        assert "int" in described(opened, "%%sky\nint", "int")
+
+
+class OtherKernel:
+    """A kernel that inspects in a way of its own."""
+
+    def do_inspect(self, code: str, cursor: int, detail: int = 0, omit: Any = ()) -> tuple[str, int, int]:
+        return code, cursor, detail
+
+
+def test_other_kernels_and_later_hooks_are_left_as_they_are():
+    shell = InteractiveShell()
+    shell.kernel = kernel = OtherKernel()
+    inspector = cell_inspection.install(shell)
+    assert kernel.do_inspect("x", 1, 1, set()) == ("x", 1, 1)
+    assert kernel.do_inspect("%%sky\nx", 7, 0) == ("%%sky\nx", 7, 0)
+    hooked = kernel.do_inspect
+    kernel.do_inspect = later = functools.partial(hooked)
+    cell_inspection.remove(inspector)
+    assert kernel.do_inspect is later
+    assert kernel.do_inspect("x", 1, 0, ()) == ("x", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("%%sky\nx", "x"),
+        ("# note\n\n%%sky --on 1 \nx\ny", "x\ny"),
+        ("%%sky", ""),
+        ("x\n%%sky\ny", None),
+        ("%%skyline\nx", None),
+        ("%sky names", None),
+        ("", None),
+    ],
+)
+def test_the_code_of_a_cell_begins_below_its_line(text, code):
+    cell = sky_cell(text)
+    assert (cell and cell.code) == code
+    assert cell is None or text[cell.start :] == code
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("%sky put ", ("", ["a\\ b.txt", "sub/"])),
+        ("%sky put a", ("a", ["a\\ b.txt"])),
+        ("%sky put a\\ ", ("a\\ ", ["a\\ b.txt"])),
+        ('%sky put "a ', ('"a ', ['"a b.txt'])),
+        ("%sky put x ", ("", [])),
+        ("%sky put --on 0 su", ("su", ["sub/"])),
+        ("%sky get x sub/", ("sub/", ["sub/c"])),
+        ("%sky put x y z", ("z", [])),
+        ("%sky put --o", None),
+        ("%sky put --on ", None),
+        ("%sky pull x", None),
+        ("%sky put", None),
+    ],
+)
+def test_the_paths_of_this_machine_are_quoted_as_the_line_needs(line, found, tmp_path, monkeypatch):
+    (tmp_path / "a b.txt").touch()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c").touch()
+    (tmp_path / ".hidden").touch()
+    monkeypatch.chdir(tmp_path)
+    assert path_completion.complete(line) == found
+
+
+def test_only_the_newest_cells_are_read_where_there_are_many():
+    text = source_inspection.joined([f"n{number} = '{'x' * 10_000}'" for number in range(20)])
+    assert "n19" in text
+    assert "n0 " not in text
+    assert len(text) < 60_000
