@@ -164,7 +164,7 @@ def test_cells_that_run_on_the_pool_by_themselves_know_its_names_too(two):
         described(two, "model_there", "A net.")
         (page,) = two.run("model_there?").payload
         assert "A net." in page["data"]["text/plain"]
-        assert offered(two, "%%local\nmodel_", lambda found: "model_there" not in found)
+        assert "model_there" not in offered(two, "%%local\nmodel_", lambda found: True)
     finally:
         two.run("%sky auto off")
 
