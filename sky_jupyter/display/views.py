@@ -161,7 +161,9 @@ def _run_view(title: str, ranks: Sequence[int], *, results: bool, pool: str, uns
         from IPython import get_ipython
 
         kernel = get_ipython().kernel
-        if os.environ.get("SKY_VIEW") == "widget":
+        # No extension of ours draws in VS Code and Colab.
+        usual = "widget" if front in ("vscode", "colab") else "html"
+        if os.environ.get("SKY_VIEW", usual) == "widget":
             from .base import prompts
             from .notebook import anywidget_view
 

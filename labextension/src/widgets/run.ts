@@ -1,4 +1,4 @@
-// The run view as an anywidget: for front ends that have no extension of ours. marimo gets it, others when asked for.
+// The run view as an anywidget: for front ends that have no extension of ours: marimo, VS Code, Colab; others when asked for.
 import { drawAsText, foreignVersion } from "../page/fallback-text";
 import { actions, type Kernel } from "../run/kernel-requests";
 import type { Host } from "../run/display-context";

@@ -1,6 +1,6 @@
 """The run view as an anywidget, for front ends without our extension.
 
-In marimo, else by ``SKY_VIEW=widget``.
+In marimo, VS Code and Colab, else by ``SKY_VIEW=widget``.
 
 It is not what JupyterLab is given by itself: there a widget's state is asked for behind the cell that runs, so
 that a page which is reloaded shows nothing until the cell has ended. The widget gives way to the same bundle
