@@ -7,12 +7,12 @@ from pathlib import Path
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
-from traitlets import Float
+from traitlets import Bool, Float
 
 from ..errors import SkyError
 from ..pool.registry.machine_sweep import sweep_machines
 from ..pool.registry.registry import Registry, sweep
-from . import handlers
+from . import handlers, mcp_endpoint
 from .end_orphaned_pool import Ends
 from .kernels import Kernels
 from .pool_list import Listing
@@ -33,6 +33,10 @@ class SkyApp(ExtensionApp):
     look_every = Float(1.0, help="Seconds between two looks at the registry's file.").tag(config=True)
     reap_every = Float(60.0, help="Seconds between two sweeps of pools that are gone; 0 for none.").tag(config=True)
 
+    mcp_allow_run = Bool(False, help="Let agents run cells on pools, by the MCP server; else they may look.").tag(
+        config=True
+    )
+
     def initialize_settings(self) -> None:
         """Start the watcher and the sweep."""
         assert self.serverapp is not None
@@ -42,6 +46,8 @@ class SkyApp(ExtensionApp):
         kernels = Kernels(self.serverapp.kernel_manager, self.serverapp.session_manager)
         listing = Listing(self.registry, kernels)
         self.settings["sky_jupyter"] = handlers.Parts(self.registry, kernels, listing, Ends())
+        self._mcp = mcp_endpoint.McpEndpoint(allow_run=self.mcp_allow_run)
+        self.settings["sky_jupyter_mcp"] = self._mcp
         self.serverapp.event_logger.register_event_schema(_SCHEMA)
         self._watch = RegistryWatcher(listing, self._tell)
         self._timers = [PeriodicCallback(self._watch.look, self.look_every * 1000)]
@@ -52,12 +58,13 @@ class SkyApp(ExtensionApp):
 
     def initialize_handlers(self) -> None:
         """Register the handlers below ``/sky-jupyter/``."""
-        self.handlers.extend(handlers.HANDLERS)
+        self.handlers.extend([*mcp_endpoint.HANDLERS, *handlers.HANDLERS])
 
     async def stop_extension(self) -> None:
         """Close the registry."""
         for timer in self._timers:
             timer.stop()
+        await self._mcp.stop()
         await asyncio.to_thread(self.registry.close)
 
     def _tell(self, number: int) -> None:
