@@ -1,64 +1,25 @@
 // The side panel: the pools of all kernels of this user, in JupyterLab and Notebook 7.
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
-import { Dialog, ICommandPalette, Notification, showDialog } from "@jupyterlab/apputils";
+import { Dialog, ICommandPalette, MainAreaWidget, Notification, showDialog } from "@jupyterlab/apputils";
+import { IRunningSessionManagers } from "@jupyterlab/running";
 import { ISettingRegistry } from "@jupyterlab/settingregistry";
-import { LabIcon } from "@jupyterlab/ui-components";
 import { Widget } from "@lumino/widgets";
 
-import { install } from "./page/dom";
+import { install, picture } from "./page/dom";
+import { installIcons } from "./page/icons";
 import { type Action, type Client, type Pool, ServerClient } from "./pools/client";
-import iconText from "./pools/icon.svg";
+import { addPoolCommands } from "./pools/commands";
+import { icon, PoolsPanel } from "./pools/panel";
 import { logNode, whereNode } from "./pools/run-dialog";
+import { poolsSection } from "./pools/running";
 import style from "./pools/style.css";
-import { nameOf, PoolsView } from "./pools/view";
+import { nameOf } from "./pools/view";
 import { Watcher } from "./pools/watcher";
+import { OPEN, type Opened } from "./run/item-box";
 
-const ID = "sky-jupyter-pools";
 const PLUGIN = "sky-jupyter:panel";
 const CATEGORY = "Sky";
 const SECONDS = 15;
-// Ages are shown in minutes, and in seconds below one.
-const TICK = 5000;
-
-const icon = new LabIcon({ name: "sky-jupyter:pools", svgstr: iconText });
-
-class Panel extends Widget {
-  private readonly view: PoolsView;
-  private timer: ReturnType<typeof setInterval> | undefined;
-
-  constructor(
-    private readonly watcher: Watcher,
-    view: PoolsView,
-  ) {
-    super({ node: view.node });
-    this.view = view;
-    this.id = ID;
-    this.title.icon = icon;
-    this.title.caption = "Pools";
-    watcher.changed.connect(this.draw, this);
-  }
-
-  override dispose(): void {
-    clearInterval(this.timer);
-    this.watcher.dispose();
-    super.dispose();
-  }
-
-  protected override onAfterShow(): void {
-    void this.watcher.refresh();
-    this.timer ??= setInterval(() => this.draw(), TICK);
-  }
-
-  protected override onAfterHide(): void {
-    clearInterval(this.timer);
-    this.timer = undefined;
-  }
-
-  private draw(): void {
-    this.view.fail(this.watcher.problem);
-    this.view.show(this.watcher.pools, Date.now() / 1000);
-  }
-}
 
 /** What the buttons do. */
 function deeds(app: JupyterFrontEnd, client: Client, watcher: Watcher) {
@@ -87,6 +48,8 @@ function deeds(app: JupyterFrontEnd, client: Client, watcher: Watcher) {
     restart: (pool: Pool) => void surely(pool, "restart"),
     attach: (pool: Pool) => void attempt(attach(app, nameOf(pool, watcher.pools))),
     down: (pool: Pool) => void surely(pool, "down"),
+    /** Without a question. */
+    end: (pool: Pool) => void attempt(act(pool, "down")),
   };
 }
 
@@ -134,21 +97,27 @@ const plugin: JupyterFrontEndPlugin<void> = {
   id: PLUGIN,
   description: "Lists the pools of all kernels, and ends those that nobody manages.",
   autoStart: true,
-  optional: [ICommandPalette, ILayoutRestorer, ISettingRegistry],
+  optional: [ICommandPalette, ILayoutRestorer, ISettingRegistry, IRunningSessionManagers],
   activate: (
     app: JupyterFrontEnd,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
     settings: ISettingRegistry | null,
+    managers: IRunningSessionManagers | null,
   ) => {
     const client = new ServerClient(app.serviceManager.serverSettings);
     const watcher = new Watcher(client, app.serviceManager.events?.stream ?? null, SECONDS);
-    const refresh = () => void watcher.refresh();
-    const panel = new Panel(watcher, new PoolsView(deeds(app, client, watcher)));
+    const actions = deeds(app, client, watcher);
+    const panel = new PoolsPanel(watcher, actions);
+    installIcons(document);
     install(document, "pools", style);
     app.shell.add(panel, "left", { rank: 350, type: "Sky Pools" });
-    restorer?.add(panel, ID);
-    addCommands(app, palette, panel, refresh);
+    restorer?.add(panel, panel.id);
+    const show = () => app.shell.activateById(panel.id);
+    managers?.add(poolsSection(watcher, { ...actions, show }));
+    addCommands(app, palette, show, () => void watcher.refresh());
+    addPoolCommands(app, palette, watcher, actions);
+    document.addEventListener(OPEN, (event) => openPicture(app, event as CustomEvent<Opened>));
     void settings?.load(PLUGIN).then((loaded) => {
       const follow = () => {
         watcher.seconds = loaded.composite.refresh as number;
@@ -159,12 +128,25 @@ const plugin: JupyterFrontEndPlugin<void> = {
   },
 };
 
-function addCommands(app: JupyterFrontEnd, palette: ICommandPalette | null, panel: Panel, refresh: () => void): void {
+/** Show a picture of a run in a tab of its own. */
+function openPicture(app: JupyterFrontEnd, event: CustomEvent<Opened>): void {
+  event.preventDefault();
+  const { kind, data, title } = event.detail;
+  const content = new Widget();
+  content.addClass("sky-opened");
+  content.node.append(picture(kind, data, title));
+  const tab = new MainAreaWidget({ content });
+  tab.title.label = title;
+  tab.title.icon = icon;
+  app.shell.add(tab, "main", { mode: "split-right" });
+}
+
+function addCommands(app: JupyterFrontEnd, palette: ICommandPalette | null, show: () => void, refresh: () => void): void {
   app.commands.addCommand("sky-jupyter:show-pools", {
     label: "Show Pools",
     caption: "Show the pools of all notebooks",
     describedBy: { args: { type: "object", properties: {} } },
-    execute: () => app.shell.activateById(panel.id),
+    execute: show,
   });
   app.commands.addCommand("sky-jupyter:refresh-pools", {
     label: "Refresh Pools",

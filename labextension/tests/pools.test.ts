@@ -2,7 +2,7 @@ import { beforeEach, expect, test, vi } from "vitest";
 
 import type { Client, Pool } from "../src/pools/client";
 import { logNode, plain } from "../src/pools/run-dialog";
-import { type ListActions, nameOf, PoolsView } from "../src/pools/view";
+import { candidates, type ListActions, nameOf, PoolsView } from "../src/pools/view";
 import { type Events, Watcher } from "../src/pools/watcher";
 
 const NOW = 1_800_000_000;
@@ -41,8 +41,8 @@ function offered(): string[] {
 }
 
 function words(): string {
-  const shown = [...view.node.querySelectorAll<HTMLElement>("h3, p, span")].filter((node) => !node.hidden);
-  return shown.map((node) => node.textContent).join("\n");
+  const shown = [...view.node.querySelectorAll<HTMLElement>("h3, p, span")].filter((node) => !node.hidden && !node.closest("button"));
+  return shown.map((node) => node.textContent).filter(Boolean).join("\n");
 }
 
 test("no pool is said in words", () => {
@@ -103,6 +103,22 @@ test("the focus stays where it is while the list changes around it", () => {
   expect([...view.node.querySelectorAll("h3")].map((node) => node.textContent)).toEqual(["one", "two"]);
   view.show([pool({ id: "one", name: "one" })], NOW);
   expect(document.activeElement).toBe(view.node);
+});
+
+test("two pools of one name are told apart by their ids", () => {
+  view.show([pool({ id: "one" }), pool({ id: "two" }), pool({ id: "three", name: "other" })], NOW);
+  const twins = [...view.node.querySelectorAll<HTMLElement>(".sky-pool-twin")].filter((node) => !node.hidden);
+  expect(twins.map((node) => node.textContent)).toEqual(["one", "two"]);
+});
+
+test("a command goes to the notebook's own pool, else to those that it can be done to, or to the one that is named", () => {
+  const [mine, other, lost] = [pool({ id: "mine" }), pool({ id: "other", manager: { who: "n", kernel: "k2", path: "o" } }), pool({ id: "lost", manager: null })];
+  const pools = [mine, other, lost];
+  expect(candidates(pools, "restart", "k")).toEqual([mine]);
+  expect(candidates(pools, "restart", "")).toEqual([mine, other]);
+  expect(candidates(pools, "attach", "k")).toEqual([lost]);
+  expect(candidates(pools, "down", "k", "other")).toEqual([other]);
+  expect(candidates(pools, "interrupt", "k")).toEqual([]);
 });
 
 test("a magic is given the id where two pools have one name", () => {

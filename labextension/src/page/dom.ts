@@ -8,19 +8,19 @@
 
 /** Elements that hold text, fields or other elements. None of them runs or loads anything. */
 type Tag =
-  | "button" | "details" | "div" | "form" | "h3" | "h4" | "i" | "input" | "label" | "li" | "ol" | "p" | "pre"
+  | "button" | "details" | "div" | "form" | "h2" | "h3" | "h4" | "i" | "input" | "label" | "li" | "ol" | "p" | "pre"
   | "progress" | "section" | "span" | "summary" | "table" | "tbody" | "td" | "textarea" | "th" | "thead" | "tr" | "ul";
-type Shape = "svg" | "polygon" | "polyline";
+type Shape = "svg" | "path" | "polygon" | "polyline";
 
 const SVG = "http://www.w3.org/2000/svg";
 // Attributes that say something and do nothing. JupyterLab runs commands of data-commandlinker-*, so data-* are named.
 const ATTRIBUTES = new RegExp(
-  "^(aria-[a-z]+|role|type|id|class|title|placeholder|scope|tabindex|max|points|viewBox|preserveAspectRatio" +
+  "^(aria-[a-z]+|role|type|id|class|title|placeholder|scope|tabindex|d|max|points|viewBox|preserveAspectRatio" +
     "|data-(column|dark|state|lm-suppress-shortcuts))$",
 );
 // What the colours of a terminal, the bars and the lines of a log need.
 const PROPERTIES = new Set([
-  ...["background-color", "color", "font-style", "font-weight", "height", "opacity", "text-decoration", "top", "width"],
+  ...["background-color", "color", "font-style", "font-weight", "height", "max-height", "opacity", "text-decoration", "top", "width"],
 ]);
 const VALUE = /^([a-z]+( line-through)?|line-through|#[0-9a-f]{3,6}|\d+(\.\d+)?(px|%)?|rgb\(\d+,\d+,\d+\)|var\(--sky-[a-z0-9-]+\))$/;
 // Nothing runs in such a frame, and it loads nothing but pictures and sounds.
@@ -78,7 +78,7 @@ export function paint(node: HTMLElement, looks: Iterable<readonly [string, strin
 }
 
 /** Put a style sheet of ours on a document or a shadow root, once. */
-export function install(root: Document | ShadowRoot, name: "pool" | "pools" | "run", css: string): void {
+export function install(root: Document | ShadowRoot, name: "icons" | "pool" | "pools" | "run", css: string): void {
   const home = "head" in root ? root.head : root;
   if (!home.querySelector(`style[data-sky="${name}"]`)) {
     const style = document.createElement("style");
@@ -97,6 +97,15 @@ export function picture(kind: "image/png" | "image/jpeg" | "image/gif" | "image/
   node.alt = alt;
   node.style.maxWidth = "100%";
   return node;
+}
+
+/** Open a picture in a tab of the browser. As an address of its own an SVG could run scripts: it stands in an `img` there. */
+export function openPicture(kind: Parameters<typeof picture>[0], data: string, title: string): void {
+  const tab = window.open("", "_blank");
+  if (tab) {
+    tab.document.title = title;
+    tab.document.body.append(tab.document.adoptNode(picture(kind, data, title)));
+  }
 }
 
 /** Make a frame for HTML in which nothing runs, as high as what it holds; `near` is where its text takes its colour from. */

@@ -1,5 +1,6 @@
 /** What can be done to a pool: its buttons, the question before what destroys state, and what came of it. */
 
+import { iconButton } from "../page/icons";
 import { button, make, mark, reason, say } from "./dom";
 import { isChanging, type PoolFacts } from "./model";
 import type { Reply } from "./schema";
@@ -46,10 +47,10 @@ export class PoolActions {
     private readonly soon: () => void,
   ) {
     this.buttons = {
-      interrupt: button("Interrupt", () => void this.send({ action: "interrupt" })),
-      restart: button("Restart", () => this.askRestart()),
-      resize: button("Add nodes", () => this.askResize()),
-      down: button("Shut down", () => this.askDown()),
+      interrupt: iconButton("stop", "Interrupt", () => void this.send({ action: "interrupt" })),
+      restart: iconButton("restart", "Restart", () => this.askRestart()),
+      resize: iconButton("add", "Add nodes", () => this.askResize()),
+      down: iconButton("down", "Shut down", () => this.askDown()),
     };
     this.bar.append(...Object.values(this.buttons));
     this.text.id = `sky-live-question-${++questions}`;

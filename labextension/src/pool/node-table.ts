@@ -1,6 +1,7 @@
 /** The table of a pool's nodes. Rows are changed in place, so that focus and selection stay. */
 
-import { button, fill, make, mark, say } from "./dom";
+import { iconButton } from "../page/icons";
+import { fill, make, mark, say } from "./dom";
 import type { NodeFacts, PoolFacts, PoolModel, Sample } from "./model";
 import { draw, sparkline } from "./sparkline";
 import { nodeState, ofBytes, percent, rankText, ranksText, whole } from "./status-texts";
@@ -54,12 +55,14 @@ export class NodesTable {
     while (this.rows.length > pool.nodes.length) {
       this.rows.pop()?.node.remove();
     }
+    const spans = spansOf(pool);
     pool.nodes.forEach((facts, index) => {
       if (!this.rows[index]) {
         this.rows[index] = new Row(this.remove);
         this.body.append(this.rows[index].node);
       }
       this.rows[index].show(facts, pool, model.samples.get(facts.node) ?? [], none, now);
+      this.rows[index].span(spans[index], none);
     });
   }
 }
@@ -90,7 +93,7 @@ class Row {
     this.cells.memory.append(this.memory.node);
     this.gpus = new GpuUses(this.cells.GPU);
     this.cells.ranks.append(this.ranks.node);
-    this.away = button("Remove", () => remove(this.number));
+    this.away = iconButton("remove", "Remove", () => remove(this.number));
     this.cells.remove.append(this.away);
   }
 
@@ -120,7 +123,34 @@ class Row {
     say(this.cells.up, node.uptime ? whole(node.uptime) : "");
     this.away.hidden = node.node === 0;
     mark(this.away, "aria-label", `Remove node ${node.node}`);
+    mark(this.away, "title", `Remove node ${node.node}`);
   }
+
+  /** Have what is told of the machine stand for so many rows. */
+  span(rows: number, none: Record<Column, boolean>): void {
+    for (const column of ["CPU", "memory"] as const) {
+      const cell = this.cells[column] as HTMLTableCellElement;
+      cell.hidden = none[column] || rows === 0;
+      if (rows && cell.rowSpan !== rows) {
+        cell.rowSpan = rows;
+      }
+    }
+  }
+}
+
+/** Of each node, of how many rows its machine's figures are: none where a node above has told them. */
+function spansOf(pool: PoolFacts): number[] {
+  const machine = (node: NodeFacts) => (pool.provider === "local" ? "here" : node.host || `node ${node.node}`);
+  const spans: number[] = [];
+  pool.nodes.forEach((node, index) => {
+    let first = index;
+    while (first > 0 && machine(pool.nodes[first - 1]) === machine(node) && pool.nodes[first - 1].cores === node.cores) {
+      first -= 1;
+    }
+    spans.push(first === index ? 1 : 0);
+    spans[first] += first === index ? 0 : 1;
+  });
+  return spans;
 }
 
 /** What is used of something: a line of the last minutes, and how much it is now. */

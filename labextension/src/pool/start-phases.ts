@@ -4,25 +4,34 @@ import { fill, make, mark, say } from "./dom";
 import { isChanging, type PartFacts, type PhaseFacts, type PoolFacts } from "./model";
 import { duration, phaseText, startText } from "./status-texts";
 
+// What takes longer than usual is not done by that.
+const MOST = 0.95;
+
 export class StartLog {
   readonly node = make("details", "sky-live-start");
   private readonly summary = make("summary");
   private readonly list = make("ol");
   private readonly phases: PhaseView[] = [];
+  private readonly bar = make("progress", "", { max: "1" });
+  private readonly text = make("span");
   private was = "";
 
   constructor() {
+    const line = make("span");
+    line.append(this.bar, this.text);
+    this.summary.append(line);
     this.node.append(this.summary, this.list);
   }
 
   show(pool: PoolFacts): void {
     this.node.hidden = !pool.phases.length;
-    say(this.summary, startText(pool));
+    say(this.text, startText(pool));
+    this.drawBar(pool.phases.find((one) => one.state === "on"));
     const now = isChanging(pool) ? "changing" : pool.phases.some((one) => one.state === "failed") ? "failed" : "done";
     if (now !== this.was) {
-      // By itself it opens for what one waits for; what a person has opened stays.
-      if (now !== "done" || this.was === "changing") {
-        this.node.open = now !== "done";
+      // A line says what goes on. By itself it unfolds for what has failed; what a person has opened stays until it is done.
+      if (now === "failed" || this.was === "changing") {
+        this.node.open = now === "failed";
       }
       this.was = now;
     }
@@ -36,6 +45,15 @@ export class StartLog {
       }
       this.phases[index].show(phase);
     });
+  }
+
+  /** How far the phase is that goes on, by how long it usually takes. */
+  private drawBar(phase: PhaseFacts | undefined): void {
+    this.bar.hidden = !phase?.usual;
+    if (phase?.usual) {
+      this.bar.value = Math.min(MOST, phase.elapsed / phase.usual);
+      mark(this.bar, "aria-label", `${phase.phase}, by its usual time`);
+    }
   }
 }
 

@@ -85,7 +85,8 @@ export class PoolPanel {
     if (known.gone) {
       this.deeds.over();
     }
-    this.nodes.node.hidden = false;
+    // What each node is at while the pool starts stands with the phases.
+    this.nodes.node.hidden = pool.state === "starting" && pool.phases.length > 0;
     this.nodes.show(model, live, known.at);
     this.start.show(pool);
   }

@@ -2,6 +2,7 @@
 import { count, duration } from "../format";
 import { costText } from "../page/cost";
 import { make, mark, say } from "../page/dom";
+import { type IconName, iconButton } from "../page/icons";
 import type { Pool } from "./client";
 
 /** What a person may ask for. */
@@ -28,6 +29,37 @@ export function nameOf(pool: Pool, pools: Pool[]): string {
   return pools.some((other) => other.name === pool.name && other.id !== pool.id) ? pool.id : pool.name;
 }
 
+/** What a person may ask for of a pool as it is. */
+export function offered(pool: Pool): Record<keyof ListActions, boolean> {
+  const [lost, ours] = [isLost(pool), Boolean(pool.manager?.kernel)];
+  const runs = ours && pool.running.length > 0;
+  return {
+    open: Boolean(pool.manager?.path),
+    logs: ours || (lost && pool.provider === "local" && pool.here),
+    where: runs,
+    interrupt: runs,
+    restart: ours,
+    attach: lost && pool.here,
+    down: (ours || lost) && pool.here,
+  };
+}
+
+/** The pools that an action may be meant for: the one that is named, else the kernel's own, else all that it can be done to. */
+export function candidates(pools: Pool[], deed: keyof ListActions, kernel: string, named = ""): Pool[] {
+  const can = pools.filter((pool) => offered(pool)[deed]);
+  if (named) {
+    return can.filter((pool) => pool.id === named || pool.name === named);
+  }
+  const own = can.filter((pool) => kernel && pool.manager?.kernel === kernel);
+  return own.length ? own : can;
+}
+
+/** What a pool is and how long it has been there, in a line. */
+export function factsOf(pool: Pool, now: number): string {
+  const cost = pool.cost === null ? "" : ` · ${costText(pool.cost, now - pool.cost.at)}`;
+  return `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`;
+}
+
 export class PoolsView {
   readonly node = make("section", "sky-pools");
   private readonly rows = new Map<string, Row>();
@@ -36,9 +68,14 @@ export class PoolsView {
   private readonly problem = make("p", "sky-pools-problem");
   private readonly told = make("p", "sky-pools-told");
 
-  constructor(private readonly deeds: ListActions) {
-    mark(this.node, "aria-label", "Pools");
-    mark(this.list, "aria-label", "Pools");
+  /** `name` is what these pools are called, `none` what is said where there are none. */
+  constructor(
+    private readonly deeds: ListActions,
+    name = "Pools",
+    private readonly none = NONE,
+  ) {
+    mark(this.node, "aria-label", name);
+    mark(this.list, "aria-label", name);
     mark(this.problem, "role", "alert");
     // Read out when it changes, seen by nobody.
     mark(this.told, "role", "status");
@@ -47,8 +84,8 @@ export class PoolsView {
     this.fail("");
   }
 
-  /** Show these pools as they are at `now`, in seconds since 1970. */
-  show(pools: Pool[], now: number): void {
+  /** Show these of all pools, as they are at `now`, in seconds since 1970. */
+  show(pools: Pool[], now: number, all = pools): void {
     const ids = new Set(pools.map((pool) => pool.id));
     for (const [id, row] of this.rows) {
       if (!ids.has(id)) {
@@ -59,12 +96,12 @@ export class PoolsView {
     pools.forEach((pool, place) => {
       const row = this.rows.get(pool.id) ?? new Row(this.deeds);
       this.rows.set(pool.id, row);
-      row.show(pool, now);
+      row.show(pool, now, nameOf(pool, all) === pool.id);
       if (this.list.children[place] !== row.node) {
         this.list.insertBefore(row.node, this.list.children[place] ?? null);
       }
     });
-    this.empty.textContent = pools.length ? "" : NONE;
+    this.empty.textContent = pools.length ? "" : all.length && this.none === NONE ? "No notebook or program uses a pool." : this.none;
     this.empty.hidden = pools.length > 0;
     this.list.hidden = pools.length === 0;
     const lost = pools.filter(isLost).length;
@@ -95,6 +132,7 @@ class Row {
   readonly node = make("li", "sky-pool");
   private readonly name = make("h3", "sky-pool-name");
   private readonly state = make("span", "sky-pool-state");
+  private readonly twin = make("span", "sky-pool-twin");
   private readonly facts = make("p", "sky-pool-facts");
   private readonly manager = make("p", "sky-pool-manager");
   private readonly runs = make("p", "sky-pool-runs");
@@ -103,56 +141,47 @@ class Row {
   private pool!: Pool;
 
   constructor(deeds: ListActions) {
-    const button = (deed: keyof ListActions, text: string) => {
-      const made = make("button", "sky-pool-deed");
-      made.type = "button";
-      made.textContent = text;
-      made.addEventListener("click", () => deeds[deed](this.pool));
+    const button = (deed: keyof ListActions, icon: IconName, text: string) => {
+      const made = iconButton(icon, text, () => deeds[deed](this.pool));
+      made.classList.add("sky-pool-deed");
       return made;
     };
     this.buttons = {
-      open: button("open", "Open notebook"),
-      logs: button("logs", "Logs"),
-      where: button("where", "Where"),
-      interrupt: button("interrupt", "Interrupt"),
-      restart: button("restart", "Restart"),
-      attach: button("attach", "Attach here"),
-      down: button("down", "Shut down"),
+      open: button("open", "open", "Open notebook"),
+      logs: button("logs", "logs", "Logs"),
+      where: button("where", "where", "Where"),
+      interrupt: button("interrupt", "stop", "Interrupt"),
+      restart: button("restart", "restart", "Restart"),
+      attach: button("attach", "link", "Attach here"),
+      down: button("down", "down", "Shut down"),
     };
     this.buttons.down.classList.add("sky-pool-ends");
     const head = make("div", "sky-pool-head");
-    head.append(this.name, this.state);
     mark(this.bar, "role", "group");
     this.bar.append(...Object.values(this.buttons));
-    this.node.append(head, this.facts, this.manager, this.runs, this.bar);
+    head.append(make("span", "sky-pool-dot", { "aria-hidden": "true" }), this.name, this.twin, this.state, this.bar);
+    this.node.append(head, this.facts, this.manager, this.runs);
   }
 
-  show(pool: Pool, now: number): void {
+  /** `twin` says that another pool has the same name. */
+  show(pool: Pool, now: number, twin: boolean): void {
     this.pool = pool;
     const lost = isLost(pool);
     this.node.dataset.pool = pool.id;
-    this.node.dataset.state = lost ? "lost" : pool.state;
+    this.node.dataset.state = lost ? "lost" : pool.running.length ? "running" : pool.state;
     say(this.name, pool.name);
+    say(this.twin, twin ? pool.id : "");
+    this.twin.hidden = !twin;
     say(this.state, pool.running.length ? "running" : pool.state);
-    const cost = pool.cost === null ? "" : ` · ${costText(pool.cost, now - pool.cost.at)}`;
-    say(this.facts, `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`);
+    say(this.facts, factsOf(pool, now));
     say(this.manager, lost ? NOBODY : `Managed by ${pool.manager?.path || pool.manager?.who}`);
     say(this.runs, pool.running.map((run) => `${run.title || "a cell"} · ${duration(now - run.began)}`).join("\n"));
     this.runs.hidden = !pool.running.length;
-    this.offer(pool, lost);
+    this.offer(pool);
   }
 
-  private offer(pool: Pool, lost: boolean): void {
-    const ours = Boolean(pool.manager?.kernel);
-    const shown: Record<keyof ListActions, boolean> = {
-      open: Boolean(pool.manager?.path),
-      logs: ours || (lost && pool.provider === "local" && pool.here),
-      where: ours && pool.running.length > 0,
-      interrupt: ours && pool.running.length > 0,
-      restart: ours,
-      attach: lost && pool.here,
-      down: (ours || lost) && pool.here,
-    };
+  private offer(pool: Pool): void {
+    const shown = offered(pool);
     mark(this.bar, "aria-label", `Pool ${pool.name}`);
     for (const [deed, button] of Object.entries(this.buttons) as [keyof ListActions, HTMLButtonElement][]) {
       // Of several buttons with the same words, each says whose it is.

@@ -33,7 +33,8 @@ export class AllLog {
 
   constructor(private readonly window = WINDOW) {}
 
-  addLine(rank: number, text: string): void {
+  /** `time` is when it came, where it comes now. */
+  addLine(rank: number, text: string, time?: number): void {
     const known = this.numbers.find(rank, text);
     if (known >= 0) {
       (this.partOf(known) as FoldedLines | undefined)?.join(rank, known);
@@ -45,7 +46,7 @@ export class AllLog {
       part = new FoldedLines(at);
       this.parts.push(part);
     }
-    part.add(rank, text);
+    part.add(rank, text, time);
     if (++this.lines > 2 * this.window) {
       this.trim();
     }
@@ -86,7 +87,7 @@ export class AllLog {
         part
           .ranks(index)
           .filter((one) => one !== rank)
-          .forEach((one) => rest.addLine(one, part.text(index)));
+          .forEach((one) => rest.addLine(one, part.text(index), part.time(index)));
       }
     }
     return rest;

@@ -12,6 +12,12 @@ export interface Line {
   /** Whose it is; empty where that needs no saying. */
   label: string;
   text: string;
+  /** When the page heard it, in seconds since 1970, where it did. */
+  time?: number | undefined;
+  /** That time as it is shown beside the line. */
+  stamp?: string | undefined;
+  /** It is the one that was looked for. */
+  marked?: boolean;
 }
 
 /** Lines to be shown: `first` is the number of the first one, as lines go from the beginning. */
@@ -55,7 +61,7 @@ export function blocksOfAll(log: AllLog, open: Line[], filter: string): Block[] 
       items.push(...part.apart);
     } else {
       endItems();
-      const line = (index: number) => ({ label: part.label(index), text: part.text(index) });
+      const line = (index: number) => ({ label: part.label(index), text: part.text(index), time: part.time(index) });
       blocks.push({ key: part.key, lines: linesOf(part.first, part.length, line, filter) });
     }
   }
@@ -105,7 +111,7 @@ function blockOf(part: Transcript | Shown, filter: string, start = 0): Block {
     return { key: part, shown: part };
   }
   const from = Math.max(0, start);
-  const line = (index: number) => ({ label: "", text: part.line(from + index) });
+  const line = (index: number) => ({ label: "", text: part.line(from + index), time: part.time(from + index) });
   return { key: part.key, lines: linesOf(part.dropped + from, part.length - from, line, filter) };
 }
 

@@ -1,5 +1,7 @@
 /** Saying once what several ranks have in common. */
 
+import { LineTimes } from "./line-times";
+
 /** "0-3, 5". */
 export function rankNumbers(ranks: Iterable<number>): string {
   const sorted = [...new Set(ranks)].sort((a, b) => a - b);
@@ -105,6 +107,7 @@ export class FoldedLines {
   constructor(
     public first = 0,
     readonly key: object = {},
+    private readonly times = new LineTimes(),
   ) {}
 
   get length(): number {
@@ -126,7 +129,16 @@ export class FoldedLines {
     return typeof who === "number" ? String(who) : rankNumbers(who);
   }
 
-  add(rank: number, text: string): void {
+  /** When a line came; undefined of one that was there before the page. */
+  time(index: number): number | undefined {
+    return this.times.of(this.first + index);
+  }
+
+  /** `time` is when it came, where it comes now. */
+  add(rank: number, text: string, time?: number): void {
+    if (time !== undefined) {
+      this.times.note(this.first + this.length, time);
+    }
     this.texts.push(text);
     this.speakers.push(rank);
   }
@@ -151,7 +163,7 @@ export class FoldedLines {
 
   /** As it is now; what comes later is not in it. */
   still(): FoldedLines {
-    const copy = new FoldedLines(this.first, this.key);
+    const copy = new FoldedLines(this.first, this.key, this.times);
     copy.texts = this.texts.slice();
     copy.speakers = this.speakers.map((who) => (typeof who === "number" ? who : who.slice()));
     return copy;

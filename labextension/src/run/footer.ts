@@ -5,6 +5,7 @@ import { write } from "./coloured-text";
 import { make } from "./dom";
 import { fold, rankLabel } from "./folding";
 import type { Host } from "./display-context";
+import { arrange, ItemBox } from "./item-box";
 import type { Shown } from "./rank-output";
 import type { Rank, RunModel } from "./model";
 import { ALL } from "./viewport";
@@ -16,6 +17,16 @@ export class Footer {
   /** Draw it anew the next time. */
   reset(): void {
     this.key = "";
+  }
+
+  /** Unfold what a rank raised and bring it into sight; false where none has. */
+  showError(): boolean {
+    const trouble = this.node.querySelector<HTMLElement>(".sky-trouble");
+    if (trouble instanceof HTMLDetailsElement) {
+      trouble.open = true;
+    }
+    trouble?.scrollIntoView({ block: "nearest" });
+    return trouble !== null;
   }
 
   draw(model: RunModel, host: Host, tab: number): void {
@@ -43,15 +54,14 @@ export class Footer {
       this.node.append(model.finished ? raised(who, text) : trouble(who, text));
     }
     const results = ranks.filter((rank) => rank.result).map((rank) => [rank.rank, rank.result] as [number, Shown]);
+    const outs = make("div", "sky-outs");
+    this.node.append(outs);
     for (const [of, shown] of fold(results, (one) => JSON.stringify(one.item))) {
-      const node = make("div", "sky-item");
-      const who = make("div", "sky-who");
-      who.textContent = several && tab === ALL ? `Out, ${rankLabel(of)}` : "Out";
-      const place = make("div");
-      node.append(who, place);
-      this.node.append(node);
-      host.draw(shown.item, place);
+      const box = new ItemBox();
+      outs.append(box.node);
+      box.draw(shown, several && tab === ALL ? `Out, ${rankLabel(of)}` : "Out", host);
     }
+    arrange(outs, outs.querySelectorAll(".sky-picture").length);
     for (const text of [...model.notices, host.note ?? "", quiet(model, ranks)].filter(Boolean)) {
       const node = make("div", "sky-aside");
       node.textContent = text;

@@ -1,5 +1,6 @@
 /** The run view's header: how the run fares, and the buttons of what can be done. */
 
+import { type IconName, iconButton, rename } from "../page/icons";
 import { make, mark, say } from "./dom";
 import { rankLabel } from "./folding";
 import type { Host } from "./display-context";
@@ -26,7 +27,6 @@ export class Header {
   private tick = "";
 
   constructor() {
-    this.tools.append(this.search);
     this.node.append(this.dot, this.title, this.facts, this.tools);
   }
 
@@ -35,32 +35,41 @@ export class Header {
     this.node.insertBefore(node, this.tools);
   }
 
-  /** Put a button after those that are there, before the filter. */
-  add(name: string, label: string, act: () => void): HTMLButtonElement {
-    const button = make("button", "", { type: "button" });
-    button.textContent = label;
-    button.addEventListener("click", act);
+  /** Put a button after those that are there. What may go or grow comes first: what is right of it keeps its place. */
+  add(name: string, icon: IconName, label: string, act: () => void): HTMLButtonElement {
+    const button = iconButton(icon, label, act);
     this.buttons[name] = button;
-    this.tools.insertBefore(button, this.search);
+    this.tools.append(button);
     return button;
   }
 
-  /** `long` says whether there are more lines than are in sight, `fresh` how many came since they are held. */
-  draw(model: RunModel, host: Host, following: boolean, fresh: number, long: () => boolean): void {
+  /** Put the filter behind the buttons that are there. */
+  addFilter(): void {
+    this.tools.append(this.search);
+  }
+
+  /** `large` says whether there is more of the lines than is in sight, `fresh` how many came since they are held. */
+  draw(model: RunModel, host: Host, following: boolean, fresh: number, large: () => boolean): void {
     if (this.dot.dataset.state !== model.state) {
       this.dot.dataset.state = model.state;
     }
-    say(this.title, model.title);
+    // The name alone says nothing.
+    say(this.title, model.title === "sky" ? "" : model.title);
     this.drawFacts(model);
     const live = !model.finished;
     mark(this.node, "data-state", live ? "running" : "over");
-    const { interrupt, where, follow, download } = this.buttons;
+    const { interrupt, where, follow, download, error, wrap, times } = this.buttons;
     interrupt.hidden = !live || !host.interrupt;
     where.hidden = !live || !host.where;
     follow.hidden = !live && (following || fresh === 0);
-    say(follow, following ? "Pause" : fresh > 0 ? `Follow (${fresh.toLocaleString("en")} new)` : "Follow");
-    follow.title = following ? "Keep the lines still" : "Show the newest lines as they come";
-    this.search.hidden = download.hidden = !live && this.search.value === "" && !long();
+    const words = following ? "Pause" : fresh > 0 ? `Follow (${fresh.toLocaleString("en")} new)` : "Follow";
+    const tip = following ? "Pause: keep the lines still" : "Follow: show the newest lines as they come";
+    rename(follow, words, tip, following ? "pause" : "follow");
+    follow.classList.toggle("sky-told", !following && fresh > 0);
+    const small = !live && this.search.value === "" && !large();
+    for (const tool of [this.search, download, error, wrap, times]) {
+      tool.hidden = small;
+    }
   }
 
   private drawFacts(model: RunModel): void {

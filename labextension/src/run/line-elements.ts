@@ -11,6 +11,7 @@ class Row {
   private readonly words = document.createTextNode("");
   private stderr = false;
   private who: HTMLElement | undefined;
+  private time: HTMLElement | undefined;
   private coloured: HTMLElement | undefined;
 
   constructor() {
@@ -20,6 +21,12 @@ class Row {
   show(line: Line): void {
     if (line.label !== this.line.label) {
       this.name(line.label);
+    }
+    if (line.stamp !== this.line.stamp) {
+      this.stamp(line.stamp);
+    }
+    if (line.marked !== this.line.marked) {
+      this.node.classList.toggle("sky-found", line.marked === true);
     }
     if (line.text !== this.line.text) {
       this.write(line.text);
@@ -36,9 +43,22 @@ class Row {
     }
     if (!this.who) {
       this.who = make("span", "sky-label");
-      this.node.prepend(this.who);
+      this.node.insertBefore(this.who, this.words);
     }
     this.who.textContent = label;
+  }
+
+  private stamp(time: string | undefined): void {
+    if (time === undefined) {
+      this.time?.remove();
+      this.time = undefined;
+      return;
+    }
+    if (!this.time) {
+      this.time = make("span", "sky-time");
+      this.node.prepend(this.time);
+    }
+    this.time.textContent = time;
   }
 
   private mark(stderr: boolean): void {

@@ -209,12 +209,12 @@ export class RunModel {
     }
   }
 
-  private addToAll(rank: number, entry: string | Shown): void {
+  private addToAll(rank: number, entry: string | Shown, time?: number): void {
     if (this.ranks.length < 2) {
       return;
     }
     if (typeof entry === "string") {
-      this.all.addLine(rank, entry);
+      this.all.addLine(rank, entry, time);
     } else {
       this.all.addItem(entry);
     }
@@ -285,10 +285,12 @@ export class RunModel {
       this.all = this.all.without(rank.rank);
     }
     if (entry[0] === "s") {
-      rank.log.feed(entry[2], text, entry[4], entry[5], (line) => {
+      const time = Date.now() / 1000;
+      const onLine = (line: string) => {
         rank.noteLine(line);
-        this.addToAll(rank.rank, line);
-      });
+        this.addToAll(rank.rank, line, time);
+      };
+      rank.log.feed(entry[2], text, entry[4], entry[5], onLine, time);
     } else if (entry[0] === "d") {
       const item = { data: entry[3], metadata: entry[4] };
       rank.noteItem(item);

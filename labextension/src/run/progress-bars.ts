@@ -1,5 +1,6 @@
 /** Progress bars of the ranks: one each, or one of the slowest alone. */
 
+import { rename } from "../page/icons";
 import { make, mark, say, store, stored } from "./dom";
 import type { RunModel } from "./model";
 import { fraction, Progress, slowest } from "./parse-progress";
@@ -30,8 +31,10 @@ export class Bars {
         found.push([rank.rank, progress]);
       }
     }
-    say(button, TOLD[this.mode]);
-    button.hidden = !several || !found.length;
+    rename(button, TOLD[this.mode], `Progress bars. ${TOLD[this.mode]}`);
+    // While a run goes on it is there, so that nothing moves when a bar comes.
+    button.hidden = !several || model.finished;
+    button.disabled = !found.length;
     const here = found.filter(([rank]) => tab === ALL || tab === rank);
     const last = slowest(here);
     const shown = this.mode === "off" || !last ? [] : this.mode === "slowest" && several ? [last] : here;

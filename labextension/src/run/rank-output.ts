@@ -101,7 +101,8 @@ export class RankLog {
     return this.parts.reduce((sum, part) => sum + (part instanceof Transcript ? part.dropped : 0), this.dropped);
   }
 
-  feed(stream: number, text: string, skipped: number, seq: number, onLine?: (line: string) => void): void {
+  /** `time` is when it came, where it comes now. */
+  feed(stream: number, text: string, skipped: number, seq: number, onLine?: (line: string) => void, time?: number): void {
     this.cleared();
     if (skipped > 0) {
       // The window has no holes: what is before one is read from the journal again.
@@ -131,6 +132,9 @@ export class RankLog {
       }
     }
     const before = part.dropped;
+    if (time !== undefined) {
+      part.noteTime(time);
+    }
     part.feed(rest, onLine, stream === 1);
     if (this.parts.length > 1 && (part.dropped > before || this.lineCount > 2 * this.window)) {
       this.closeHole(part);

@@ -1,34 +1,43 @@
 /** The part of the view that scrolls: of each stretch of lines, those that are in sight are on the page. */
 
+import { dress, type DressedLines } from "./dressed-lines";
 import type { Block } from "./filtered-lines";
-import { make, paint, say } from "./dom";
+import { make, paint } from "./dom";
 import { rankLabel } from "./folding";
+import { Grip } from "./grip";
 import type { Host } from "./display-context";
+import { arrange, ItemBox, pictureOf } from "./item-box";
 import { Rows } from "./line-elements";
 
 const LINE = 18;
 const OVERSCAN = 10;
 // As the style has it: where the newest lines are followed, nothing has to be measured.
 const HEIGHT = 420;
+const HEIGHT_OF_PICTURES = 640;
 const END = 1e8;
+
+/** How lines are shown. */
+export interface Look {
+  wrap: boolean;
+  times: boolean;
+}
 
 /** A block on the page. */
 class Drawn {
   readonly node: HTMLElement;
-  private readonly who = make("div", "sky-who");
-  private readonly place = make("div");
   private readonly rows: Rows | undefined;
+  private readonly box: ItemBox | undefined;
   private first = -1;
   private count = -1;
-  private version = -1;
 
   constructor(block: Block) {
-    this.node = make("div", block.lines ? "sky-text" : "sky-item");
     if (block.lines) {
       this.rows = new Rows();
+      this.node = make("div", "sky-text");
       this.node.append(this.rows.node);
     } else {
-      this.node.append(...(block.ranks ? [this.who] : []), this.place);
+      this.box = new ItemBox();
+      this.node = this.box.node;
     }
   }
 
@@ -43,11 +52,7 @@ class Drawn {
         paint(this.node, [["height", `${lines.count * LINE}px`]]);
       }
     } else if (shown) {
-      say(this.who, ranks ? rankLabel(ranks) : "");
-      if (this.version !== shown.version) {
-        this.version = shown.version;
-        host.draw(shown.item, this.place);
-      }
+      this.box?.draw(shown, ranks ? rankLabel(ranks) : "", host);
     }
     return gone;
   }
@@ -66,26 +71,39 @@ export class ScrollPane {
   following = true;
   private readonly body = make("div", "sky-body");
   private drawn = new Map<object, Drawn>();
+  /** As wide as ten letters. */
+  private readonly ruler = make("span");
   private lastTop = 0;
+  private wrapped = false;
+  private blocks: Block[] = [];
+  /** The line that was looked for. */
+  private marked: { key: object; line: number } | undefined;
+  /** By it a person changes the height. */
+  readonly grip = new Grip(this.node, () => this.drawSight(this.blocks));
 
   /** `above` scrolls with the lines; `scrolled` is told when a person has, and whether up to the top. */
   constructor(
     above: HTMLElement,
     private readonly scrolled: (toTop: boolean) => void,
   ) {
-    this.node.append(above, this.body);
+    const probe = make("div", "sky-probe", { "aria-hidden": "true" });
+    this.ruler.textContent = "0".repeat(10);
+    probe.append(this.ruler);
+    this.node.append(above, this.body, probe);
     this.node.addEventListener("scroll", () => this.onScroll());
   }
 
   /** Nothing that was drawn is of what comes next. */
   reset(): void {
+    this.marked = undefined;
     // It stays in sight until that is drawn: nothing jumps.
     this.drawn.clear();
   }
 
-  /** Whether there are more lines than are in sight. */
-  get long(): boolean {
-    return this.node.scrollHeight > this.node.clientHeight + 4;
+  /** Whether there is more of the lines than is in sight. */
+  get large(): boolean {
+    const { scrollHeight, clientHeight, scrollWidth, clientWidth } = this.node;
+    return scrollHeight > clientHeight + 4 || scrollWidth > clientWidth + 4 || this.wrapped;
   }
 
   /** How far the end is below what is in sight. */
@@ -97,7 +115,11 @@ export class ScrollPane {
     this.node.scrollTop = this.node.scrollHeight - pixels;
   }
 
-  draw(blocks: Block[], host: Host): void {
+  draw(found: Block[], host: Host, look: Look = { wrap: false, times: false }): void {
+    const blocks = this.dress(found, look);
+    const pictures = blocks.filter(({ shown }) => shown && pictureOf(shown.item)).length;
+    this.node.classList.toggle("sky-rich", pictures > 0);
+    arrange(this.body, pictures);
     const gone = this.place(blocks, host);
     if (this.following) {
       this.drawEnd(blocks);
@@ -111,6 +133,31 @@ export class ScrollPane {
       this.drawSight(blocks);
     }
     this.lastTop = this.node.scrollTop;
+    this.grip.draw(this.node.scrollHeight > this.node.clientHeight + 4);
+  }
+
+  /** Scroll to a line, and mark it. */
+  show(key: object, line: number): void {
+    this.marked = { key, line };
+    const block = this.blocks.find((one) => one.key === key);
+    const node = this.drawn.get(key)?.node;
+    if (block && node) {
+      const row = (block.lines as DressedLines | undefined)?.row(line) ?? 0;
+      const top = node.offsetTop - this.node.offsetTop + row * LINE;
+      this.node.scrollTop = Math.max(0, top - this.node.clientHeight / 3);
+      this.lastTop = this.node.scrollTop;
+    }
+  }
+
+  private dress(blocks: Block[], { wrap, times }: Look): Block[] {
+    const letter = wrap ? this.ruler.getBoundingClientRect().width / 10 : 0;
+    const columns = letter ? Math.floor((this.body.clientWidth - 4) / letter) : 0;
+    this.wrapped = columns > 0 && wrap;
+    this.blocks = blocks.map((block) => {
+      const marked = this.marked?.key === block.key ? this.marked.line : -1;
+      return block.lines ? { ...block, lines: dress(block.lines, { columns, times, marked }) } : block;
+    });
+    return this.blocks;
   }
 
   /** Put the blocks' nodes in order; how many lines went at the top. */
@@ -139,7 +186,8 @@ export class ScrollPane {
 
   /** The last lines, without looking at the page. */
   private drawEnd(blocks: Block[]): void {
-    let left = HEIGHT + 2 * LINE;
+    const usual = this.node.classList.contains("sky-rich") ? HEIGHT_OF_PICTURES : HEIGHT;
+    let left = (this.grip.height ?? usual) + 2 * LINE;
     for (const block of [...blocks].reverse()) {
       const count = block.lines?.count ?? 1;
       this.drawn.get(block.key)?.draw(block, left > 0 ? count - Math.ceil(left / LINE) : count, count);

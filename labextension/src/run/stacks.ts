@@ -7,7 +7,7 @@ export class Stacks {
   readonly node = make("div", "sky-where", { role: "group", "aria-label": "Where each rank is", tabindex: "0" });
 
   /** `button` opens and closes it. */
-  constructor(private readonly button: HTMLButtonElement) {
+  constructor(readonly button: HTMLButtonElement) {
     this.close();
   }
 

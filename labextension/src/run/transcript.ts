@@ -1,6 +1,7 @@
 /** The text of one rank as a terminal would have it: lines that can still change, the last of them kept. As display/model/transcript.py. */
 
 import * as ansi from "./ansi";
+import { LineTimes } from "./line-times";
 
 type Cell = [ansi.Style, string];
 type Row = string | Cell[];
@@ -27,13 +28,14 @@ export class Transcript {
     readonly maxLines = 5000,
     dropped = 0,
     readonly key: object = {},
+    private readonly times = new LineTimes(),
   ) {
     this.dropped = dropped;
   }
 
   /** Its lines as they are now, for reading. */
   still(): Transcript {
-    const copy = new Transcript(this.maxLines, this.dropped, this.key);
+    const copy = new Transcript(this.maxLines, this.dropped, this.key, this.times);
     copy.rows = this.rows.map(text);
     copy.row = copy.rows.length - 1;
     return copy;
@@ -56,6 +58,16 @@ export class Transcript {
 
   line(index: number): string {
     return text(this.rows[index]);
+  }
+
+  /** When a line came; undefined of one that was there before the page. */
+  time(index: number): number | undefined {
+    return this.times.of(this.dropped + index);
+  }
+
+  /** Lines that begin from now on came at `seconds` since 1970. */
+  noteTime(seconds: number): void {
+    this.times.note(this.dropped + this.length, seconds);
   }
 
   lines(): string[] {

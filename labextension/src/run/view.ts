@@ -1,9 +1,10 @@
 /** The run view: puts its parts together, and draws what is new once a frame. */
 
 import { save } from "../page/dom";
+import { rename } from "../page/icons";
 import { Badge } from "./badge";
 import { Bars } from "./progress-bars";
-import { textOf } from "./filtered-lines";
+import { type Block, textOf } from "./filtered-lines";
 import { make, mark, reason, say } from "./dom";
 import { Scrollback } from "./scrollback";
 import { Footer } from "./footer";
@@ -12,6 +13,8 @@ import type { Host } from "./display-context";
 import { RunModel } from "./model";
 import { ScrollPane } from "./scroll-pane";
 import { copy, logs } from "./export-text";
+import { firstError } from "./first-error";
+import { Toggle } from "./toggle";
 import { Viewport } from "./viewport";
 import { install, isDark } from "./style";
 import { Tabs } from "./tabs";
@@ -47,9 +50,13 @@ export class RunView {
   private readonly where: Stacks;
   private readonly barsButton: HTMLButtonElement;
   private readonly copyButton: HTMLButtonElement;
+  private readonly wrap: Toggle;
+  private readonly times: Toggle;
   private copied: ReturnType<typeof setTimeout> | undefined;
   private readonly earlier = new Scrollback();
   private readonly foot = new Footer();
+  private width: ResizeObserver | undefined;
+  private wide = 0;
   private readonly pane = new ScrollPane(this.earlier.node, (toTop) => this.onScroll(toTop));
   private readonly panel = make("div", "sky-panel");
   private readonly tabs = new Tabs(`sky-run-${++views}`, this.panel, (tab) => this.choose(tab));
@@ -61,22 +68,28 @@ export class RunView {
   ) {
     this.sight = new Viewport(model);
     const head = this.head;
-    head.add("interrupt", "Interrupt", () => void this.interrupt());
-    this.where = new Stacks(head.add("where", "Where", () => void this.toggleWhere()));
-    head.add("follow", "Pause", () => this.follow(!this.following));
-    this.barsButton = head.add("bars", "", () => {
+    head.add("follow", "pause", "Pause", () => this.follow(!this.following));
+    this.barsButton = head.add("bars", "bars", "", () => {
       this.bars.change();
       this.now();
     });
-    this.barsButton.title = "Which progress bars are shown";
-    this.copyButton = head.add("copy", "Copy", () => void this.copy());
-    head.add("download", "Download", () => void this.download());
+    head.add("interrupt", "stop", "Interrupt", () => void this.interrupt());
+    this.where = new Stacks(head.add("where", "where", "Where", () => void this.toggleWhere()));
+    rename(this.where.button, "Where", "Where each rank is");
+    head.addFilter();
+    const error = head.add("error", "error", "First error", () => this.toFirstError());
+    rename(error, "First error", "Jump to the first error");
+    this.wrap = new Toggle(head.add("wrap", "wrap", "Wrap", () => this.turn(this.wrap)), "Wrap", "Wrap long lines");
+    const times = head.add("times", "times", "Times", () => this.turn(this.times));
+    this.times = new Toggle(times, "Times", "When this page heard each line");
+    head.add("download", "download", "Download", () => void this.download());
+    this.copyButton = head.add("copy", "copy", "Copy", () => void this.copy());
     head.search.addEventListener("input", () => {
       this.sight.filter = head.search.value.toLowerCase();
       this.now();
     });
     this.earlier.node.addEventListener("click", () => void this.loadEarlier());
-    this.panel.append(this.pane.node, this.foot.node);
+    this.panel.append(this.pane.node, this.pane.grip.node, this.foot.node);
     head.badge(this.badge.node);
     this.node.append(head.node, this.badge.place, this.tabs.node, this.bars.node, this.where.node, this.panel, this.live);
     // What is typed here is not for the notebook.
@@ -98,10 +111,19 @@ export class RunView {
         this.update();
       }
     }, 1000);
+    // Where lines are wrapped depends on it.
+    this.width ??= new ResizeObserver(([{ contentRect }]) => {
+      if (contentRect.width !== this.wide) {
+        this.wide = contentRect.width;
+        this.update();
+      }
+    });
+    this.width.observe(this.node);
     this.update();
   }
 
   detach(): void {
+    this.width?.disconnect();
     this.badge.detach();
     clearInterval(this.timer);
     clearTimeout(this.waiting);
@@ -171,7 +193,11 @@ export class RunView {
 
   /** The text of the chosen tab, as far as the page has it. */
   text(): string {
-    return textOf(this.sight.blocks(this.earlier.of(this.sight.log)));
+    return textOf(this.blocks());
+  }
+
+  private blocks(): Block[] {
+    return this.sight.blocks(this.earlier.of(this.sight.log));
   }
 
   // Drawing
@@ -204,7 +230,7 @@ export class RunView {
     this.bars.draw(model, tab, this.barsButton);
     this.earlier.draw(this.sight, this.host, model.run !== "");
     this.foot.draw(model, this.host, tab);
-    this.pane.draw(this.sight.blocks(this.earlier.of(this.sight.log)), this.host);
+    this.pane.draw(this.blocks(), this.host, { wrap: this.wrap.on, times: this.times.on });
   }
 
   private drawHead(): void {
@@ -214,7 +240,7 @@ export class RunView {
       mark(this.node, "aria-label", `Run on ${model.title}`);
     }
     this.badge.draw(model.pool, this.host.pool !== undefined);
-    this.head.draw(model, this.host, this.following, this.sight.fresh, () => this.pane.long);
+    this.head.draw(model, this.host, this.following, this.sight.fresh, () => this.pane.large);
     const words = status(model);
     const told = model.finished || words.length > 1 ? words.join(", ") : "";
     if (told !== this.troubles) {
@@ -232,6 +258,25 @@ export class RunView {
   private follow(on: boolean): void {
     this.pane.following = on;
     this.now();
+  }
+
+  private turn(toggle: Toggle): void {
+    toggle.turn();
+    this.now();
+  }
+
+  /** Show the first line that tells of an error, else what a rank raised. */
+  private toFirstError(): void {
+    const found = firstError(this.blocks());
+    if (found) {
+      this.follow(false);
+      this.draw();
+      this.pane.show(found.key, found.index);
+      this.now();
+      this.tell(found.text);
+    } else if (!this.foot.showError()) {
+      this.tell("no line here tells of an error");
+    }
   }
 
   private onScroll(toTop: boolean): void {
@@ -280,9 +325,9 @@ export class RunView {
   private async copy(): Promise<void> {
     await copy(this.text(), this.node);
     this.tell("copied");
-    say(this.copyButton, "Copied");
+    rename(this.copyButton, "Copied", "Copied", "check");
     clearTimeout(this.copied);
-    this.copied = setTimeout(() => say(this.copyButton, "Copy"), COPIED);
+    this.copied = setTimeout(() => rename(this.copyButton, "Copy", "Copy", "copy"), COPIED);
   }
 
   private async download(): Promise<void> {

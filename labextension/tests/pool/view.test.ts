@@ -119,18 +119,29 @@ describe("a pool", () => {
     const starting = { state: "starting", now: null, samples: [], ranks: [], uptime: 0 };
     show(pool({ state: "starting", uptime: 0, provider: "ssh", phases, nodes: [node(0, starting), node(1, starting)] }));
     const start = panel.node.querySelector<HTMLDetailsElement>(".sky-live-start");
-    expect(start?.open).toBe(true);
+    expect(start?.open).toBe(false);
+    expect(start?.querySelector("progress")?.value).toBeCloseTo(12.3 / 40);
     expect(start?.firstElementChild?.textContent).toBe(
       "environment · 12.3 s of about 40.0 s · host0: building the environment",
     );
     expect(words(".sky-live-start li li")).toEqual(["node 0: 12.3 s · building the environment", "node 1: done, 3.0 s"]);
     expect(words(".sky-live-start pre")).toEqual([lines.join("\n")]);
-    expect(row(0).state).toBe("environment: building the environment · 12 s");
-    expect(row(1).state).toBe("environment: done · 3 s");
+    expect(seen(".sky-live-nodes")).toEqual([]);
     expect(words("button")).toEqual(["Interrupt", "Shut down"]);
     show(pool({ provider: "ssh", phases: phases.map((one) => ({ ...one, state: "done" })) }));
     expect(start?.open).toBe(false);
     expect(start?.firstElementChild?.textContent).toBe("ready in 12.8 s");
+  });
+
+  it("tells of a machine once, however many nodes are on it", () => {
+    show(pool({ nodes: [node(0), node(1), node(2)] }));
+    expect([row(0).CPU, row(1).CPU, row(2).memory]).toEqual(["50% of 8 cores", undefined, undefined]);
+    const cpu = panel.node.querySelector("tbody [data-column=CPU]") as HTMLTableCellElement;
+    expect(cpu.rowSpan).toBe(3);
+    const hosts = ["a", "a", "b"].map((host, number) => node(number, { host }));
+    show(pool({ provider: "ssh", nodes: hosts }));
+    expect(cpu.rowSpan).toBe(2);
+    expect([row(1).CPU, row(2).CPU]).toEqual([undefined, "50% of 8 cores"]);
   });
 
   it("tells of machines that are away or apart, and of what is broken", () => {
