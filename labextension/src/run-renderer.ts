@@ -16,6 +16,7 @@ import { knows, whenEnding } from "./run/kernel-features";
 import { drawPlain } from "./run/rich";
 import { MIME, readSnapshot, type Snapshot, type State } from "./run/schema";
 import { RunView } from "./run/view";
+import { WidgetBars } from "./run/widget-bars";
 import { arrived, asText, type CommKernel, VIEW, widgetOf, words } from "./run/widgets";
 
 // So long after a run's end the notebook's own output is waited for, before this page brings it.
@@ -59,6 +60,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private drawnAt = 0;
   private pacing: ReturnType<typeof setTimeout> | undefined;
   private unheed: (() => void) | undefined;
+  private bars: WidgetBars | undefined;
   /** Reads a run that is over; undefined where nobody can. */
   private journal: Host["log"];
   private readonly drawn = new Map<HTMLElement, IRenderMime.IRenderer>();
@@ -183,6 +185,8 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       (bundle) => this.shown?.setData({ data: bundle as never }),
     );
     this.subscription = subscription;
+    this.bars = new WidgetBars(kernel, () => this.view.update());
+    this.run.widgetBar = (id) => this.bars?.bar(id);
     this.unheed = whenEnding(kernel, (status) => this.kernelEnds(status));
     void this.open(kernel, subscription);
   }
@@ -242,7 +246,8 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private unsubscribe(): void {
     this.subscription?.close();
     this.unheed?.();
-    this.subscription = this.kernel = this.unheed = undefined;
+    this.bars?.close();
+    this.subscription = this.kernel = this.unheed = this.bars = undefined;
     this.told = false;
     this.note = "";
     this.view.host = this.host();

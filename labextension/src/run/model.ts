@@ -6,10 +6,15 @@ import * as progress from "./parse-progress";
 import type { Delta, Entry, Snapshot, State } from "./schema";
 import { type Cost, costText } from "../page/cost";
 import { TROUBLES } from "./run-status";
+import { widgetOf } from "./widgets";
 
 export { type Delta, MIME, type Snapshot, type State } from "./schema";
 
 const ITEM = -1;
+const MOST_WIDGETS = 20;
+
+/** Gives the bar that a widget is, by its id. */
+type WidgetBar = (id: string) => progress.Progress | undefined;
 
 export class Rank {
   state: State = "running";
@@ -21,8 +26,14 @@ export class Rank {
   log: RankLog;
   private heading = "";
   private bar: progress.Progress | undefined;
+  /** Those that it has shown last, by their ids. */
+  private widgets: string[] = [];
 
-  constructor(readonly rank: number) {
+  /** `widgetBar` gives the bar of a widget, where it is one. */
+  constructor(
+    readonly rank: number,
+    private readonly widgetBar: WidgetBar = () => undefined,
+  ) {
     this.log = new RankLog(rank);
   }
 
@@ -35,11 +46,16 @@ export class Rank {
 
   /** The bar that runs; undefined where none does. */
   get progress(): progress.Progress | undefined {
-    const found = progress.ofLine(this.log.last) ?? this.bar;
+    const found = progress.ofLine(this.log.last) ?? this.ofWidgets() ?? this.bar;
     if (!found || (progress.fraction(found) >= 1 && this.state !== "running")) {
       return undefined;
     }
     return found.label || !this.heading ? found : { ...found, label: this.heading };
+  }
+
+  /** Of the widgets that are bars, the outermost one that runs, as a loop in a loop shows the inner one later. */
+  private ofWidgets(): progress.Progress | undefined {
+    return this.widgets.map((id) => this.widgetBar(id)).find((bar) => bar !== undefined);
   }
 
   noteLine(line: string): void {
@@ -49,6 +65,10 @@ export class Rank {
   }
 
   noteItem(item: Item): void {
+    const widget = widgetOf(item);
+    if (widget !== undefined && !this.widgets.includes(widget)) {
+      this.widgets = [...this.widgets, widget].slice(-MOST_WIDGETS);
+    }
     const html = item.data["text/html"];
     if (typeof html === "string" && html.includes("<progress")) {
       const bar = progress.ofHtml(html);
@@ -70,6 +90,8 @@ export class RunModel {
   unseen: Rank[] = [];
   all = new AllLog();
   number = -1;
+  /** Set by who hears of widgets. */
+  widgetBar: WidgetBar = () => undefined;
   /** Rises with each change. */
   version = 0;
   private byRank = new Map<number, Rank>();
@@ -130,7 +152,7 @@ export class RunModel {
     this.byRank.clear();
     this.all = new AllLog();
     for (const one of snapshot.ranks) {
-      const rank = new Rank(one.rank);
+      const rank = new Rank(one.rank, (id) => this.widgetBar(id));
       rank.log.load(one.parts, snapshot.items, one.dropped ?? 0, one.stream ?? "");
       rank.end(one.state, one.note, one.traceback);
       rank.next = one.next ?? 0;
