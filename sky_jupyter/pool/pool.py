@@ -307,32 +307,26 @@ class Pool:
 
         Raises CaptureError if there is no room for them or its code cannot be sent, PoolError if the pool has ended.
         """
-        code = self.code.local.look(run.capture.modules)
-        if code.news:
-            run.listener(NoticeEvent(code.news, run.id))
-        packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
-        settings, notes = self.settings.follow(run.capture.modules, text) if follow else ({}, [])
-        for note in (*notes, *run.capture.notes):
-            run.listener(NoticeEvent(note, run.id))
-        try:
-            shipped = {
-                **packages,
-                **settings,
-                **self.pythons.reader,
-                **send_values.ship(self, run, call, on_send, tick),
-            }
-            shipped.update(self.code.bring(code, send_values.hosts_of(self, run), on_send, tick))
-        except BaseException as error:
-            send_values.discard(self, run)
-            if isinstance(error, FileNotFoundError) and not self._has_folders():
-                # The pool has ended, and its host's event has not arrived yet.
-                self.lifecycle.find_gone()
-                self.require_live()
-            raise
+        with self.explaining_end():
+            code = self.code.local.look(run.capture.modules)
+            if code.news:
+                run.listener(NoticeEvent(code.news, run.id))
+            packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
+            settings, notes = self.settings.follow(run.capture.modules, text) if follow else ({}, [])
+            for note in (*notes, *run.capture.notes):
+                run.listener(NoticeEvent(note, run.id))
+            try:
+                shipped = {
+                    **packages,
+                    **settings,
+                    **self.pythons.reader,
+                    **send_values.ship(self, run, call, on_send, tick),
+                }
+                shipped.update(self.code.bring(code, send_values.hosts_of(self, run), on_send, tick))
+            except BaseException:
+                send_values.discard(self, run)
+                raise
         return shipped
-
-    def _has_folders(self) -> bool:
-        return bool(self.hosts) and self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
 
     def _asking(self, run: Run, *, asks: bool) -> dict[str, bool]:
         """Return what tells the ranks that the user can be asked; nothing if that is not so."""
@@ -347,6 +341,7 @@ class Pool:
         with counting_interrupts() as presses:
             self.current = run
             self.supervisor.add(run)
+            self.supervisor.require_heard([run], self.require_live)
             # Send the cell first: recording it would delay that.
             run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
             self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
@@ -386,7 +381,8 @@ class Pool:
     ) -> Transfer:
         """Send a file or folder to nodes; see `Compute.put`."""
         self.require_live()
-        return files.put(self, local, remote, on, listener, tick)
+        with self.explaining_end():
+            return files.put(self, local, remote, on, listener, tick)
 
     def get(
         self,
@@ -398,7 +394,8 @@ class Pool:
     ) -> Transfer:
         """Fetch a file or folder from nodes; see `Compute.get`."""
         self.require_live()
-        return files.get(self, remote, local, on, listener, tick)
+        with self.explaining_end():
+            return files.get(self, remote, local, on, listener, tick)
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Return the runs that the nodes know, by id.
@@ -597,7 +594,7 @@ class Pool:
         """
         if self.supervisor.mending:
             nodes = None if ranks is None else {rank // self.spec.ranks_per_node for rank in ranks}
-            with self.watchdog.telling(listener):
+            with self.explaining_end(), self.watchdog.telling(listener):
                 wait_ticking(loop().submit(self.supervisor.settle(nodes)), tick)
 
     def take_news(self) -> list[str]:
@@ -722,7 +719,8 @@ class Pool:
         Raises PoolError if the pool has ended.
         """
         self.require_live()
-        return fetch_values.fetch(self, ranks, content, what, listener, tick, check)
+        with self.explaining_end():
+            return fetch_values.fetch(self, ranks, content, what, listener, tick, check)
 
     def pull(
         self,
@@ -1020,6 +1018,10 @@ class Pool:
     def require_live(self, *, restarting: bool = False) -> None:
         """Raise PoolError with the reason if the pool cannot run now."""
         self.lifecycle.require_live(restarting=restarting)
+
+    def explaining_end(self) -> contextlib.AbstractContextManager[None]:
+        """Raise why the pool has ended instead of what that did to the block."""
+        return self.lifecycle.explaining_end()
 
     def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
         """Report a phase; yield a function that reports a line of it."""

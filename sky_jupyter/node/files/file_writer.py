@@ -37,12 +37,16 @@ class Receiver:
         Whether the target is a folder, or a file.
     spool : Path, optional
         The staging folder, on the same file system; one beside the root unless given.
+    above : bool
+        Whether the folder that the target is in is made; else FileNotFoundError is raised where it is gone.
     """
 
-    def __init__(self, root: Path, *, folder: bool, spool: Path | None = None) -> None:
+    def __init__(self, root: Path, *, folder: bool, spool: Path | None = None, above: bool = True) -> None:
         self.root = root
         self.spool = staging.beside(root) if spool is None else spool
-        root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._above = above
+        if above:
+            root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder:
             root.mkdir(exist_ok=True, mode=0o700)
         self.place = Beneath(root) if folder else Beneath(root.parent, root.name)
@@ -63,7 +67,7 @@ class Receiver:
     def staged(self) -> Beneath:
         """The staging folder, created on first use."""
         if self._staged is None:
-            self._staged = staging.enter(self.spool)
+            self._staged = staging.enter(self.spool, above=self._above)
         return self._staged
 
     def has_staged(self) -> bool:

@@ -38,12 +38,13 @@ def name_for(place: str) -> str:
     return _PREFIX + hmac.new(_secret(), place.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:32]
 
 
-def enter(path: Path) -> Beneath:
-    """Open a staging folder; create it, with its parents, if needed.
+def enter(path: Path, *, above: bool = True) -> Beneath:
+    """Open a staging folder; create it, with its parents if ``above``, if needed.
 
     Raises OSError when something else has its name, or another user could write there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if above:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = False
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)

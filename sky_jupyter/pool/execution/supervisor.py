@@ -167,6 +167,15 @@ class Supervisor:
         self.runs[run.id] = run
         self.note(logging.DEBUG, f"run {run.id} begins")
 
+    def require_heard(self, runs: Sequence[Run], require_live: Callable[[], None]) -> None:
+        """Raise PoolError if the pool ended before runs were added: `lose_all` did not find them."""
+        try:
+            require_live()
+        except PoolError:
+            for run in runs:
+                self.runs.pop(run.id, None)
+            raise
+
     def discard(self, run: Run) -> None:
         """Forget a run that is over."""
         if any(outcome.status == "lost" for outcome in run.outcomes.values()):

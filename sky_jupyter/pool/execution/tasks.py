@@ -265,6 +265,10 @@ class TaskContext(ValuesContext, Protocol):
         """Record what a run has assigned on the nodes."""
         ...
 
+    def explaining_end(self) -> contextlib.AbstractContextManager[None]:
+        """Raise why the pool has ended instead of what that did to the block."""
+        ...
+
 
 class PoolTasks:
     """Calls of one pool, made with it.
@@ -316,11 +320,13 @@ class PoolTasks:
             run.on_begun = self._on_begun
             run.shape, run.carrier, run.noted = self.pool.shape, order.carrier, order.noted
             run.code, run.together = order.title, order.together
-            owns.append(self._own(run, order, on_send, tick))
+            with self.pool.explaining_end():
+                owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
         contents = [order.bundle.content for order in orders]
         for run in runs:
             self.pool.supervisor.add(run)
+        self.pool.supervisor.require_heard(runs, self.pool.require_live)
         loop().submit(self._attend(list(zip(runs, contents, owns, strict=True))))
         return runs
 
@@ -388,7 +394,7 @@ class PoolTasks:
                 control = self.pool.control
                 if control.closing:
                     for run, _, _ in left:
-                        run.give_up(self.pool.broken or "the pool has ended")
+                        run.give_up(control.why_closed if self.pool.broken else "the pool has ended")
                     return
                 await control.up.wait()
                 client = control.client
@@ -582,8 +588,10 @@ class PoolTasks:
                 try:
                     run.file = await self._bring(run)
                 except Exception as error:
+                    # Folders go and connections close where the pool ends.
+                    why = self.pool.control.why_closed if self.pool.control.closing else error
                     outcome.status = "lost"
-                    outcome.end = {**outcome.end, "text": f"its value could not be fetched: {error}"}
+                    outcome.end = {**outcome.end, "text": f"its value could not be fetched: {why}"}
             if not run.cancelled or run.placed:
                 supervisor.mend(run)
         finally:

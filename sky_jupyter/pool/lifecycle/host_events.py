@@ -183,9 +183,7 @@ class HostEvents:
         pool = self.pool
         if pool.states.is_over or host not in pool.hosts:
             return
-        if why := pool.expiry.text if pool.expiry.over else pool.meter.used_up:
-            # The nodes' timers fired first: end the rest of the pool now.
-            threading.Thread(target=pool.expire, args=(why,), name="sky-expire", daemon=True).start()
+        if self.end_if_time_is_over():
             return
         if 0 not in host.nodes and has_queue(pool.spec.provider) and not self._lease_over and pool.has_control:
             # Its machine may have begun anew: the other nodes go on.
@@ -195,6 +193,14 @@ class HostEvents:
             pool.lose_head(self.why_gone(host.place))
         else:
             pool.mark_broken(self.why_gone(host.place))
+
+    def end_if_time_is_over(self) -> bool:
+        """End the rest of the pool, in a thread, if its nodes' timers have ended them; tell whether they have."""
+        pool = self.pool
+        why = pool.expiry.text if pool.expiry.over else pool.meter.used_up
+        if why:
+            threading.Thread(target=pool.expire, args=(why,), name="sky-expire", daemon=True).start()
+        return bool(why)
 
     def on_link(self, text: str) -> None:
         """Report a machine's connection state; called in a thread."""

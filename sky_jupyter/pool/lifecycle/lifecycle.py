@@ -63,6 +63,8 @@ _LEAVE_PATIENCE = TIMEOUTS.end.ranks
 # The processes of destroyed machines are seen ending within this.
 _HOSTS_OF_ENDED = TIMEOUTS.machines.hosts
 _LOOK = TIMEOUTS.polls.machines
+# The state of a pool whose nodes have ended themselves changes within this.
+_SAID, _SAID_POLL = TIMEOUTS.end.moment, TIMEOUTS.polls.broken
 
 
 def _nothing() -> None:
@@ -667,9 +669,37 @@ class PoolLifecycle:
         if not self.states.offer(PoolState.READY):
             self.require_live()
 
-    def find_gone(self) -> None:
-        """Set the state to BROKEN: the pool's folder is gone."""
-        self.states.offer(PoolState.BROKEN, self.host_events.why_gone())
+    @contextlib.contextmanager
+    def explaining_end(self) -> Iterator[None]:
+        """Raise why the pool has ended, or is broken, instead of what that did to the block.
+
+        The block may find folders removed and connections closed. For other threads than the loop's.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.state is PoolState.READY and self._is_without_folder():
+                # The event of its host has not arrived yet.
+                self._find_gone()
+            try:
+                self.require_live()
+            except PoolError as over:
+                raise over from error
+            raise
+
+    def _is_without_folder(self) -> bool:
+        hosts = self.hosts[:1]
+        return any(not (host.folder.exists() and host.blobs.exists()) for host in hosts)
+
+    def _find_gone(self) -> None:
+        """Change the state, as the pool's folder is gone."""
+        if self.host_events.end_if_time_is_over():
+            # The thread that ends it says so first.
+            end = time.monotonic() + _SAID
+            while self.state is PoolState.READY and time.monotonic() < end:
+                time.sleep(_SAID_POLL)
+        if self.state is PoolState.READY:
+            self.states.offer(PoolState.BROKEN, self.host_events.why_gone())
 
     def _nodes_without_folder(self) -> list[int]:
         """Return the nodes whose folder was removed."""

@@ -89,7 +89,8 @@ class PoolCode:
 
 def _write(code: CodeSnapshot, folder: Path) -> None:
     """Update a folder to the code, each file atomically; remove old ones."""
-    to, whole = Receiver(folder, folder=True, spool=folder.with_name(f"{folder.name}-writing")), False
+    # The folder of a pool that has ended is not made anew: nobody would remove it.
+    to, whole = Receiver(folder, folder=True, spool=folder.with_name(f"{folder.name}-writing"), above=False), False
     try:
         forget(to.place, code.gone)
         for place, source in code.sources.items():
