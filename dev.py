@@ -49,8 +49,14 @@ LOCK_HEADER = """\
 FROM_PIP = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE"}
 
 
-# pytest's statuses where somebody interrupted it, or a file could not be read, and where no test was selected.
-INTERRUPTED, NOTHING_RAN = 2, 5
+# pytest's statuses: tests failed; somebody interrupted it, or a file could not be read; no test was selected.
+FAILED, INTERRUPTED, NOTHING_RAN = 1, 2, 5
+
+# Where each tier writes down what failed, for `test --again`, and the commands of the tiers.
+RECORDS = ROOT / "artifacts" / "failed"
+TIERS = {"daily": "python3 dev.py test", "slow": "python3 dev.py test --slow"}
+# More failures than this are no flaky tests, and would take long.
+MOST_AGAIN = 20
 
 
 class SetUpError(Exception):
@@ -121,16 +127,25 @@ def test(args: Sequence[str]) -> int:
     """Run the checks and the daily tests; with arguments, pytest alone with these.
 
     With --slow, the slow tests; with --all, the daily ones and then the slow ones; with --long, the
-    tests that take minutes each and a soak of an hour.
+    tests that take minutes each and a soak of an hour. With --again, what failed when these were run
+    last, each test alone: one that passes then is named as flaky, and the status is 0 if nothing else
+    had failed (no check, no worker that crashed, no run that was broken off).
     """
     tiers = {"--slow": slow, "--all": daily_and_slow, "--long": long}
-    if asked := [arg for arg in args if arg in tiers]:
-        return tiers[asked[-1]]([arg for arg in args if arg not in tiers])
+    chosen = [arg for arg in args if arg in tiers]
+    rest = [arg for arg in args if arg not in tiers]
+    if "--again" in rest:
+        if rest != ["--again"] or chosen[-1:] == ["--long"]:
+            raise SetUpError("test takes --again alone, or with --slow or --all")
+        return again(*({"--slow": ["slow"], "--all": ["daily", "slow"]}[chosen[-1]] if chosen else ["daily"]))
+    if chosen:
+        return tiers[chosen[-1]](rest)
     return pytest(args) if args else daily()
 
 
 def daily() -> int:
     """Run the checks, then the daily tests."""
+    record = Record("daily")
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         # Fetching waits for the network while the checks compute.
         aside = subprocess.Popen([BIN / "python", FRONT_END, "check"], env=environment(), stdout=said, stderr=said)
@@ -140,7 +155,10 @@ def daily() -> int:
             failed_front = aside.wait()
         said.seek(0)
         print(said.read(), flush=True)
-    status = tier("not slow and not long")
+    for verb in [*(["check"] if failed else []), *(["front"] if failed_front else [])]:
+        record.note(f"python3 dev.py {verb}")
+    status = tier("not slow and not long", record=record)
+    record.write()
     for verb in [*(["check"] if failed else []), *(["front"] if failed_front else [])]:
         print(f"The tests are above; what was before them failed too: python3 dev.py {verb}", file=sys.stderr)
     return status or failed or failed_front
@@ -148,7 +166,10 @@ def daily() -> int:
 
 def slow(args: Sequence[str]) -> int:
     """Run the slow tests."""
-    return tier("slow and not long", args)
+    record = Record("slow")
+    status = tier("slow and not long", args, record=record)
+    record.write()
+    return status
 
 
 def daily_and_slow(args: Sequence[str]) -> int:
@@ -167,13 +188,13 @@ def long(args: Sequence[str]) -> int:
     return pytest(["-m", "long or soak", *args])
 
 
-def tier(which: str, args: Sequence[str] = ()) -> int:
+def tier(which: str, args: Sequence[str] = (), *, record: Record) -> int:
     """Run the tests of a marker expression: in parallel, then those of timings alone."""
-    status = pytest(["-m", f"{which} and not timing", *args])
+    status = record.run(lambda more: pytest([*more, "-m", f"{which} and not timing", *args]))
     if status == INTERRUPTED:
         return status
     # Other tests would disturb its measurements.
-    alone = python("-m", "pytest", "-m", f"{which} and timing", *args)
+    alone = record.run(lambda more: python("-m", "pytest", *more, "-m", f"{which} and timing", *args))
     return max(status, 0 if alone == NOTHING_RAN else alone)
 
 
@@ -184,6 +205,85 @@ def pytest(args: Sequence[str]) -> int:
     options = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
     # The whole has a limit of time: what takes most of it is told.
     return python("-m", "pytest", *options, "--durations=40", "--durations-min=5", *args)
+
+
+class Record:
+    """What failed in the run of a tier; the record of the run before is removed when this is made.
+
+    Without a record, which `write` leaves at the end, the run was broken off.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.file = RECORDS / f"{name}.json"
+        self.file.unlink(missing_ok=True)
+        # Tests, in their order; and what no other attempt excuses.
+        self.failed: list[str] = []
+        self.rest: list[str] = []
+
+    def note(self, what: str) -> None:
+        """Note what failed besides tests."""
+        self.rest.append(what)
+
+    def run(self, run: Callable[[list[str]], int]) -> int:
+        """Run pytest with the given arguments besides its own, and note what failed; return its status."""
+        status, told = outcomes(run)
+        self.failed += told["failed"]
+        self.rest += told["crashes"]
+        if status == FAILED and not (told["failed"] or told["crashes"]):
+            self.note("pytest ended with status 1, though no test failed")
+        elif status not in (0, FAILED, NOTHING_RAN):
+            self.note(f"pytest ended with status {status}")
+        return status
+
+    def write(self) -> None:
+        """Write the record: the run is over."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps({"failed": self.failed, "rest": self.rest}), encoding="utf-8")
+
+
+def outcomes(run: Callable[[list[str]], int]) -> tuple[int, dict[str, list[str]]]:
+    """Return the status of a run of pytest and what `tests/outcomes.py` told of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "outcomes.json")
+        os.environ["SKY_OUTCOMES"] = str(file)
+        try:
+            status = run(["-p", "tests.outcomes"])
+        finally:
+            del os.environ["SKY_OUTCOMES"]
+        try:
+            told: dict[str, list[str]] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            # It did not come to its end.
+            told = {"failed": [], "passed": [], "crashes": [f"pytest told nothing of its tests (status {status})"]}
+    return status, told
+
+
+def again(*tiers: str) -> int:
+    """Run the tests that failed in tiers once more, each alone, and name those that pass as flaky."""
+    failed, rest = [], []
+    for name in tiers:
+        try:
+            record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            rest.append(f"{TIERS[name]} was not run to its end")
+        else:
+            failed += record["failed"]
+            rest += record["rest"]
+    if rest or len(failed) > MOST_AGAIN:
+        # It has failed whatever comes of the tests.
+        rest += [*failed[:MOST_AGAIN], *(["and more"] if len(failed) > MOST_AGAIN else [])]
+        print("\n".join(["not tried again:", *(f"  {line}" for line in rest)]), flush=True)
+        return FAILED
+    lines, status = [], 0
+    for name in dict.fromkeys(failed):
+        _, told = outcomes(lambda more, name=name: python("-m", "pytest", *more, "-m", "", name))  # type: ignore[misc]
+        if name in told["passed"] and not told["failed"] and not told["crashes"]:
+            lines.append(f"flaky: {name}")
+        else:
+            status = FAILED
+            lines.append(f"failed twice: {name}")
+    print("\n".join(lines or ["nothing had failed"]), flush=True)
+    return status
 
 
 def check(args: Sequence[str]) -> int:
