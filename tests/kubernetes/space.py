@@ -86,6 +86,17 @@ class Space:
             }
             rest.post(f"/apis/{_RBAC}/v1{path}s", {"metadata": meta, "rules": list(given)})
             rest.post(f"/apis/{_RBAC}/v1{path}bindings", binding)
+            self.wait(f"{user} is allowed", lambda given=given: self._is_allowed(user, given[-1], kind))  # type: ignore[misc]
+
+    def _is_allowed(self, user: str, rule: Json, kind: str) -> bool:
+        """Whether the API server has seen the rule, as it does a moment after it was made."""
+        resource, _, part = rule["resources"][0].partition("/")
+        asked = {"group": rule["apiGroups"][0], "resource": resource, "subresource": part, "verb": rule["verbs"][0]}
+        name = f"system:serviceaccount:{self.name}:{user}" if kind == "ServiceAccount" else user
+        spec = {"user": name, "resourceAttributes": {"namespace": self.name, **asked}}
+        body = {"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "spec": spec}
+        review = self.cluster.rest.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        return bool(review["status"]["allowed"])
 
     def kubeconfig(self, user: str = "ada", *, plugin: bool = False) -> Path:
         """A kubeconfig file of a user, with this namespace; ``admin`` may do everything.
@@ -307,17 +318,27 @@ class Notebook:
         self.space, self.pod = space, pod
         self.name: str = pod["metadata"]["name"]
 
-    def run(self, code: str, *, check: bool = True) -> str:
-        """What Python code prints there, in the working copy's folder; its errors too."""
-        script = f"cd {keeper.ROOT} && exec {sys.executable} - 2>&1"
+    def run(self, code: str) -> str:
+        """What Python code prints there, in the working copy's folder; a failure says what it wrote of errors."""
+        script = f"cd {keeper.ROOT} && exec {sys.executable} -"
         from tests.kubernetes import binaries
 
         command = [str(binaries.place() / "bin" / "kubectl"), "--kubeconfig", str(self.space.kubeconfig(ADMIN))]
         command += ["exec", "-i", self.name, "--", "sh", "-c", script]
-        done = subprocess.run(command, input=code, capture_output=True, text=True)
-        if check and done.returncode:
-            raise AssertionError(f"the notebook's code ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        return done.stdout
+        end = time.monotonic() + PATIENCE
+        while True:
+            done = subprocess.run(command, input=code, capture_output=True, text=True)
+            if done.returncode == 0:
+                # Warnings, which a failing assertion of the test shows.
+                sys.stderr.write(done.stderr)
+                return done.stdout
+            if "unable to upgrade connection" not in done.stderr or time.monotonic() > end:
+                raise AssertionError(
+                    f"the notebook's code ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n"
+                    f"{self.space.described()}"
+                )
+            # The kubelet does not know the container yet: nothing has run.
+            time.sleep(0.2)
 
 
 def _accepted(asked: Rest) -> bool:
