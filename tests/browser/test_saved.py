@@ -196,7 +196,8 @@ def test_papermill_keeps_the_same_and_gives_parameters_to_the_nodes(folder: Path
     # A failed rank is a failed cell, whatever its tags; papermill has gone on to the end.
     assert "CellError: the cell failed on rank 1 of 2" in done.stderr[-3000:]
     book = nbformat.read(folder / "out.ipynb", as_version=4)
-    assert book.cells[-1].outputs[0].text == "pool default: ended\n"
+    # Before that stands which ranks took long to end, on a busy machine.
+    assert book.cells[-1].outputs[0].text.endswith("pool default: ended\n")
     (cell,) = [cell for cell in book.cells if cell.source == SOURCES[RUN]]
     bundles = [output.data for output in cell.outputs if MIME in output.get("data", {})]
     assert [set(data) for data in bundles] == [{MIME, "text/html", "text/plain"}]

@@ -41,7 +41,7 @@ def on_a_node(folder: Path, *cells: tuple[Capture, str]) -> str:
     """Run cells in one new process's ``__main__``, each with what it is sent; what they print."""
     work = json.dumps([(capture.write(folder), textwrap.dedent(cell)) for capture, cell in cells])
     done = subprocess.run(
-        [sys.executable, "-c", NODE.format(root=str(ROOT))], input=work, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", NODE.format(root=str(ROOT))], input=work, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -168,7 +168,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             exec(compile(notebook, "<notebook>", "exec", dont_inherit=True), vars(main))
             work[name] = (collect(cell, vars(main), Ledger()).write(folder), cell)
     done = subprocess.run(
-        [sys.executable, "-c", NODE], cwd=ROOT, input=json.dumps(work), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", NODE], cwd=ROOT, input=json.dumps(work), capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)

@@ -119,7 +119,7 @@ def test_preloading_starts_no_backend_and_no_thread() -> None:
         "print(xla_bridge.backends_are_initialized(), threading.active_count(),"
         " len(os.listdir('/proc/self/task')) - before)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
     assert done.stdout.split() == ["False", "1", "0"], done.stderr
 
 

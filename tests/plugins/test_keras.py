@@ -497,7 +497,7 @@ def test_preloading_leaves_one_thread_and_no_backend_to_fork(text: str) -> None:
         " bool(xla and xla.backends_are_initialized()), bool(torch and torch.cuda.is_initialized()))"
     )
     env = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env=env)
     assert done.stdout.split() == ["0", "1", "False", "False"], done.stderr
 
 
