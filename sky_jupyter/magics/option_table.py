@@ -177,6 +177,12 @@ def _count(text: str) -> str:
     return text
 
 
+def _rank(text: str) -> str:
+    if not text.isdecimal():
+        raise ValueError(text)
+    return text
+
+
 def lines(text: str) -> int:
     """Parse a number of lines."""
     number = int(text)
@@ -439,6 +445,7 @@ VERBS = {
     "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
     "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
+    "debug": "debug the failure of a rank's last cell, with a prompt here: p NAME, up, down, q",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool (by its name: also one that nobody manages), or --all",
     "stop": "stop bought machines: what runs there ends, their disks stay and cost; see `start`",
@@ -460,6 +467,7 @@ VERBS = {
 _VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
+_RANK = Positional("RANK", _rank, "a rank such as 1", "which rank")
 _OFF = Positional("off", _off, "options, or off", "run cells in the notebook again")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
@@ -538,9 +546,10 @@ TARGETS = {
     "put": _PUT,
     "get": _GET,
     "pull": (_VARIABLE,),
+    "debug": (_RANK,),
 }
 # Of those, how many have to be given.
-NEEDED = {"put": 1, "get": 1, "pull": 1}
+NEEDED = {"put": 1, "get": 1, "pull": 1, "debug": 1}
 PATHS = ("put", "get")
 
 

@@ -328,6 +328,11 @@ class SkyMagics(Magics):
         pool = pools.need(given.name)
         print("\n".join([str(pool.where()), *pool.watchdog.troubles.values()]))
 
+    def do_debug(self, given: ParsedLine) -> None:
+        pool = pools.need(given.name)
+        (rank,) = pool.check_ranks([int(given.target or 0)])
+        cells.debug(pool, rank, self.shell.displayhook.prompt_count, self.shell.user_ns)
+
     def do_down(self, given: ParsedLine) -> None:
         if pools.get(given.name) is None if given.name is not None else not pools.all():
             print(leftover_pools.end_left(given.name, pools.gone(given.name)))

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..capture.collect import collect
+from ..capture.collect import Capture, collect
 from ..display import views as display
 from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
+from ..errors import PoolError
 from ..pool.base.events import NoticeEvent, Tape
 from ..pool.open_pools import pools
 from ..pool.pool import DEFAULT_GRACE, Detached, Pool
@@ -177,6 +178,43 @@ def _bind(result: CellResult, namespace: dict[str, Any], out: str | None) -> Non
         namespace[out] = result
         for pool in pools.all():
             pool.ledger.notebook_wrote([out])
+
+
+def debug(pool: Pool, rank: int, count: int, namespace: dict[str, Any]) -> None:
+    """Debug the last failure of a rank, with a prompt of this process.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    rank : int
+        The rank.
+    count : int
+        The number of the cell that asks for it.
+    namespace : dict
+        The notebook's.
+
+    Raises
+    ------
+    PoolError
+        If nobody can type commands here.
+    CellError
+        If the rank has no failure to debug.
+    """
+    if not can_ask():
+        raise PoolError("nobody can type the debugger's commands here: this front end takes no input")
+    gather(pool, namespace, over=True)
+    renew_taken(pool)
+    settle(pool, [rank])
+    view = run_view(pool, [rank])
+    with pool.stopping():
+        run = pool.begin_cell("%debug", Capture(), ranks=[rank], count=count, asks=True, listener=view.on_event)
+        try:
+            pool.attend(run, background_prompts.looking(view.refresh))
+        finally:
+            # Commands may assign names, and `_sky` stays that of the failure.
+            pool.note_writes(run, namespace)
+            view.finish(run.elapsed)
 
 
 def settle(pool: Pool, ranks: Sequence[int] | None = None) -> None:

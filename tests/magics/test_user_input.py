@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.magics.notebook import Notebook, notebook
+from tests.magics.notebook import Cell, Notebook, notebook
 
 SECRET = "open sesame, please"
 RANK = "import sky_jupyter; rank = sky_jupyter.instance_info().rank"
@@ -86,3 +86,67 @@ def test_where_nobody_can_answer_the_question_is_refused(book: Notebook) -> None
     waited = book.run("%sky wait", answers=[])
     assert "input() does not work on a rank where nobody can answer" in waited.error
     assert not waited.asked
+
+
+# Debuggers.
+
+FAILS = (
+    "import gc, weakref\nclass Big: pass\ndef f(x):\n    big = Big()\n    f.ref = weakref.ref(big)\n    return 1 / x\n"
+)
+
+
+def test_a_breakpoint_in_a_cell_has_its_prompt_in_the_notebook(book: Notebook) -> None:
+    code = "def double(x):\n    breakpoint()\n    y = 2 * x\n    return y\ndouble(rank)"
+    cell = book.run(f"%%sky --on 1\n{code}", answers=["p x + 41", "n", "!y = 7", "c"])
+    assert cell.status == "ok", cell.error
+    assert [text for text, _ in cell.asked] == ["rank 1 asks: ipdb> "] * 4
+    assert "ipdb> p x + 41\n42\n" in printed(book)[0]
+    assert book.value("_sky[0]") == 7
+
+
+def test_a_rank_is_debugged_after_its_failure(book: Notebook) -> None:
+    failed = book.run(f"%%sky\n{FAILS}f(rank)")
+    assert "ZeroDivisionError" in failed.error
+    assert "`%sky debug 0` debugs it on the rank" in book.run("%debug", answers=[]).stream()
+    for _ in range(2):
+        cell = book.run("%sky debug 0", answers=["p x, type(big).__name__", "up", "p rank", "q"])
+        assert cell.status == "ok", cell.error
+        assert [text for text, _ in cell.asked] == ["rank 0 asks: ipdb> "] * 4
+        assert "(0, 'Big')" in str(cell.outputs)
+    assert "ZeroDivisionError" in book.value("repr(_sky.errors[0])")
+
+
+def test_what_a_failure_kept_alive_is_free_when_the_next_cell_begins(book: Notebook) -> None:
+    assert book.run(f"%%sky --on 0\n{FAILS}f(0)").status == "error"
+    assert book.run("%sky debug 0", answers=["q"]).status == "ok"
+    assert book.run("%%sky --on 0\ngc.collect()\nf.ref() is None").status == "ok"
+    assert book.value("_sky[0]") is True
+    nothing = book.run("%sky debug 0", answers=[])
+    assert "there is nothing to debug on this rank" in nothing.error
+    assert not nothing.asked
+
+
+def test_an_interrupt_in_a_debugger_ends_the_cell(book: Notebook) -> None:
+    def press() -> Iterator[str]:
+        book.manager.interrupt_kernel()
+        yield ""
+
+    cell = book.run("%%sky --on 1\nbreakpoint()\nrank", answers=press())
+    assert (cell.status, cell.error_name) == ("error", "KeyboardInterrupt")
+    assert len(cell.asked) == 1
+
+    def went_on(cell: Cell) -> bool:
+        return bool(cell.displays) and "went on" in cell.run
+
+    # After `continue` an interrupt is one of the cell, and no debugger asks again.
+    code = "import time\nbreakpoint()\nprint('went on', flush=True)\nwhile True: time.sleep(0.01)"
+    cell = book.run(f"%%sky --on 1\n{code}", answers=["c"], until=went_on)
+    assert (cell.status, cell.error_name, len(cell.asked)) == ("error", "KeyboardInterrupt", 1)
+    assert book.run("%%sky --quiet\nrank").status == "ok"
+
+
+def test_a_debugger_is_refused_where_nobody_can_type(book: Notebook) -> None:
+    assert "breakpoint() does not work on a rank where nobody can answer" in book.run("%%sky\nbreakpoint()").error
+    assert "nobody can type the debugger's commands here" in book.run("%sky debug 0").error
+    assert "debug takes a rank such as 1, not 'one'" in book.run("%sky debug one").stream("stderr")
+    assert "ranks 0 to 1, not 2" in book.run("%sky debug 2", answers=[]).stream("stderr")

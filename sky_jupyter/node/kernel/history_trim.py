@@ -99,6 +99,19 @@ def _forget_name(shell: Any, name: str) -> None:
         shell.user_ns.pop(name, None)
 
 
+def forget_failure(shell: Any) -> None:
+    """Drop the last failure, with all that its frames keep alive."""
+    for name in ("last_traceback", "last_value", "last_type", "last_exc"):
+        vars(sys).pop(name, None)
+    last = getattr(shell, "last_execution_result", None)
+    if last is not None:
+        last.error_before_exec = last.error_in_exec = None
+    for shown in (shell.InteractiveTB, shell.SyntaxTB):
+        vars(shown).pop("tb", None)
+        # The debugger has the frames of its last session; a new one is made where it is needed.
+        shown.pdb = None
+
+
 def forget_trees(shell: Any) -> None:
     """Drop the caches behind a shown traceback, except files' syntax trees.
 

@@ -290,6 +290,9 @@ class SkyKernel(IPythonKernel):
 
     async def sky_cell(self, content: dict[str, Any]) -> dict[str, Any]:
         namespace = self.shell.user_ns
+        if not user_input.looks_back(content["code"]):
+            # Its frames may hold the memory that this cell needs.
+            history_trim.forget_failure(self.shell)
         self.find_code(content)
         pickling.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}

@@ -34,6 +34,10 @@ if sys.version_info >= (3, 11):
 else:
     from exceptiongroup import BaseExceptionGroup
 
+_NOTHING_FAILED = (
+    "there is nothing to debug on this rank: its last cell did not fail, or its kernel is new. "
+    "A failure is kept until the rank's next cell begins"
+)
 _RUN = InteractiveShell.run_code.__code__
 _INNER = (os.path.dirname(IPython.__file__) + os.sep, __file__)
 
@@ -254,6 +258,8 @@ class SkyShell(ZMQInteractiveShell):
         if force and not self.call_pdb:
             if not self.sky_can_ask():
                 refuse(NO_DEBUGGER, "%debug")
+            if not hasattr(sys, "last_traceback"):
+                raise UsageError(_NOTHING_FAILED)
             super().debugger(force=True)
         elif self.call_pdb:
             # Called after a traceback was shown; that error remains the cell's.

@@ -8,6 +8,7 @@ import functools
 import getpass
 import os
 import pdb
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -25,6 +26,8 @@ NO_DEBUGGER = (
     "{} does not work on a rank " + _NOBODY + ": call the function in a plain cell to debug it there, "
     "or print what you want to see; `%sky where` shows each rank's stack while a cell runs"
 )
+# Code that looks at the failure of an earlier cell.
+_LOOKING_BACK = re.compile(r"%debug\b|\bpdb\b|\blast_(?:traceback|value|type|exc)\b|\bprint_last\b")
 _HIDDEN = "········"
 _END_OF_FILE = "\x04"
 
@@ -73,6 +76,11 @@ class UserInput:
             return agent_channel.of_rank()
         except NotInPoolError:
             return None
+
+
+def looks_back(code: str) -> bool:
+    """Return whether a cell may debug the failure of an earlier one."""
+    return _LOOKING_BACK.search(code) is not None
 
 
 def refuse(text: str, what: str) -> NoReturn:
