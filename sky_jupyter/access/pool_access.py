@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import PoolError
 from ..pool.registry.registry import KEPT_RUNS, PoolRow, Registry, RunRow, refuse_elsewhere, sweep
+from ..pool.registry.stopped_pools import STOPPED
 from ..util.text import nearest
 from . import kernel_requests, pool_facts
 
@@ -149,6 +150,8 @@ class PoolAccess:
         Raises PoolError if somebody manages it by now, or it cannot be reached.
         """
         refuse_elsewhere(row)
+        if row.state == STOPPED:
+            raise PoolError(f"the machines of pool {row.name!r} are stopped: `%sky start {row.name}` starts them")
         if not row.outlives:
             raise PoolError(f"pool {row.name!r} cannot be asked: nobody manages it, and it is about to end")
         pool = self._attach(row)

@@ -17,6 +17,7 @@ from sky_jupyter.access import kernel_requests
 from sky_jupyter.access.log_pages import KernelPages, LocalPages, follow
 from sky_jupyter.access.pool_access import PoolAccess
 from sky_jupyter.cli.main import main
+from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.registry.rows import PoolRow
 from sky_jupyter.pool.runs.log_reader import newest
 from tests.magics.notebook import Notebook, notebook
@@ -176,6 +177,48 @@ def test_a_dead_notebooks_pool_is_looked_at_and_ended_and_goes_on_meanwhile(
     assert "0: after 0\n" in capsys.readouterr().out
     assert asked(capsys, "down", NAME) == {"message": f"pool {NAME}: ended", "done": True}
     assert NAME not in [one["name"] for one in asked(capsys, "pools")["pools"]]
+
+
+def test_a_scripts_pool_is_listed_and_who_has_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    registry = Registry()
+    registry.intend("5c4197", "of-a-script", "local", 1, False)
+    try:
+        assert "of-a-script" in [one["name"] for one in asked(capsys, "pools")["pools"]]
+        for verb in ("where", "down"):
+            assert main([verb, "of-a-script"]) == 1
+            told = capsys.readouterr().err
+            assert f"process {os.getpid()}" in told
+            assert "which is no notebook's kernel" in told
+    finally:
+        registry.update("5c4197", "ended")
+        registry.close()
+
+
+@pytest.mark.slow
+def test_attach_opens_an_ipython_that_manages_the_pool_and_lets_go_of_it(tmp_path: Path, access: PoolAccess) -> None:
+    import pexpect
+
+    with notebook(tmp_path) as page:
+        page.run("%load_ext sky_jupyter\n%sky up --nodes 1 --keep --name left-behind")
+        page.run("%%sky\nkept = 6 * 7")
+    wait_until(lambda: not access.find("left-behind").owner_lives)
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "TERM": "dumb"}
+    terminal = pexpect.spawn(
+        sys.executable, ["-m", "sky_jupyter", "attach", "left-behind"], env=environment, timeout=120, encoding="utf-8"
+    )
+    try:
+        terminal.expect("1 local node attached")
+        terminal.expect(r"In \[\d+\]: ")
+        assert access.find("left-behind").owner == terminal.pid
+        terminal.sendline("%sky pull kept")
+        terminal.expect("kept: int from rank 0")
+        terminal.sendline("exit")
+        terminal.expect(pexpect.EOF)
+    finally:
+        terminal.close(force=True)
+        row = access.find("left-behind")
+        assert main(["down", "left-behind"]) == 0
+    assert row.owner == 0
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:

@@ -135,6 +135,12 @@ def test_values_are_small_and_json_where_they_can_be(page: Notebook, agent: Agen
     assert (long["cut"], len(long["repr"])) == (True, 20_000)
 
 
+def test_the_names_of_the_ranks_are_listed_with_what_they_are(page: Notebook, agent: Agent) -> None:
+    page.run("%%sky --quiet\nimport numpy as np\nweights = np.zeros((4, 5), 'f4')")
+    (row,) = [one for one in agent.call("names", pool=NAME)["names"] if one["name"] == "weights"]
+    assert (row["type"], row["shape"], row["dtype"], row["bytes"]) == ("ndarray", "4x5", "float32", 80)
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "told"),
     [
