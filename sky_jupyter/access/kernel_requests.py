@@ -14,6 +14,8 @@ from ..errors import PoolError
 
 # In seconds: stacks of all ranks take the longest.
 PATIENCE = 15.0
+# The same where it waits behind a cell, and brings values.
+_SLOW = 32.0
 _SILENT = "the kernel does not answer such requests; `%load_ext sky_jupyter` in its notebook makes it"
 # How launchers name a kernel's connection file: as an option's value, or behind an equals sign.
 _OPTIONS = ("-f", "--f", "--IPKernelApp.connection_file", "--KernelApp.connection_file")
@@ -61,7 +63,7 @@ async def ask(connection: Mapping[str, Any], content: Mapping[str, Any], patienc
 
 
 async def evaluate(
-    connection: Mapping[str, Any], request: Mapping[str, Any], patience: float = PATIENCE
+    connection: Mapping[str, Any], request: Mapping[str, Any], patience: float = _SLOW
 ) -> dict[str, Any]:
     """Have a kernel's main thread do something, behind the cells that its notebook has sent.
 
@@ -72,7 +74,7 @@ async def evaluate(
     request : mapping
         The request; see `magics.agent_requests`.
     patience : float
-        Seconds to wait for its begin and its answer. What has not begun by then never begins.
+        Seconds to wait for its answer. What has not begun in a quarter of that never begins.
 
     Returns
     -------
@@ -86,7 +88,7 @@ async def evaluate(
     """
     from jupyter_client.asynchronous import AsyncKernelClient
 
-    text = json.dumps({**request, "until": time.time() + patience / 2})
+    text = json.dumps({**request, "until": time.time() + patience / 4})
     expression = f"__import__('sky_jupyter.magics.agent_requests', fromlist=['answer']).answer({text!r})"
     content = {"code": "", "silent": True, "store_history": False, "allow_stdin": False}
     client = AsyncKernelClient()

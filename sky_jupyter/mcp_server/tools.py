@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Annotated, Any, TypeVar
 
+import anyio
+from anyio import to_thread
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
@@ -86,17 +88,31 @@ def _version() -> str:
 
 def _told(tool: F) -> F:
     """Return a tool whose foreseen errors reach the agent in words."""
+    if inspect.iscoroutinefunction(tool):
+
+        @functools.wraps(tool)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with _in_words():
+                return await tool(*args, **kwargs)
+
+        return awaited  # type: ignore[return-value]
 
     @functools.wraps(tool)
-    def telling(*args: Any, **kwargs: Any) -> Any:
-        try:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _in_words():
             return tool(*args, **kwargs)
-        except SkyError as error:
-            raise ToolError(plain(str(error))) from None
-        except (OSError, TimeoutError) as error:
-            raise ToolError(f"{type(error).__name__}: {first_line(error)}") from None
 
-    return telling  # type: ignore[return-value]
+    return called  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except SkyError as error:
+        raise ToolError(plain(str(error))) from None
+    except (OSError, TimeoutError) as error:
+        raise ToolError(f"{type(error).__name__}: {first_line(error)}") from None
 
 
 class PoolTools:
@@ -172,7 +188,7 @@ class PoolTools:
         found = self._access.evaluate(self._access.find(pool), request)
         return {key: value for key, value in found.items() if key != "status"}
 
-    def run_cell(
+    async def run_cell(
         self,
         code: Annotated[str, Field(description="Python, as in a cell below %%sky.", min_length=1, max_length=100_000)],
         pool: Pool = None,
@@ -187,16 +203,14 @@ class PoolTools:
         ] = 20.0,
     ) -> dict[str, Any]:
         """Run a cell on the ranks of a pool. It sees the notebook's names as a %%sky cell does; the last expression of each rank is in its output."""  # noqa: E501
-        row = self._access.find(pool)
+        row = await to_thread.run_sync(self._access.find, pool)
         request = {"action": "run", "code": code, "ranks": ranks, "timeout": timeout}
-        began = self._access.evaluate(row, request)
-        end = time.monotonic() + wait
-        with self._access.log(row) as source:
-            pages = _pages(source, began["run"])
-            while not _is_over(source, began["run"], pages) and time.monotonic() < end:
-                time.sleep(_LOOK)
-                pages = _pages(source, began["run"])
-            over = _is_over(source, began["run"], pages)
+        began = await to_thread.run_sync(self._access.evaluate, row, request)
+        with self._access.log(row) as source, anyio.move_on_after(wait):
+            while not await to_thread.run_sync(_is_over, source, began["run"]):  # noqa: ASYNC110 - other processes end it
+                await anyio.sleep(_LOOK)
+        pages = await to_thread.run_sync(_pages, source, began["run"])
+        over = await to_thread.run_sync(_is_over, source, began["run"])
         share = _MOST_TEXT // max(1, len(pages))
         shown = [_page(page, share, tail=True) for page in pages]
         return {"run": began["run"], "over": over, "notes": began["notes"], "nodes": shown}
@@ -210,7 +224,8 @@ def _pages(source: PagesContext, run: str) -> list[Page]:
         return []
 
 
-def _is_over(source: PagesContext, run: str, pages: list[Page]) -> bool:
+def _is_over(source: PagesContext, run: str) -> bool:
+    pages = _pages(source, run)
     if not pages or not all(page.over for page in pages):
         return False
     # A node may not have begun it when others have ended it.

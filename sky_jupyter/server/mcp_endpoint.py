@@ -7,7 +7,6 @@ sessions: each request is answered by itself, in JSON.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -20,6 +19,8 @@ from .handlers import Refused, SkyHandler
 
 # Jupyter's own, which no tool needs.
 _CREDENTIALS = ("authorization", "cookie", "x-xsrftoken")
+# Seconds that requests under way have to end.
+_ENDS = 5.0
 _MISSING = "the MCP server needs a package more: pip install 'sky-jupyter[mcp]'"
 Message = Mapping[str, Any]
 
@@ -69,19 +70,19 @@ class McpEndpoint:
             async with server.session_manager.run():
                 running.set_result(server.session_manager)
                 await self._stopped.wait()
-        except BaseException as error:
-            if not running.done():
-                running.set_exception(error)
-            raise
+        except Exception as error:
+            if running.done():
+                raise
+            # The request that wanted it gets this, and the next one tries again.
+            running.set_exception(error)
         finally:
             await asyncio.to_thread(access.close)
 
     async def stop(self) -> None:
-        """End the MCP server, if it has been started."""
+        """End the MCP server, if it has been started; a kernel that does not answer delays that no longer."""
         self._stopped.set()
         if self._task is not None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task}, timeout=_ENDS)
 
 
 class McpHandler(SkyHandler):
