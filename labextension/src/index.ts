@@ -1,5 +1,6 @@
 // What JupyterLab and Notebook 7 load.
+import autoSwitch from "./auto-switch";
 import panel from "./side-panel";
 import restoreRuns from "./restore-runs-plugin";
 
-export default [panel, restoreRuns];
+export default [autoSwitch, panel, restoreRuns];

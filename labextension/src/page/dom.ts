@@ -78,7 +78,7 @@ export function paint(node: HTMLElement, looks: Iterable<readonly [string, strin
 }
 
 /** Put a style sheet of ours on a document or a shadow root, once. */
-export function install(root: Document | ShadowRoot, name: "icons" | "pool" | "pools" | "run", css: string): void {
+export function install(root: Document | ShadowRoot, name: "auto" | "icons" | "pool" | "pools" | "run", css: string): void {
   const home = "head" in root ? root.head : root;
   if (!home.querySelector(`style[data-sky="${name}"]`)) {
     const style = document.createElement("style");

@@ -1,0 +1,87 @@
+import { describe, expect, it } from "vitest";
+
+import { AutoState } from "../../src/auto/state";
+
+type Slot = (sender: unknown, message: unknown) => void;
+
+/** A kernel that knows these requests, and what it was asked. */
+function kernel(answer: Record<string, unknown>, features = ["sky_auto_request"]) {
+  const asked: { type: string; content: unknown }[] = [];
+  const slots = new Set<Slot>();
+  const statuses = new Set<Slot>();
+  const signal = (held: Set<Slot>) => ({
+    connect: (slot: Slot) => (held.add(slot), true),
+    disconnect: (slot: Slot) => held.delete(slot),
+  });
+  return {
+    asked,
+    slots,
+    tell: (type: string, content: unknown) => slots.forEach((slot) => slot(null, { header: { msg_type: type }, content })),
+    end: () => statuses.forEach((slot) => slot(null, "restarting")),
+    kernel: {
+      clientId: "c",
+      username: "",
+      status: "idle",
+      connectionStatus: "connected",
+      iopubMessage: signal(slots),
+      statusChanged: signal(statuses),
+      sendControlMessage: (message: { header: { msg_type: string }; content: unknown }) => {
+        const type = message.header.msg_type;
+        asked.push({ type, content: message.content });
+        const content =
+          type === "kernel_info_request" ? { status: "ok", supported_features: features } : { status: "ok", ...answer };
+        return { done: Promise.resolve({ content }), dispose: () => undefined };
+      },
+    } as never,
+  };
+}
+
+const ON = { on: true, live: true, pool: "night", options: "--on head" };
+
+describe("the state of auto", () => {
+  it("is what the kernel answers, and later what it tells", async () => {
+    const here = kernel(ON);
+    let changes = 0;
+    const state = new AutoState(() => changes++);
+    state.follow(here.kernel);
+    expect(state.texts.shown).toBe(false);
+    await state.ask();
+    expect(state.texts).toMatchObject({ shown: true, label: "Cells on night" });
+    expect(state.texts.caption).toContain("%%sky --on head");
+    here.tell("sky_auto", { on: true, live: false, pool: "night" });
+    expect(state.texts.label).toBe("Pool night has ended");
+    const before = changes;
+    here.tell("status", { on: false });
+    expect(changes).toBe(before);
+  });
+
+  it("asks nothing of a kernel without the extension but what it knows", async () => {
+    const plain = kernel(ON, []);
+    const state = new AutoState(() => undefined);
+    state.follow(plain.kernel);
+    await state.ask();
+    expect(plain.asked.map((one) => one.type)).toEqual(["kernel_info_request"]);
+    expect(state.texts.shown).toBe(false);
+  });
+
+  it("is off in a kernel that begins anew, and follows one kernel at a time", async () => {
+    const [first, second] = [kernel(ON), kernel(ON)];
+    const state = new AutoState(() => undefined);
+    state.follow(first.kernel);
+    await state.ask();
+    first.end();
+    expect(state.on).toBe(false);
+    state.follow(second.kernel);
+    expect(first.slots.size).toBe(0);
+    state.follow(undefined);
+    expect(second.slots.size).toBe(0);
+  });
+
+  it("sends what is switched, and throws what is refused", async () => {
+    const here = kernel({ status: "error", message: "there is no pool" });
+    const state = new AutoState(() => undefined);
+    state.follow(here.kernel);
+    await expect(state.turn(true)).rejects.toThrow("there is no pool");
+    expect(here.asked.at(-1)).toEqual({ type: "sky_auto_request", content: { on: true } });
+  });
+});
