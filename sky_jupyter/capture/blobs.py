@@ -16,7 +16,7 @@ import pickle
 import sys
 import time
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -25,7 +25,7 @@ from typing import IO, Any
 from ..node.files.blob_cache import LEAST, STAMP
 from ..node.serialization.arrays import frame_of, root_of, view_of
 from ..node.serialization.global_names import code_reads
-from ..node.serialization.pickling import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
+from ..node.serialization.pickling import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band, read_blob
 from ..node.serialization.received_objects import Handle
 from ..util.atomic_write import atomic_write
 from .import_graph import imports_of_code
@@ -314,11 +314,7 @@ def pack(
         if first := {id(model) for model, _ in pickler.models.untied}:
             owners = alone.models.common(memo, first)
             pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners)
-    digest = hashlib.blake2b(pickled, digest_size=20)
-    hashes = tuple(_hash(buffer, tell) for buffer in buffers)
-    for buffer, hashed in zip(buffers, hashes, strict=True):
-        digest.update(len(buffer).to_bytes(8, "little") + hashed)
-    blob = Blob(digest.hexdigest(), pickled, tuple(buffers), hashes)
+    blob = _named(pickled, buffers, tell)
     codes = pickler.codes
     return Packed(
         blob,
@@ -330,6 +326,20 @@ def pack(
         files=frozenset(code.co_filename for code in pickler.carried),
         pickler=pickler,
     )
+
+
+def _named(pickled: bytes, buffers: Sequence[memoryview], tell: Tell) -> Blob:
+    digest = hashlib.blake2b(pickled, digest_size=20)
+    hashes = tuple(_hash(buffer, tell) for buffer in buffers)
+    for buffer, hashed in zip(buffers, hashes, strict=True):
+        digest.update(len(buffer).to_bytes(8, "little") + hashed)
+    return Blob(digest.hexdigest(), pickled, tuple(buffers), hashes)
+
+
+def blob_of(path: Path, tell: Tell = untold) -> Blob:
+    """Return a blob that a rank has written to a file, which may be removed then; nothing is unpickled."""
+    pickled, buffers = read_blob(path)
+    return _named(bytes(pickled), buffers, tell)
 
 
 def _pickled(

@@ -34,7 +34,7 @@ from .names_in_code import (
     words,
 )
 
-_INTERNAL = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[ido]h|_exit_code|In|Out|exit|quit|display|get_ipython")
+_INTERNAL = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[ido]h|_exit_code|_sky_copied|In|Out|exit|quit|display|get_ipython")
 _MODULES_OWN = {"name", "doc", "file", "spec", "loader", "package", "builtins", "builtin", "annotations", "session"}
 _MODULES_OWN |= {"cached", "dict", "annotate", "conditional_annotations", "path", "class", "main"}
 _OPTIONS = re.compile(r"(\s*-{1,2}\w+(\s+\d+)?(?=\s|$))*")

@@ -74,6 +74,9 @@ Examples::
   %sky put data/train.parquet
   %sky get checkpoints results/ --on 0,2
 
+  %sky copy --to 2
+  %sky copy model,step --from 0 --to 1-3
+
   %sky pull model --on head
   %sky pull losses --stack --as all_losses
 """

@@ -71,6 +71,11 @@ def _identifiers(text: str) -> tuple[str, ...]:
     return tuple(_identifier(word) for word in _words(text))
 
 
+def _checked_names(text: str) -> str:
+    _identifiers(text)
+    return text
+
+
 def _assignments(text: str) -> tuple[tuple[str, str], ...]:
     pairs = []
     # A comma parts two assignments only where another NAME= follows it.
@@ -164,6 +169,11 @@ def _run_id(text: str) -> str:
     if not _RUN_ID.match(text.lower()):
         raise ValueError
     return text.lower()
+
+
+def _rank(text: str) -> int:
+    (number,) = ranks(text)
+    return number
 
 
 def _off(text: str) -> str:
@@ -426,6 +436,8 @@ POD = Option(
 )
 NODES = Option("--on", "0,2-5|head", places, f"nodes {_FORMS}", "the nodes to bring it to (all)", ("head",))
 PULLED = Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks to bring it from (all)", ("head",))
+COPIED_FROM = Option("--from", "RANK", _rank, "a rank, or head", "the rank to copy from", ("head",), "source")
+COPIED_TO = Option("--to", "0,2-5", ranks, _RANKS, "the ranks to copy to (those that lack names)", ("head",), "ranks")
 AS = Option("--as", "OTHER", _identifier, "a Python name", "what it is called in the notebook (the same)", dest="alias")
 STACK = Switch("--stack", "one array of all ranks' values, which must have one shape: its first axis is the ranks")
 PREVIOUS = Switch("--previous", "with --pod: the log from before it was restarted, or replaced")
@@ -461,9 +473,11 @@ VERBS = {
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
     "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
+    "copy": "copy names from one rank to others: those that they lack, as after a rank has died, or NAMES",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
     "sweep": "end machines that were bought and that no pool has any more, and say what they cost",
 }
+_NAMES_COPIED = Positional("A,B", _checked_names, _NAMES, "which names (those that are lacking)")
 _VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
@@ -516,6 +530,7 @@ _OPTIONS = {
     "put": (NAME, NODES),
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
     "pull": (NAME, PULLED, AS),
+    "copy": (NAME, COPIED_FROM, COPIED_TO),
     "clean": (HOST, *HOSTS[1:]),
     "offers": tuple(option for option in POOL if option.flag in _ABOUT_MACHINES),
     "sweep": tuple(option for option in POOL if option.flag in ("--provider", "--profile", "--region", *_FINDING)),
@@ -547,6 +562,7 @@ TARGETS = {
     "get": _GET,
     "pull": (_VARIABLE,),
     "debug": (_RANK,),
+    "copy": (_NAMES_COPIED,),
 }
 # Of those, how many have to be given.
 NEEDED = {"put": 1, "get": 1, "pull": 1, "debug": 1}

@@ -95,6 +95,7 @@ class ParsedLine:
     last: int | None = None
     pods: tuple[int, ...] | None = None
     previous: bool = False
+    source: int | None = None
     on: Places | None = None
     out: str | None = None
     alias: str | None = None
@@ -353,7 +354,8 @@ def _agree(given: ParsedLine, prog: str) -> None:
         raise UsageError(
             f"{prog}: resize takes N, how many nodes there shall be, or {ADD.flag} and {REMOVE.flag}, which ones"
         )
-    if given.target is not None and given.name is not None and given.verb not in (*PATHS, "resize", "pull", "debug"):
+    other_targets = (*PATHS, "resize", "pull", "debug", "copy")
+    if given.target is not None and given.name is not None and given.verb not in other_targets:
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.last is not None and given.to is not None:
         raise UsageError(f"{prog}: --last and --to contradict each other: --to writes all; give one of them")

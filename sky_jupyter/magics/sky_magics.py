@@ -33,6 +33,7 @@ from ..session import cells
 from ..session.cells import Cell
 from ..session.pools import (
     attach_pool,
+    copy_names,
     describe,
     end_pool,
     get_files,
@@ -385,6 +386,15 @@ class SkyMagics(Magics):
         cells.gather(pool, self.shell.user_ns)
         cells.settle(pool)
         print(pull.pull(given, pool, self.shell.user_ns))
+
+    def do_copy(self, given: ParsedLine) -> None:
+        pool = pools.need(given.name)
+        cells.gather(pool, self.shell.user_ns)
+        cells.settle(pool)
+        for news in filter(None, cells.take_restarts(pool, self.shell.user_ns)):
+            print(news)
+        names = tuple(word.strip() for word in (given.target or "").split(",") if word.strip())
+        print(copy_names(pool, names, given.source, given.ranks, self.shell.user_ns))
 
     def do_runs(self, given: ParsedLine) -> None:
         print(runs_table.table(given.name))

@@ -317,7 +317,9 @@ def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
         return "all kernels are new", _both(listing("lost, as only the nodes had them", lost), back)
     ranks = rank_label(sorted(fresh))
     missing = listing(f"missing on {ranks}, while the others have them", lost)
-    return f"new kernels: {ranks}", _both(missing, back and f"{back}, on {ranks}")
+    named = "" if pool.spec.name == "default" else f" --name {pool.spec.name}"
+    way = f"`%sky copy --to {','.join(map(str, sorted(fresh)))}{named}` copies them from another rank"
+    return f"new kernels: {ranks}", _both(missing, back and f"{back}, on {ranks}", way if missing or back else "")
 
 
 def forget_sent(pool: Pool, fresh: Collection[int], namespace: dict[str, Any]) -> None:

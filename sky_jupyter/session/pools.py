@@ -22,6 +22,7 @@ from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.registry.rows import clock
 from ..pool.registry.stopped_pools import STOPPED
+from ..pool.transfer import copy_names as copying
 from ..pool.transfer.transfer_job import Transfer
 from ..providers import kinds, pool_listing
 from ..spec.pool_spec import PoolSpec
@@ -328,6 +329,28 @@ def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str 
     """
     with pool.shows(f"pull {name}") as view:
         return pool.pull(name, on, how, view.on_event, view.refresh)
+
+
+def copy_names(
+    pool: Pool,
+    names: Sequence[str],
+    source: int | None,
+    targets: Sequence[int] | None,
+    namespace: dict[str, Any],
+) -> str:
+    """Copy names from one rank to others, by default those that they lack; describe it in lines.
+
+    There is a view of it if it takes long.
+    """
+    source, groups = copying.plan(pool, namespace, names, source, targets)
+    if not groups:
+        return "no rank lacks a name that others have; `%sky names` lists them"
+    with pool.shows(f"copy from rank {source}") as view:
+        done = [
+            copying.copy(pool, group, source, ranks, namespace, view.on_event, view.refresh)
+            for group, ranks in groups.items()
+        ]
+    return copying.lines(done)
 
 
 def _shown(pool: Pool, title: str, move: Callable[..., Transfer]) -> Transfer:

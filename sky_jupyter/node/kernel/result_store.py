@@ -52,11 +52,13 @@ class ResultStore:
         return told
 
     def export(self, content: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
-        """Write the value of a run (``"of"``) or of a name (``"name"``) to a file.
+        """Write the value of a run (``"of"``), of a name (``"name"``) or of several (``"names"``) to a file.
 
         Returns what `result_values.give` returns; ``"gone"``, the reason why it is not there; or ``"lacks"``, the end
         of a message that no such name exists.
         """
+        if "names" in content:
+            return _give_names(content["names"], namespace, content["places"])
         if "name" in content:
             name = content["name"]
             value = namespace.get(name, _MISSING)
@@ -85,3 +87,21 @@ class ResultStore:
         if run in self._evicted:
             return f"it has made way for those of {self.most} newer runs; fetch a value sooner, or give it a name there"
         return "its process is a new one, and the values of the old one are gone"
+
+
+def _give_names(names: list[str], namespace: dict[str, Any], places: list[str]) -> dict[str, Any]:
+    """Write names and their values as a dict, without those that cannot be pickled: ``"left"`` says why."""
+    lacking = [name for name in names if name not in namespace]
+    if lacking:
+        known = [name for name in namespace if not name.startswith("_")]
+        return {"lacks": f"{lacking[0]!r}{nearest(lacking[0], known)}"}
+    values = {name: namespace[name] for name in names}
+    told = result_values.give(values, places, name="names", strict=True)
+    if "unpicklable" not in told:
+        return told
+    reasons = {name: result_values.why_unpicklable(value, name) for name, value in values.items()}
+    left = {name: why for name, why in reasons.items() if why}
+    values = {name: value for name, value in values.items() if name not in left}
+    if not values:
+        return {"type": "dict", "repr": "{}", "left": left}
+    return {**result_values.give(values, places, name="names", strict=True), "left": left}

@@ -65,11 +65,11 @@ def load_blob(path: str | PathLike[str]) -> Any:
     They are private and writable; unchanged pages are shared by all processes that load the file. A relative path is
     searched in the node's blob folders. Raises ValueError when the file is not a complete blob.
     """
-    pickled, buffers = _read_blob(path)
+    pickled, buffers = read_blob(path)
     return pickle.loads(pickled, buffers=buffers)
 
 
-def _read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
+def read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
     """Return a blob file's pickle and buffers."""
     view = _mapped(path, HEAD.size)
     magic, pickled, count = HEAD.unpack_from(view)
@@ -139,7 +139,7 @@ def _load_tied(content: dict[str, Any], held: SentObjects) -> Any:
     if not plain:
         return load_blob(content["blob"])
     try:
-        return held.load(*_read_blob(content["blob"]))
+        return held.load(*read_blob(content["blob"]))
     except Unresolved:
         return load_blob(plain[0])
 
@@ -206,14 +206,14 @@ def _bind_value(one: list[Any], namespace: dict[str, Any], own: set[str], held: 
         if not more:
             namespace[name] = _explained(name, load_blob, path)
             return
-        namespace[name] = _explained(name, lambda path: held.load(*_read_blob(path), more[0]), path)
+        namespace[name] = _explained(name, lambda path: held.load(*read_blob(path), more[0]), path)
         held.name(name, namespace[name], more[0])
         return
     names, (unit, plain) = [each for each in name if each not in own], more
     if not names:
         return
     try:
-        values = _explained(" and ".join(map(repr, names))[1:-1], lambda path: held.load(*_read_blob(path), unit), path)
+        values = _explained(" and ".join(map(repr, names))[1:-1], lambda path: held.load(*read_blob(path), unit), path)
     except Unresolved:
         for each in names:
             namespace[each] = _explained(each, load_blob, plain[each])

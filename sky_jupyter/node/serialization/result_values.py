@@ -171,6 +171,18 @@ def give(
     return {**told, "path": _write(pickled, buffers, places)}
 
 
+def why_unpicklable(value: Any, name: str) -> str:
+    """Return why a value, or a part of it, cannot be pickled; empty if it can."""
+    try:
+        _packed(value, ResultPickler)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kept = _instead(value, error, ResultPickler, name)
+        return (kept if isinstance(kept, unpicklable_placeholders.RemoteRepr) else first_standin(kept)).reason
+    return ""
+
+
 def first_standin(value: Any) -> unpicklable_placeholders.RemoteRepr:
     """Return the first placeholder in a container."""
     for item in value.values() if isinstance(value, dict) else value:

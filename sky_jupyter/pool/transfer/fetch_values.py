@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +69,8 @@ class FetchedValue:
     unpicklable: str = ""
     gone: str = ""
     lacks: str | None = None
+    # Of several names: those that cannot be pickled, with the reason.
+    left: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, rank: int, end: Mapping[str, Any]) -> FetchedValue:
@@ -82,6 +84,7 @@ class FetchedValue:
             rank,
             Path(path) if isinstance(path, str) else None,
             shape=tuple(shape) if isinstance(shape, (list, tuple)) else None,
+            left={str(name): str(why) for name, why in dict(end.get("left") or {}).items()},
             **texts,
         )
 
