@@ -5,6 +5,7 @@ import { Widget } from "@lumino/widgets";
 
 import { drawAsText, foreignVersion } from "./page/fallback-text";
 import { kernelOf } from "./pool/notebook-kernel";
+import { copies } from "./run/copy-names";
 import { PanelMount } from "./pool/mount";
 import { actions, type Kernel, Refusal, Subscription, VIEW_REQUEST } from "./run/kernel-requests";
 import type { Host } from "./run/display-context";
@@ -337,12 +338,14 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private host(): Host {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
     const pool = (place: HTMLElement) => new PanelMount(place, () => kernelOf(this), this.run.pool);
+    const standing = this.note ? undefined : kernelOf(this);
+    const copying = standing ? copies(standing, () => this.run.pool) : {};
     if (!this.kernel || !this.told) {
       const log = this.journal ? { log: this.journal } : {};
       const note = this.note ? { note: this.note } : {};
-      return { draw, ...log, ...note, ...(kernelOf(this) && !this.note ? { pool } : {}) };
+      return { draw, ...log, ...note, ...(standing ? { pool, ...copying } : {}) };
     }
-    return { draw, pool, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
+    return { draw, pool, ...copying, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
   }
 
   /** Have the notebook's own renderers draw an item, with as much trust as this output has. */

@@ -33,6 +33,7 @@ from .open_pools import pools
 from .pool import Pool
 from .runs import event_pages
 from .runs.run import Run
+from .transfer import copy_names
 
 _log = logging.getLogger(__name__)
 REQUEST = "sky_request"
@@ -290,6 +291,11 @@ def _runs(request: Request) -> Answer:
     return {"runs": sorted(rows, key=lambda row: -row["began"])[:most]}
 
 
+def _lacking(request: Request) -> Answer:
+    lacks = copy_names.missing(_need(request.pool), {})
+    return {"ranks": [rank for rank, names in lacks.items() if names]}
+
+
 ACTIONS: Mapping[str, Callable[[Request], Answer]] = {
     "status": _status,
     "interrupt": _interrupt,
@@ -300,6 +306,7 @@ ACTIONS: Mapping[str, Callable[[Request], Answer]] = {
     "names": _names,
     "log": _page,
     "runs": _runs,
+    "lacking": _lacking,
 }
 
 

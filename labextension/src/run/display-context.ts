@@ -18,6 +18,9 @@ export interface Host {
   interrupt?(): Promise<string>;
   where?(): Promise<string>;
   log?(rank: number, from: number, count: number, form: "events" | "text"): Promise<LogPage>;
+  /** The ranks that lack names which others have, and how these get them. */
+  lacking?(): Promise<number[]>;
+  copyTo?(ranks: number[]): Promise<string>;
   /** What is to be said of why these are not there. */
   note?: string;
   /** Open the panel of the run's pool in a place. */

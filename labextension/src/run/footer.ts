@@ -2,6 +2,7 @@
 
 import { strip } from "./ansi";
 import { write } from "./coloured-text";
+import { copyButton } from "./copy-names";
 import { make } from "./dom";
 import { fold, rankLabel } from "./folding";
 import type { Host } from "./display-context";
@@ -35,6 +36,7 @@ export class Footer {
       tab,
       model.notices.length,
       host.note,
+      host.copyTo !== undefined,
       model.finished,
       [...ranks, ...model.unseen].map((one) => [one.state, one.result !== undefined]),
     ]);
@@ -66,6 +68,10 @@ export class Footer {
       const node = make("div", "sky-aside");
       node.textContent = text;
       this.node.append(node);
+      const button = copyButton(text, host);
+      if (button) {
+        this.node.append(button);
+      }
     }
   }
 }

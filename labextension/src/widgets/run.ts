@@ -1,6 +1,7 @@
 // The run view as an anywidget: for front ends that have no extension of ours: marimo, VS Code, Colab; others when asked for.
 import { drawAsText, foreignVersion } from "../page/fallback-text";
 import { actions, type Kernel } from "../run/kernel-requests";
+import { copies } from "../run/copy-names";
 import type { Host } from "../run/display-context";
 import { RunModel } from "../run/model";
 import { reason } from "../run/dom";
@@ -26,7 +27,8 @@ export default () => ({
     const run = new RunModel();
     const kernel = model.widget_manager?.kernel;
     const facts = () => ({ run: run.run, pool: run.pool });
-    const host: Host = { draw: drawPlain, ...(kernel?.sendControlMessage ? actions(kernel, facts) : {}) };
+    const reached = kernel?.sendControlMessage ? { ...actions(kernel, facts), ...copies(kernel, () => run.pool) } : {};
+    const host: Host = { draw: drawPlain, ...reached };
     const view = new RunView(run, host);
     let loaded = false;
     const load = () => {
