@@ -171,7 +171,7 @@ def _run_id(text: str) -> str:
     return text.lower()
 
 
-def _rank(text: str) -> int:
+def _one_rank(text: str) -> int:
     (number,) = ranks(text)
     return number
 
@@ -436,7 +436,7 @@ POD = Option(
 )
 NODES = Option("--on", "0,2-5|head", places, f"nodes {_FORMS}", "the nodes to bring it to (all)", ("head",))
 PULLED = Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks to bring it from (all)", ("head",))
-COPIED_FROM = Option("--from", "RANK", _rank, "a rank, or head", "the rank to copy from", ("head",), "source")
+COPIED_FROM = Option("--from", "RANK", _one_rank, "a rank, or head", "the rank to copy from", ("head",), "source")
 COPIED_TO = Option("--to", "0,2-5", ranks, _RANKS, "the ranks to copy to (those that lack names)", ("head",), "ranks")
 AS = Option("--as", "OTHER", _identifier, "a Python name", "what it is called in the notebook (the same)", dest="alias")
 STACK = Switch("--stack", "one array of all ranks' values, which must have one shape: its first axis is the ranks")
