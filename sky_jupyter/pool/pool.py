@@ -167,6 +167,7 @@ class Pool:
         take_up(pool.lifecycle, row, record, take_over, tick)
         with contextlib.suppress(SkyError, OSError, FutureTimeout):
             take_stock(pool)
+            pool.sources.extend(row.code for row in reversed(pool.registry.runs(pool.id, _MOST_SOURCES)) if row.cell)
             remote.tidy(pool.hosts, [id for id, facts in pool.runs().items() if not facts["over"]])
         return pool
 

@@ -102,6 +102,9 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
         assert [f"line {i}" in cell.run for i in (0, 1, 148, 149)] == [True] * 4, cell.displays
         assert page.value("_sky.values") == ["the end", "the end"]
         assert page.value("_sky.stdout(1).count('line')") == 150
+        # While its ranks are busy, Tab and Shift-Tab go by these.
+        page.run("import sky_jupyter.pool.open_pools as opened")
+        assert page.value("any('first = ' in source for source in opened.pools.current.sources)")
         assert page.run("%%sky\nfirst").status == "ok"
         assert page.value("_sky.values") == ["here", "here"]
         listed = page.run(f"%sky runs --name {name}").stream()

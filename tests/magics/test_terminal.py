@@ -23,8 +23,14 @@ COLUMNS, LINES = 100, 40
 class Terminal:
     """An IPython at its prompt."""
 
-    def __init__(self, folder) -> None:
-        command = ["-m", "IPython", "--simple-prompt", "--no-banner", "--HistoryManager.enabled=False"]
+    def __init__(self, folder, *, simple: bool = True) -> None:
+        command = [
+            "-m",
+            "IPython",
+            *(["--simple-prompt"] if simple else []),
+            "--no-banner",
+            "--HistoryManager.enabled=False",
+        ]
         environment = {**os.environ, "IPYTHONDIR": str(folder), "TERM": "xterm-256color", "PYTHON_COLORS": "0"}
         for name in ("NO_COLOR", "SKY_VIEW", "COLUMNS", "LINES"):
             environment.pop(name, None)
@@ -39,7 +45,8 @@ class Terminal:
         )
         self.emulator, self.folder = Emulator(COLUMNS, LINES), folder
         self.process.logfile_read = self
-        self.process.expect(PROMPT)
+        if simple:
+            self.process.expect(PROMPT)
 
     def write(self, text: str) -> None:
         """What came goes to the emulator, too."""
@@ -64,10 +71,19 @@ class Terminal:
         # The last is the prompt that has just come.
         return text[typed[-1] :].rpartition("\nIn [")[0].rstrip()
 
-    def seen(self, pattern: str) -> list[str]:
+    def pressed_until(self, key: str, pattern: str) -> None:
+        """Press a key until the screen has this on it: on a busy machine a rank may be late."""
+        for _ in range(60):
+            self.process.send(key)
+            with contextlib.suppress(AssertionError):
+                self.seen(pattern, seconds=1)
+                return
+        raise AssertionError("\n".join(self.emulator.shown))
+
+    def seen(self, pattern: str, seconds: float = 60) -> list[str]:
         """Wait until the screen, as it is just then, has this on it; its rows."""
-        end = time.monotonic() + 60
-        while not re.search(pattern, "\n".join(self.emulator.shown)):
+        end = time.monotonic() + seconds
+        while not re.search(pattern, "\n".join(self.emulator.shown), re.MULTILINE):
             assert time.monotonic() < end, self.emulator.shown
             with contextlib.suppress(pexpect.TIMEOUT):
                 self.process.read_nonblocking(4096, timeout=0.2)
@@ -142,3 +158,30 @@ def test_an_interrupt_reaches_the_ranks(terminal):
     assert "KeyboardInterrupt: rank 0 interrupted" in shown
     assert re.search(r"(?m)^begun\n● sky · stopped · 1 rank · [\d.]+ s · interrupted$", shown)
     assert "Out: 2" in terminal.run("%%sky --name stopped\n1 + 1")
+
+
+@pytest.mark.slow
+def test_tab_knows_the_names_of_the_nodes_and_a_question_shows_them(tmp_path):
+    # Enter alone may go to the next line; after Escape it runs the cell.
+    run = "\x1b\r"
+    opened = Terminal(tmp_path, simple=False)
+    try:
+        opened.seen(r"In \[1\]")
+        opened.process.send(f"%load_ext sky_jupyter{run}")
+        opened.seen(r"In \[2\]")
+        opened.process.send(f"%%sky --nodes 1 --name tab\rvars()['model' + '_there'] = [1]{run}")
+        opened.seen(r"In \[3\]")
+        opened.process.send("%%sky\rmodel_th")
+        opened.pressed_until("\t", r"model_there$")
+        opened.process.send(".appe")
+        opened.pressed_until("\t", r"model_there\.append$")
+        opened.process.send(run)
+        opened.seen(r"Out: <function list\.append")
+        opened.seen(r"In \[4\]")
+        opened.process.send(f"%%sky\rmodel_there?{run}")
+        opened.seen(r"String form: \[1\]")
+        opened.seen(r"In \[5\]")
+        opened.process.send(f"exit{run}")
+        opened.process.expect(pexpect.EOF)
+    finally:
+        opened.process.close(force=True)
