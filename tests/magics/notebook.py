@@ -116,18 +116,20 @@ class Notebook:
         *,
         until: Callable[[Cell], bool] | None = None,
         timeout: float = 240,
-        answers: Iterable[str] | None = None,
+        answers: Iterable[str | None] | None = None,
     ) -> Cell:
         """Run a cell to its end; where ``until`` comes true, the user interrupts the kernel, once.
 
-        What is asked is answered in turn; without answers the front end takes none, as nbconvert's.
+        What is asked is answered in turn, None not at all; without answers the front end takes none, as nbconvert's.
         """
         cell, began = Cell(), time.perf_counter()
         given = iter(answers or ())
 
         def answer(message: dict[str, Any]) -> None:
             cell.asked.append((message["content"]["prompt"], message["content"]["password"]))
-            self.client.input(next(given))
+            text = next(given)
+            if text is not None:
+                self.client.input(text)
 
         waiting = [until] if until is not None else []
 

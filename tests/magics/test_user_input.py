@@ -68,9 +68,9 @@ def test_a_hidden_answer_is_shown_as_dots(book: Notebook) -> None:
 
 
 def test_an_interrupt_while_a_rank_asks_ends_the_cell_and_keeps_all_names(book: Notebook) -> None:
-    def press() -> Iterator[str]:
+    def press() -> Iterator[None]:
         book.manager.interrupt_kernel()
-        yield ""
+        yield None
 
     cell = book.run("%%sky\nkept = rank\ninput('who? ') if rank else None", answers=press())
     assert (cell.status, cell.error_name) == ("error", "KeyboardInterrupt")
@@ -127,9 +127,9 @@ def test_what_a_failure_kept_alive_is_free_when_the_next_cell_begins(book: Noteb
 
 
 def test_an_interrupt_in_a_debugger_ends_the_cell(book: Notebook) -> None:
-    def press() -> Iterator[str]:
+    def press() -> Iterator[None]:
         book.manager.interrupt_kernel()
-        yield ""
+        yield None
 
     cell = book.run("%%sky --on 1\nbreakpoint()\nrank", answers=press())
     assert (cell.status, cell.error_name) == ("error", "KeyboardInterrupt")
