@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -575,6 +576,16 @@ def test_a_folder_in_a_place_of_another_time_goes_by_its_own_description(
     dead_pool(registry, id, folders=json.dumps([str(ours), str(others), str(unknown)]))
     sweep(registry)
     assert [folder.exists() for folder in (ours, others, unknown)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("state", "outlives"), [("starting", False), ("ready", True), ("ending", False)])
+def test_a_kept_pool_whose_owner_died_amid_its_start_or_end_is_not_attached_to(
+    registry: Registry, state: str, outlives: bool
+) -> None:
+    registry.intend("p1", "x", "local", 1, True)
+    (row,) = registry.pools()
+    assert replace(row, state=state).outlives
+    assert replace(row, state=state, owner=4_000_000, owner_started=1.0).outlives is outlives
 
 
 def test_a_pool_whose_owner_lives_is_left_alone(registry: Registry, leftovers: Callable[..., Path]) -> None:

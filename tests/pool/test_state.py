@@ -7,11 +7,13 @@ import itertools
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sky_jupyter
 from sky_jupyter.errors import PoolError
+from sky_jupyter.pool.hosts.launch import Host
 from sky_jupyter.pool.lifecycle.state_machine import TRANSITIONS, IllegalTransition, PoolState, StateMachine
 from tests.pool.pools import local_pool, run
 from tests.took import Took
@@ -140,3 +142,31 @@ def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready
         see="what has happened, and that `%sky restart` makes the pool anew; it was said to be ready",
         kept="nothing of the kernels, as in any restart",
     )
+
+
+def test_a_pool_that_another_thread_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where its time is over during its start: the process exits after that, and must not leave half of it.
+    begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def held(host: Host, *arguments: Any, **named: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60.0)
+        return end(host, *arguments, **named)
+
+    def down() -> None:
+        pool.down()
+        over.set()
+
+    end = Host.end
+    with local_pool(nodes=1) as pool:
+        monkeypatch.setattr(Host, "end", held)
+        ending = threading.Thread(target=pool.lifecycle.expire, args=("its time is over",))
+        ending.start()
+        assert begun.wait(60.0)
+        second = threading.Thread(target=down)
+        second.start()
+        assert not over.wait(0.3)
+        go_on.set()
+        second.join()
+        assert pool.unended == []
+        ending.join()

@@ -166,8 +166,8 @@ class PoolLifecycle:
         self.launches_done.set()
         # The plugins' contexts in the notebook.
         self._client = contextlib.ExitStack()
-        # Whether its end has been recorded.
-        self._closed = False
+        # Whether its end has been recorded; the thread that ends it, 0 for none, and whether that is done.
+        self._closed, self._ender, self._has_ended = False, 0, threading.Event()
 
     @property
     def state(self) -> PoolState:
@@ -401,7 +401,7 @@ class PoolLifecycle:
         return control
 
     def down(self, tell: Tell = silently) -> None:
-        """End the pool: its processes, sockets and files. Idempotent.
+        """End the pool: its processes, sockets and files. Idempotent; waits for another thread that is at it.
 
         A pool that another manager has taken over is only forgotten here; so is a pool that a fork inherited.
 
@@ -413,9 +413,21 @@ class PoolLifecycle:
         """
         self._before_end()
         ours = not self.states.is_over and self.owner == os.getpid()
+        if ours:
+            self._ender = threading.get_ident()
         self.states.to(PoolState.ENDED, self._why_over)
         if not ours:
+            if self._ender not in (0, threading.get_ident()):
+                # This process may exit next, and the rest of the pool with that thread.
+                self._has_ended.wait(self.spec.options.shutdown_timeout)
             return
+        try:
+            self._end(tell)
+        finally:
+            self._has_ended.set()
+
+    def _end(self, tell: Tell) -> None:
+        """End the pool, which is in the state ENDED."""
         self.provisioning.stop()
         self.replacement.stop()
         if (change := self.resizing) is not None:

@@ -103,7 +103,9 @@ class PoolRow:
     def outlives(self) -> bool:
         """Return whether a later notebook can attach to it."""
         left = self.provider != "local" and self.state == "ready" and not self.owner_lives
-        return (self.keep or left) and not self.unfinished and self.state != "stopped"
+        # Nobody goes on with a local pool whose owner died during its start or end.
+        cut = self.provider == "local" and self.state in ("starting", "ending") and not self.owner_lives
+        return (self.keep or left) and not (cut or self.unfinished) and self.state != "stopped"
 
     @property
     def unfinished(self) -> bool:
