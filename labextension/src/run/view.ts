@@ -69,7 +69,7 @@ export class RunView {
     this.sight = new Viewport(model);
     const head = this.head;
     head.add("follow", "pause", "Pause", () => this.follow(!this.following));
-    this.barsButton = head.add("bars", "bars", "", () => {
+    this.barsButton = head.add("bars", "bars", "Progress bars", () => {
       this.bars.change();
       this.now();
     });

@@ -66,6 +66,7 @@ describe("the view", () => {
 
   beforeEach(() => begin(2));
   afterEach(() => {
+    localStorage.clear();
     view.detach();
     view.node.remove();
   });
@@ -147,6 +148,57 @@ describe("the view", () => {
     await told(["e", 0, { state: "done", note: "", traceback: "" }], ["over", 1]);
     expect(foot?.querySelectorAll("details:not([open]) > pre").length).toBe(1);
     expect(foot?.querySelector("summary")?.textContent).toBe("rank 1: ValueError: no data");
+  });
+
+  it("shows pictures of ranks beside each other, and hands one to the page that opens it in a tab", async () => {
+    const png = (data: string) => ({ "image/png": data });
+    await told(["d", 0, null, png("AAAA"), {}], ["d", 1, null, png("BBBB"), {}]);
+    expect(view.node.querySelectorAll(".sky-many > .sky-picture").length).toBe(2);
+    const opened: unknown[] = [];
+    const take = (event: Event) => {
+      event.preventDefault();
+      opened.push((event as CustomEvent).detail);
+    };
+    document.addEventListener("sky-open-picture", take);
+    view.node.querySelectorAll<HTMLButtonElement>(".sky-open")[1].click();
+    document.removeEventListener("sky-open-picture", take);
+    expect(opened).toEqual([{ kind: "image/png", data: "BBBB", title: "rank 1" }]);
+  });
+
+  it("shows when lines came, for all runs of this browser, and not when it is turned off again", async () => {
+    const stamps = () => [...view.node.querySelectorAll(".sky-time")].map((one) => one.textContent);
+    button("Times").click();
+    await told(["s", 0, "first\n"]);
+    expect(stamps()).toEqual([expect.stringMatching(/^\d\d:\d\d:\d\d$/)]);
+    begin(1);
+    expect(button("Times").getAttribute("aria-pressed")).toBe("true");
+    button("Times").click();
+    await told(["s", 0, "second\n"]);
+    expect(stamps()).toEqual([]);
+  });
+
+  it("marks the first line that tells of an error, and keeps still there", async () => {
+    await told(["s", 0, "fine\nValueError: no data\nmore\n"]);
+    button("First error").click();
+    await drawn();
+    expect([...view.node.querySelectorAll(".sky-found")].map((row) => row.textContent)).toEqual(["0ValueError: no data"]);
+    expect(button("Follow")).toBeDefined();
+  });
+
+  it("is made higher and lower with the arrow keys", async () => {
+    await told(["s", 0, "first\n"]);
+    const grip = view.node.querySelector(".sky-grip") as HTMLElement;
+    const log = view.node.querySelector(".sky-log") as HTMLElement;
+    Object.defineProperty(log, "clientHeight", { get: () => 420 });
+    grip.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowDown" }));
+    expect(log.style.maxHeight).toBe("456px");
+    grip.dispatchEvent(new MouseEvent("dblclick"));
+    expect(log.style.maxHeight).toBe("var(--sky-height)");
+  });
+
+  it("has a name and a tooltip for each button", () => {
+    const buttons = [...view.node.querySelectorAll("button.sky-icon-button")];
+    expect(buttons.filter((one) => !one.textContent || !one.getAttribute("title"))).toEqual([]);
   });
 
   it("tells how ranks fare whose output is not shown", async () => {
