@@ -473,7 +473,7 @@ VERBS = {
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
     "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
-    "copy": "copy names from one rank to others: those that they lack, as after a rank has died, or NAMES",
+    "copy": "copy names from one rank to others: those that they lack, as after a death, or A,B",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
     "sweep": "end machines that were bought and that no pool has any more, and say what they cost",
 }
