@@ -79,7 +79,7 @@ export class ScrollPane {
   /** The line that was looked for. */
   private marked: { key: object; line: number } | undefined;
   /** By it a person changes the height. */
-  readonly grip = new Grip(this.node, () => this.drawSight(this.blocks));
+  readonly grip = new Grip(this.node, () => this.resize());
 
   /** `above` scrolls with the lines; `scrolled` is told when a person has, and whether up to the top. */
   constructor(
@@ -146,6 +146,17 @@ export class ScrollPane {
       const top = node.offsetTop - this.node.offsetTop + row * LINE;
       this.node.scrollTop = Math.max(0, top - this.node.clientHeight / 3);
       this.lastTop = this.node.scrollTop;
+    }
+  }
+
+  /** It has another height: whoever followed the newest lines still sees them. */
+  private resize(): void {
+    if (this.following) {
+      this.drawEnd(this.blocks);
+      this.node.scrollTop = END;
+      this.lastTop = this.node.scrollTop;
+    } else {
+      this.drawSight(this.blocks);
     }
   }
 
