@@ -338,12 +338,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private host(): Host {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
     const pool = (place: HTMLElement) => new PanelMount(place, () => kernelOf(this), this.run.pool);
-    const standing = this.note ? undefined : kernelOf(this);
-    const copying = standing ? copies(standing, () => this.run.pool) : {};
+    const copying = this.note ? {} : copies(() => kernelOf(this), () => this.run.pool);
     if (!this.kernel || !this.told) {
       const log = this.journal ? { log: this.journal } : {};
       const note = this.note ? { note: this.note } : {};
-      return { draw, ...log, ...note, ...(standing ? { pool, ...copying } : {}) };
+      return { draw, ...log, ...note, ...copying, ...(kernelOf(this) && !this.note ? { pool } : {}) };
     }
     return { draw, pool, ...copying, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
   }

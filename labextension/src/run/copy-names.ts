@@ -21,23 +21,24 @@ interface IOPub {
   content: { text?: unknown };
 }
 
-/** What a page can do about missing names, where its kernel runs lines. */
-export function copies(kernel: Kernel, pool: () => string): Pick<Host, "lacking" | "copyTo"> {
-  const { requestExecute } = kernel as Executing;
-  if (!requestExecute) {
-    return {};
-  }
+// A page that opens has its kernel later than its outputs; so often, and so many milliseconds apart, it is looked for.
+const [LOOKS, APART] = [60, 500];
+
+/** What a page can do about missing names; `find` gives the kernel, once there is one that runs lines. */
+export function copies(find: () => Kernel | undefined, pool: () => string): Required<Pick<Host, "lacking" | "copyTo">> {
   return {
     lacking: async () => {
+      const kernel = await arrived(find);
       const { ranks } = await ask(kernel, "sky_request", { action: "lacking", ...(pool() ? { pool: pool() } : {}) });
       return Array.isArray(ranks) ? ranks.filter((rank) => Number.isSafeInteger(rank)) : [];
     },
     copyTo: async (ranks) => {
+      const kernel = await arrived(find);
       // What is run comes from an output: nothing but numbers and a pool's name gets into it.
       const to = ranks.filter((rank) => Number.isSafeInteger(rank)).join(",");
       const name = POOL.test(pool()) ? ` --name ${pool()}` : "";
       const code = `%sky copy --to ${to}${name}`;
-      const future = requestExecute.call(kernel, { code, store_history: false, stop_on_error: false }, true);
+      const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false }, true);
       const told: string[] = [];
       future.onIOPub = ({ header, content }) => {
         if (header.msg_type === "stream" && typeof content.text === "string") {
@@ -52,6 +53,17 @@ export function copies(kernel: Kernel, pool: () => string): Pick<Host, "lacking"
       return text;
     },
   };
+}
+
+async function arrived(find: () => Kernel | undefined): Promise<Kernel & Required<Executing>> {
+  for (let looked = 0; !find() && looked < LOOKS; looked++) {
+    await new Promise((resolve) => setTimeout(resolve, APART));
+  }
+  const kernel = find() as (Kernel & Executing) | undefined;
+  if (!kernel?.requestExecute) {
+    throw new Error("there is no kernel that copies");
+  }
+  return kernel as Kernel & Required<Executing>;
 }
 
 /** A button for a notice that names ranks which lack names; it shows itself while they do. */

@@ -27,7 +27,7 @@ export default () => ({
     const run = new RunModel();
     const kernel = model.widget_manager?.kernel;
     const facts = () => ({ run: run.run, pool: run.pool });
-    const reached = kernel?.sendControlMessage ? { ...actions(kernel, facts), ...copies(kernel, () => run.pool) } : {};
+    const reached = kernel?.sendControlMessage ? { ...actions(kernel, facts), ...copies(() => kernel, () => run.pool) } : {};
     const host: Host = { draw: drawPlain, ...reached };
     const view = new RunView(run, host);
     let loaded = false;

@@ -47,14 +47,14 @@ describe("the button beside the notice of a death", () => {
         return { done: Promise.resolve({ content: { status: "ok" } }), onIOPub: () => undefined };
       },
     };
-    await copies(kernel as never, () => "night").copyTo!([1, 2]);
-    await copies(kernel as never, () => "x; import os").copyTo!([1]);
+    await copies(() => kernel as never, () => "night").copyTo([1, 2]);
+    await copies(() => kernel as never, () => "x; import os").copyTo([1]);
     expect(lines).toEqual(["%sky copy --to 1,2 --name night", "%sky copy --to 1"]);
   });
 
   it("says why it was refused", async () => {
     const done = Promise.resolve({ content: { status: "error", evalue: "pool 'default' has ended" } });
     const kernel = { requestExecute: () => ({ done, onIOPub: () => undefined }) };
-    await expect(copies(kernel as never, () => "default").copyTo!([2])).rejects.toThrow("has ended");
+    await expect(copies(() => kernel as never, () => "default").copyTo([2])).rejects.toThrow("has ended");
   });
 });
