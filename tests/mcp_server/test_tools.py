@@ -169,8 +169,9 @@ def test_over_stdio_an_agent_looks_and_runs_nothing_unless_the_person_allows_it(
     monkeypatch.setenv("A_TOKEN", SECRET)
     program = StdioServerParameters(command=sys.executable, args=["-m", "sky_jupyter", "mcp"], env=dict(os.environ))
     agent = Agent(program)
-    assert set(agent.tools()) == READING
-    assert all(tool.description for tool in agent.tools().values())
+    tools = agent.tools()
+    assert set(tools) == READING
+    assert all(tool.description for tool in tools.values())
     found = agent.call("list_pools")
     assert NAME in [pool["name"] for pool in found["pools"]]
     assert SECRET not in str(found)
