@@ -2,5 +2,6 @@
 import autoSwitch from "./auto-switch";
 import panel from "./side-panel";
 import restoreRuns from "./restore-runs-plugin";
+import runEnds from "./run-end-plugin";
 
-export default [autoSwitch, panel, restoreRuns];
+export default [autoSwitch, panel, restoreRuns, runEnds];

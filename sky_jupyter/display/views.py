@@ -182,6 +182,11 @@ def _run_view(title: str, ranks: Sequence[int], *, results: bool, pool: str, uns
     return TerminalRunView(ranks, results=results)
 
 
+def can_be_let_go(view: RunView) -> bool:
+    """Tell whether another thread can draw a view, once ``view.let_go()`` was called; others need a cell that waits."""
+    return hasattr(view, "let_go")
+
+
 def mute(pool: str, *, off: bool = False) -> None:
     """Show no view of a pool's function calls; ``off`` shows them again.
 

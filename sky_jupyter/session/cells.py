@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,13 +12,14 @@ from ..display import views as display
 from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
 from ..errors import PoolError
-from ..pool.base.events import NoticeEvent, Tape
+from ..pool.base.events import Event, Listener, NoticeEvent, Tape
 from ..pool.open_pools import pools
 from ..pool.pool import DEFAULT_GRACE, Detached, Pool
 from ..pool.runs.result import CellError, CellResult
 from ..pool.runs.run import Run
 from ..pool.transfer import send_values
 from ..util.text import rank_label
+from .background_runs import BackgroundView, notify_at_end
 from .pools import renew_taken
 
 RESULT = "_sky"
@@ -113,10 +115,14 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
             ranks=pool.spec.world_size,
             tell=send_values.reading(late.on_event, late.refresh),
         )
-    tape = Tape() if cell.detach else None
     view: Any = display.NullView() if cell.quiet else run_view(pool, cell.ranks, cell.shown)
     if cell.saved is not None:
         display.keep(view, cell.saved)
+    tape = Tape() if cell.detach else None
+    is_live = display.can_be_let_go(view)
+    listener: Listener = view.on_event
+    if tape is not None:
+        listener = functools.partial(_record, tape, view.on_event) if is_live else tape
     with pool.stopping():
         with display.DelayedView("values") as late:
             run = pool.begin_cell(
@@ -131,17 +137,26 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
                 follow=cell.exclude != "all",
                 asks=tape is None and can_ask(),
                 pager=min(cell.shown, default=None),
-                listener=view.on_event if tape is None else tape,
+                listener=listener,
                 on_send=late.on_event,
                 tick=late.refresh,
             )
         note_source(pool, cell.source)
+        notify_at_end(pool, run)
         if tape is None:
             attend(pool, run, view, namespace, cell.out)
         else:
             pool.detached[run.id] = Detached(run, tape, cell.out)
             bound = f" and assigns {cell.out}, as the next cell on the pool does" if cell.out else ""
             print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
+            if is_live:
+                view.let_go()
+                BackgroundView(view, run)
+
+
+def _record(tape: Tape, shown: Listener, event: Event) -> None:
+    tape(event)
+    shown(event)
 
 
 def note_source(pool: Pool, source: str) -> None:

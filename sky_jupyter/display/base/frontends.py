@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 Front = Literal["jupyter", "vscode", "colab", "marimo", "none"]
 # Our own media types.
 _OURS = "application/vnd.sky."
+_TOPIC = b"update_display_data"
 
 
 def front_end() -> Front:
@@ -52,12 +53,28 @@ class Slot:
 
     def __init__(self) -> None:
         self._handle: Any = None
+        self._send: Callable[[dict[str, Any]], object] | None = None
+
+    def let_go(self, kernel: Any) -> None:
+        """Update the output from any one thread from now on, also once its cell is over.
+
+        IPython's way takes the cell that runs then for the output's, and a capture of output takes the update.
+        """
+        parent, id = kernel.get_parent("shell"), self._handle.display_id
+
+        def send(bundle: dict[str, Any]) -> None:
+            content = {"data": bundle, "metadata": {}, "transient": {"display_id": id}}
+            kernel.session.send(kernel.iopub_socket, "update_display_data", content, parent=parent, ident=_TOPIC)
+
+        self._send = send
 
     def show(self, bundle: dict[str, Any]) -> None:
-        """Show a bundle of what each front end can draw; main thread only."""
+        """Show a bundle of what each front end can draw; main thread only, until it is let go."""
         from IPython.display import display
 
-        if self._handle is None:
+        if self._send is not None:
+            self._send(drawable(bundle))
+        elif self._handle is None:
             self._handle = display(drawable(bundle), raw=True, display_id=True)
         else:
             self._handle.update(drawable(bundle), raw=True)

@@ -54,6 +54,7 @@ class LiveRunView:
         self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()
     ) -> None:
         self.id = uuid.uuid4().hex
+        self._kernel = kernel
         self.model = RunModel(title, ranks, pool, unseen)
         send = Sender(kernel, self.id)
         self.cell = send.cell
@@ -73,7 +74,7 @@ class LiveRunView:
         return self._feed.open()
 
     def refresh(self) -> None:
-        """Draw what is new unless a page does; main thread only."""
+        """Draw what is new unless a page does; main thread only, until it is let go."""
         now = time.perf_counter()
         if self._feed.watched.is_set():
             self._for_saving = self._for_saving or now + _FOR_SAVING
@@ -105,6 +106,11 @@ class LiveRunView:
         """Create the output at once: none can be created after the cell has ended."""
         self._next = 0.0
         self.refresh()
+
+    def let_go(self) -> None:
+        """Create the output, which another thread may draw from now on; main thread only."""
+        self.appear()
+        self._slot.let_go(self._kernel)
 
     def finish(self, elapsed: float) -> None:
         """Draw the last state, which is what a saved notebook keeps."""

@@ -1,0 +1,132 @@
+"""Detached runs: their views follow with an idle kernel, and pages hear of the end of long ones."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.magics.notebook import Notebook, notebook
+
+RUN = "application/vnd.sky.run.v1+json"
+PATIENCE = 30.0
+QUICK = "import sky_jupyter.session.background_runs as runs\nruns.LONG = 0.0"
+
+
+class Listener:
+    """A page that hears what the kernel publishes, whatever cell it is of."""
+
+    def __init__(self, book: Notebook) -> None:
+        self.client = book.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=180)
+
+    def until(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        end, seen = time.monotonic() + PATIENCE, []
+        # The kernel tells every two seconds that a run goes on: a timeout of one message alone would never be over.
+        while time.monotonic() < end:
+            message = self.client.get_iopub_msg(timeout=PATIENCE)
+            if holds(message):
+                return dict(message)
+            seen.append(message["msg_type"])
+        raise AssertionError(f"it was not told; {seen}")
+
+    def update(self, holds: Callable[[str], object]) -> dict[str, Any]:
+        """The first update of a display whose text holds."""
+        return self.until(
+            lambda message: (
+                message["msg_type"] == "update_display_data" and holds(message["content"]["data"]["text/plain"])
+            )
+        )
+
+    def close(self) -> None:
+        self.client.stop_channels()
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with notebook(tmp_path_factory.mktemp("book")) as opened:
+        assert opened.run("%load_ext sky_jupyter").status == "ok"
+        assert opened.run("%sky up --nodes 2").status == "ok"
+        yield opened
+
+
+@pytest.fixture
+def page(book: Notebook) -> Iterator[Listener]:
+    listener = Listener(book)
+    yield listener
+    listener.close()
+
+
+def waiting(go: Path) -> str:
+    return f"import os, time\nwhile not os.path.exists({os.fspath(go)!r}): time.sleep(0.05)\n"
+
+
+def test_the_view_of_a_detached_run_follows_while_the_kernel_is_idle(
+    book: Notebook, page: Listener, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    cell = book.run(f"%%sky --detach --out later\nprint('begun', flush=True)\n{waiting(go)}print('gone on')\n'kept'")
+    assert "goes on; `%sky wait` shows it and assigns later" in cell.stream()
+    (shown,) = cell.displays
+    assert not shown.data[RUN]["finished"]
+    seen = page.update(lambda text: "begun" in text)
+    # It is the cell's own output that changes, and not one of the cell that runs then.
+    assert book.run("1 + 1").outputs[0].data["text/plain"] == "2"
+    go.touch()
+    last = page.update(lambda text: "Out: 'kept'" in text)
+    assert last["content"]["data"][RUN]["finished"]
+    assert last["content"]["data"][RUN]["view"] == shown.data[RUN]["view"]
+    assert "[0-1] gone on" in last["content"]["data"]["text/plain"]
+    assert last["parent_header"]["msg_id"] == seen["parent_header"]["msg_id"]
+    assert book.run("%sky wait").body == ["[0-1] begun", "[0-1] gone on", "[0-1] Out: 'kept'"]
+    assert book.run("list(later)").outputs[0].data["text/plain"] == "['kept', 'kept']"
+
+
+def test_a_capture_of_output_takes_nothing_of_a_detached_run(book: Notebook, page: Listener, tmp_path: Path) -> None:
+    go, after = tmp_path / "go", tmp_path / "after"
+    book.run(f"%%sky --detach\n{waiting(go)}print('gone on', flush=True)\n{waiting(after)}")
+    captured = book.run(
+        f"%%capture taken\nopen({os.fspath(go)!r}, 'w').close()\nimport time; time.sleep(1)\nprint('mine')"
+    )
+    assert captured.status == "ok"
+    page.update(lambda text: "gone on" in text)
+    after.touch()
+    assert book.run("taken.stdout, len(taken.outputs)").outputs[0].data["text/plain"] == r"('mine\n', 0)"
+    book.run("%sky wait")
+
+
+def test_quiet_shows_nothing_of_a_detached_run(book: Notebook) -> None:
+    assert not book.run("%%sky --detach --quiet\n1").displays
+    book.run("%sky wait")
+
+
+def test_pages_hear_of_the_end_of_long_runs(book: Notebook, page: Listener) -> None:
+    # Short ones are not told.
+    book.run("%%sky\n'short'")
+    book.run(QUICK)
+    failed = book.run("%%sky --detach\nimport sky_jupyter as sky\nepochs = 3\nif sky.instance_info().rank: 1 / 0")
+    run = failed.stream().split()[1]
+    heard = page.until(lambda message: message["msg_type"] == "sky_run_ended")["content"]
+    assert heard["run"] == run
+    assert {key: heard[key] for key in ("pool", "title", "state", "failed")} == {
+        "pool": "default",
+        "title": "epochs = 3",
+        "state": "failed",
+        "failed": "rank 1",
+    }
+    assert book.run("%sky wait").error_name == "CellError"
+    book.run("%%sky\n'attended'")
+    assert page.until(lambda message: message["msg_type"] == "sky_run_ended")["content"]["state"] == "ok"
+    # Whoever stops a run knows of its end.
+    stopped = book.run("%%sky --detach\nimport time\ntime.sleep(600)").stream().split()[1]
+    book.run("%sky interrupt")
+    book.run("%sky wait")
+    book.run("%%sky\n'next'")
+    told = page.until(lambda message: message["msg_type"] == "sky_run_ended")["content"]
+    assert told["run"] != stopped
+    assert told["title"] == "'next'"
