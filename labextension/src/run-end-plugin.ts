@@ -73,11 +73,11 @@ function notify(run: Heard, show: () => void): void {
   const may = typeof Notification !== "undefined" && Notification.permission === "granted";
   if (may && (document.hidden || !document.hasFocus())) {
     const made = new Notification("Sky", { body: text, tag: `sky-${run.run}` });
-    made.onclick = () => {
+    made.addEventListener("click", () => {
       window.focus();
       show();
       made.close();
-    };
+    });
   }
 }
 

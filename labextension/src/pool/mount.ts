@@ -35,15 +35,14 @@ export class PanelMount {
     private readonly name: string,
     saved?: { pool: PoolFacts; at: number },
   ) {
-    this.panel = new PoolPanel(
-      async (content) => {
-        if (!this.kernel) {
-          throw new Error("there is no kernel");
-        }
-        return readReply(await request(this.kernel)(content));
-      },
-      () => this.feed?.look(),
-    );
+    const ask = async (content: Record<string, unknown>) => {
+      if (!this.kernel) {
+        throw new Error("there is no kernel");
+      }
+      return request(this.kernel)(content);
+    };
+    const act = async (content: Record<string, unknown>) => readReply(await ask(content));
+    this.panel = new PoolPanel(act, () => this.feed?.look(), ask);
     if (saved) {
       this.id = saved.pool.id;
       this.heard = saved.at;

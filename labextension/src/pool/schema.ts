@@ -92,6 +92,27 @@ const reply = v.object({
   done: v.optional(v.boolean()),
 });
 
+const name = v.object({
+  name: text,
+  type: text,
+  /** These are texts; empty where there is nothing to say. They tell where ranks differ. */
+  value: text,
+  shape: text,
+  dtype: text,
+  device: text,
+  size: text,
+  origin: text,
+  note: text,
+  /** What it is sorted by: the most bytes of a rank, and a value or a number of items. */
+  bytes: v.nullable(number),
+  magnitude: v.nullable(number),
+  /** Seconds since 1970. */
+  when: v.nullable(number),
+});
+const names = v.object({ names: v.array(name), notes: v.array(text) });
+
+export type NameFacts = v.InferOutput<typeof name>;
+export type NamesReply = v.InferOutput<typeof names>;
 export type Sample = v.InferOutput<typeof sample>;
 export type RankFacts = v.InferOutput<typeof rank>;
 export type NodeFacts = v.InferOutput<typeof node>;
@@ -107,4 +128,5 @@ const status = v.object({ pools: v.array(pool) });
 
 export const readSaved = (value: unknown) => read(saved, value, "what is saved of these pools");
 export const readStatus = (value: unknown) => read(status, value, "the kernel's answer").pools;
+export const readNames = (value: unknown) => read(names, value, "the kernel's answer");
 export const readReply = (value: unknown) => read(reply, value, "the kernel's answer");

@@ -4,7 +4,9 @@ import { isDark } from "../run/style";
 import { type Reply, PoolActions } from "./actions";
 import { fill, make, mark, say } from "./dom";
 import type { PoolModel } from "./model";
+import { NamesTable } from "./names-table";
 import { NodesTable } from "./node-table";
+import { readNames } from "./schema";
 import { StartLog } from "./start-phases";
 import { poolFacts, runText } from "./status-texts";
 
@@ -37,14 +39,20 @@ export class PoolPanel {
   private readonly runs = make("ul", "sky-live-runs", { "aria-label": "What runs" });
   private readonly nodes = new NodesTable((node) => this.deeds.askRemove(node));
   private readonly start = new StartLog();
+  private readonly names: NamesTable;
 
-  /** `act` asks the pool's kernel to do something; `soon` is called when something has changed. */
-  constructor(act: (content: Record<string, unknown>) => Promise<Reply>, soon: () => void) {
+  /** `act` asks the pool's kernel to do something, `ask` for its names; `soon` is called when something has changed. */
+  constructor(
+    act: (content: Record<string, unknown>) => Promise<Reply>,
+    soon: () => void,
+    ask: (content: Record<string, unknown>) => Promise<unknown> = act,
+  ) {
     this.deeds = new PoolActions(act, soon);
+    this.names = new NamesTable(async (pool) => readNames(await ask({ action: "names", pool })));
     const head = make("div", "sky-live-head");
     head.append(this.dot, this.title, this.facts, this.deeds.bar);
     const { asked, told } = this.deeds;
-    this.node.append(head, asked, told, this.note, this.notes, this.runs, this.nodes.node, this.start.node);
+    this.node.append(head, asked, told, this.note, this.notes, this.runs, this.nodes.node, this.names.node, this.start.node);
     // What is typed here is not for the notebook.
     this.node.addEventListener("keydown", (event) => event.stopPropagation());
   }
@@ -55,7 +63,7 @@ export class PoolPanel {
     say(this.title, `pool ${pool}`);
     say(this.note, why);
     this.note.hidden = false;
-    for (const part of [this.deeds.bar, this.notes, this.runs, this.nodes.node, this.start.node]) {
+    for (const part of [this.deeds.bar, this.notes, this.runs, this.nodes.node, this.names.node, this.start.node]) {
       part.hidden = true;
     }
   }
@@ -88,6 +96,7 @@ export class PoolPanel {
     // What each node is at while the pool starts stands with the phases.
     this.nodes.node.hidden = pool.state === "starting" && pool.phases.length > 0;
     this.nodes.show(model, live, known.at);
+    this.names.show(pool.name, live && (pool.state === "ready" || pool.state === "resizing"));
     this.start.show(pool);
   }
 }

@@ -376,7 +376,8 @@ class Agent:
             "ranks": {
                 rank.number: {
                     "pid": rank.pid,
-                    "busy_with": rank.busy_with,
+                    # A question of a moment is no work.
+                    "busy_with": None if rank.busy_with == self.names.asked(rank.number) else rank.busy_with,
                     "entered": rank.entered,
                     "surprise": rank.surprise,
                 }

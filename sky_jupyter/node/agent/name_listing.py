@@ -35,7 +35,13 @@ class NameListing:
         self.ranks = ranks
         self._last: dict[int, _Answer] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
+        # The latest request of each rank.
+        self._requests: dict[int, str] = {}
         self._numbers = itertools.count()
+
+    def asked(self, rank: int) -> str | None:
+        """Return the latest request for a rank's names."""
+        return self._requests.get(rank)
 
     async def sky_list_names(self, within: float) -> dict[int, dict[str, Any]]:
         """Return each rank's names, or those that it had when it last answered.
@@ -69,7 +75,8 @@ class NameListing:
 
     async def _take(self, rank: RankKernel) -> None:
         generation = rank.generation
-        end = await rank.request(f"names-{rank.number}-{generation}-{next(self._numbers)}", {"kind": "names"})
+        request = self._requests[rank.number] = f"names-{rank.number}-{generation}-{next(self._numbers)}"
+        end = await rank.request(request, {"kind": "names"})
         if end["status"] == "ok":
             facts = {"names": end.get("names"), "more": end.get("more")}
             self._last[rank.number] = _Answer(generation, time.monotonic(), facts)
