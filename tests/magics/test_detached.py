@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +24,14 @@ class Listener:
 
     def __init__(self, book: Notebook) -> None:
         self.client = book.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=180)
+        # A second shell channel under this manager's session would take the first one's replies.
+        self.client.start_channels(shell=False, stdin=False, hb=False, control=False)
+        # Only what is published once it is connected arrives.
+        while True:
+            book.run("0")
+            with contextlib.suppress(queue.Empty):
+                self.client.get_iopub_msg(timeout=1)
+                break
 
     def until(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         end, seen = time.monotonic() + PATIENCE, []
