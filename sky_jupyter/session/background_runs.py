@@ -48,7 +48,7 @@ def notify_at_end(pool: Pool, run: Run) -> None:
 
     def tell(_: Any) -> None:
         taken = time.monotonic() - began
-        if taken >= LONG and not run.presses:
+        if taken >= LONG and not run.presses and run.how_ended != "interrupted":
             run_ends.publish(_facts(pool, run, taken))
 
     run.task.add_done_callback(tell)

@@ -52,7 +52,8 @@ class Listener:
         )
 
     def close(self) -> None:
-        self.client.stop_channels()
+        # `stop_channels` would open the others first.
+        self.client.iopub_channel.stop()
 
 
 @pytest.fixture(scope="module")
