@@ -6,12 +6,14 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ..display import views as display
 from ..display.base.background_prompts import background_prompts
+from ..display.base.frontends import in_notebook
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError
 from ..pool.lifecycle import stop_start
@@ -137,16 +139,21 @@ def restart_pool(pool: Pool) -> None:
 def renew_taken(pool: Pool) -> None:
     """Make a pool anew that broke because machines of it were taken away."""
     if why := pool.lifecycle.taken_away():
-        told = print if pool.spec.options.console else _log.info
+        told = _show if pool.spec.options.console else _log.info
         told(f"pool {pool.spec.name} is made anew: {why}")
         restart_pool(pool)
 
 
 def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
     """End a pool and forget it; show ranks that take long if its start was shown, or ``tell`` them."""
-    told = tell or (print if pool.spec.options.console else _log.info)
+    told = tell or (_show if pool.spec.options.console else _log.info)
     pool.down(lambda text: told(f"pool {pool.spec.name}: {text}"))
     pools.discard(pool)
+
+
+def _show(text: str) -> None:
+    """Print a line of a pool; standard output of scripts is their own, as at a pool's start."""
+    print(text, file=None if in_notebook() else sys.stderr)
 
 
 def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:

@@ -48,6 +48,8 @@ def begin(shell: list[str], file: Path) -> Iterator[Begin]:
         assert words[:2] == ["/bin/sh", "-c"]
         argv = [str(shutil.which(shell[0])), *shell[1:], *words[1:]]
         out, err = subprocess.PIPE, subprocess.STDOUT
+        # No shell can trap what was ignored before it began, as background jobs have it.
+        argv = [str(shutil.which("env")), "--default-signal=QUIT", *argv]
         made = subprocess.Popen(argv, stdout=out, stderr=err, text=True, env={"PATH": str(tools)})
         started.append(made)
         return made

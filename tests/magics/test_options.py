@@ -344,14 +344,17 @@ def test_runs_are_of_one_pool_or_of_all():
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name not in ("clean", "offers", "sweep")])
 def test_each_verb_takes_its_own_options(name):
-    needed = f"{name} x" if name in (*PATHS, "pull") else f"{name} 2" if name == "resize" else name
+    needed = f"{name} x" if name in (*PATHS, "pull") else f"{name} 2" if name in ("resize", "debug") else name
     assert verb(f"{needed} --name trainers").verb == name
     assert verb(f"{needed} --name trainers").name == "trainers"
+    if name == "auto":
+        # Its options are those of the cells that it stands for.
+        return
     if name in ("up", "restart"):
         assert verb(f"{name} --nodes 2 --plugins jax").spec().nodes == 2
     else:
-        assert "unknown option --nodes" in refusal(f"{name} --nodes 2", over_cell=False)
-    assert "unknown option --out" in refusal(f"{name} --out x", over_cell=False)
+        assert "unknown option --nodes" in refusal(f"{needed} --nodes 2", over_cell=False)
+    assert "unknown option --out" in refusal(f"{needed} --out x", over_cell=False)
 
 
 def test_a_line_without_a_verb_asks_for_the_status():
@@ -455,8 +458,8 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("statsu", "unknown verb 'statsu'; did you mean 'status'?; verbs are up, status"),
-        ("xyzzy", "unknown verb 'xyzzy'; verbs are up, status"),
+        ("statsu", "unknown verb 'statsu'; did you mean 'status'?; verbs are up, auto, status"),
+        ("xyzzy", "unknown verb 'xyzzy'; verbs are up, auto, status"),
         ("--nodes 2", "a verb comes first, such as `%sky up --nodes 2`"),
         ("down a b", "down takes one NAME, not 'a' and 'b'"),
         ("down a --name a", "'a' and --name say each which pool is meant; give one of them"),
