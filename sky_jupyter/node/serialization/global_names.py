@@ -67,7 +67,7 @@ def global_reads(obj: Any, namespace: dict[str, Any]) -> set[str]:
         met[id(value)] = value
         if isinstance(value, types.FunctionType) and value.__globals__ is namespace:
             reads |= code_reads(value.__code__)
-        with contextlib.suppress(Exception):  # An object's own attributes may do anything.
+        with contextlib.suppress(Exception, SystemExit):  # An object's own attributes may do anything.
             related = itertools.islice(_related(value, namespace), _MOST)
             left.extend(part for part in related if type(part) not in _SIMPLE)
     return reads
