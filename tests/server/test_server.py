@@ -324,7 +324,8 @@ def test_a_pool_of_a_program_is_not_this_servers_to_end(client, registry):
 
 
 def test_a_refusal_names_commands_as_they_are_typed(client, registry):
-    registry.intend("0ff00001", "orphan", "ssh", 1, False)
+    # Of bought machines, as the server's reaper would end one over SSH that has no folder.
+    registry.intend("0ff00001", "orphan", "aws", 1, False)
     registry.run_began("aaaa0001", "0ff00001", "train()")
     registry.release("0ff00001")
     try:
@@ -335,7 +336,7 @@ def test_a_refusal_names_commands_as_they_are_typed(client, registry):
         status, answer = client.ask("sky-jupyter/pools/0ff00001/log")
         assert (status, answer["message"]) == (
             409,
-            "only `%sky attach orphan` can bring what was printed on ssh nodes",
+            "only `%sky attach orphan` can bring what was printed on aws nodes",
         )
     finally:
         registry.own("0ff00001")
