@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -57,6 +58,8 @@ RECORDS = ROOT / "artifacts" / "failed"
 TIERS = {"daily": "python3 dev.py test", "slow": "python3 dev.py test --slow"}
 # More failures than this are no flaky tests, and would take long.
 MOST_AGAIN = 20
+# How a test is named that failed among others and passed alone.
+FLAKY = "flaky"
 
 
 class SetUpError(Exception):
@@ -167,6 +170,8 @@ def daily() -> int:
 def slow(args: Sequence[str]) -> int:
     """Run the slow tests."""
     record = Record("slow")
+    if args:
+        record.note(f"{TIERS['slow']} ran in part")
     status = tier("slow and not long", args, record=record)
     record.write()
     return status
@@ -194,7 +199,9 @@ def tier(which: str, args: Sequence[str] = (), *, record: Record) -> int:
     if status == INTERRUPTED:
         return status
     # Other tests would disturb its measurements.
-    alone = record.run(lambda more: python("-m", "pytest", *more, "-m", f"{which} and timing", *args))
+    alone = record.run(
+        lambda more: python("-m", "pytest", *more, "-m", f"{which} and timing", *args), may_be_empty=True
+    )
     return max(status, 0 if alone == NOTHING_RAN else alone)
 
 
@@ -215,8 +222,9 @@ class Record:
 
     def __init__(self, name: str) -> None:
         self.file = RECORDS / f"{name}.json"
-        self.file.unlink(missing_ok=True)
-        # Tests, in their order; and what no other attempt excuses.
+        with contextlib.suppress(OSError):
+            self.file.unlink(missing_ok=True)
+        # Tests, and files at whose end something was wrong, in their order; and what no other attempt excuses.
         self.failed: list[str] = []
         self.rest: list[str] = []
 
@@ -224,21 +232,25 @@ class Record:
         """Note what failed besides tests."""
         self.rest.append(what)
 
-    def run(self, run: Callable[[list[str]], int]) -> int:
+    def run(self, run: Callable[[list[str]], int], *, may_be_empty: bool = False) -> int:
         """Run pytest with the given arguments besides its own, and note what failed; return its status."""
         status, told = outcomes(run)
         self.failed += told["failed"]
         self.rest += told["crashes"]
         if status == FAILED and not (told["failed"] or told["crashes"]):
             self.note("pytest ended with status 1, though no test failed")
-        elif status not in (0, FAILED, NOTHING_RAN):
+        elif status not in (0, FAILED) and not (may_be_empty and status == NOTHING_RAN):
             self.note(f"pytest ended with status {status}")
         return status
 
     def write(self) -> None:
         """Write the record: the run is over."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps({"failed": self.failed, "rest": self.rest}), encoding="utf-8")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(json.dumps({"failed": self.failed, "rest": self.rest}), encoding="utf-8")
+        except OSError as error:
+            # Only `test --again` needs it, and forgives nothing without it.
+            print(f"dev.py: what failed is not written down: {error}", file=sys.stderr)
 
 
 def outcomes(run: Callable[[list[str]], int]) -> tuple[int, dict[str, list[str]]]:
@@ -274,16 +286,19 @@ def again(*tiers: str) -> int:
         rest += [*failed[:MOST_AGAIN], *(["and more"] if len(failed) > MOST_AGAIN else [])]
         print("\n".join(["not tried again:", *(f"  {line}" for line in rest)]), flush=True)
         return FAILED
-    lines, status = [], 0
-    for name in dict.fromkeys(failed):
-        _, told = outcomes(lambda more, name=name: python("-m", "pytest", *more, "-m", "", name))  # type: ignore[misc]
-        if name in told["passed"] and not told["failed"] and not told["crashes"]:
-            lines.append(f"flaky: {name}")
-        else:
-            status = FAILED
-            lines.append(f"failed twice: {name}")
+    lines = [_try_again(name) for name in dict.fromkeys(failed)]
     print("\n".join(lines or ["nothing had failed"]), flush=True)
-    return status
+    return FAILED if any(not line.startswith(FLAKY) for line in lines) else 0
+
+
+def _try_again(name: str) -> str:
+    """Run a test alone, or a file's daily and slow tests; return and print what became of it."""
+    which = "" if "::" in name else "not long"
+    status, told = outcomes(lambda more: python("-m", "pytest", *more, "-m", which, name))
+    passed = not status and told["passed"] and not told["failed"] and not told["crashes"]
+    line = f"{FLAKY if passed else 'failed twice'}: {name}"
+    print(line, flush=True)
+    return line
 
 
 def check(args: Sequence[str]) -> int:

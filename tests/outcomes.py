@@ -17,7 +17,7 @@ FILE = "SKY_OUTCOMES"
 
 
 class Outcomes:
-    """Names of the tests that failed and passed, and which crashes there were."""
+    """Names of the tests that failed and passed, of files whose end did, and which crashes there were."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -31,7 +31,8 @@ class Outcomes:
             # pytest-xdist makes this one of a worker that is gone.
             self.crashes.append(str(report.longrepr))
         elif report.failed:
-            self.failed[report.nodeid] = None
+            # What a file's fixtures find at its end, such as leaks, may be another of its tests' doing.
+            self.failed[report.nodeid if report.when != "teardown" else report.nodeid.partition("::")[0]] = None
         elif report.when == "call" and report.passed:
             self.passed.add(report.nodeid)
 

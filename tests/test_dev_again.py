@@ -68,6 +68,52 @@ def test_what_fails_twice_is_not_forgiven(project: Path, capfd: pytest.CaptureFi
     assert said(capfd, 2) == ["flaky: test_it.py::test_one", "failed twice: test_it.py::test_two"]
 
 
+LEAKS = """
+import pytest
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left():
+    yield
+    assert not left
+
+left = []
+
+def test_leaks():
+    left.append(1)
+
+def test_passes():
+    pass
+"""
+
+
+def test_what_a_test_leaves_behind_is_not_forgiven_to_the_last_one(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "test_it.py").write_text(LEAKS)
+    assert run("daily") == 1
+    assert dev.test(["--again"]) == 1
+    assert said(capfd, 1) == ["failed twice: test_it.py"]
+
+
+def test_a_run_without_tests_is_not_forgiven(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("daily") == dev.NOTHING_RAN
+    assert dev.test(["--again"]) == 1
+    assert said(capfd, 1) == [f"  pytest ended with status {dev.NOTHING_RAN}"]
+
+
+def test_a_test_that_passes_in_a_run_that_fails_all_the_same_is_not_forgiven(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "test_it.py").write_text(FLAKY.replace("NAME", "one"))
+    assert run("daily") == 1
+    (project / "conftest.py").write_text(
+        "import pytest\n@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish(session):\n"
+        "    session.exitstatus = 3\n"
+    )
+    assert dev.test(["--again"]) == 1
+    assert said(capfd, 1) == ["failed twice: test_it.py::test_one"]
+
+
 def test_a_worker_that_crashed_is_not_forgiven(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (project / "test_it.py").write_text(
         FLAKY.replace("NAME", "one").replace('raise AssertionError("busy")', "__import__('os')._exit(1)")
