@@ -29,6 +29,7 @@ _ON_NODES = ("time", "timeit", "prun")
 # What IPython runs for such a cell magic is a cell of its own, and is treated as one.
 _AROUND = ("capture",)
 _MAGIC = re.compile(r"%%(\S*)")
+_BRACKETS = re.compile(r"[()\[\]{}]")
 _LOCAL = re.compile(r"%%local\s*\Z")
 _SKY_CELL = re.compile(r"%%sky(?:\s(?P<line>.*))?\Z", re.DOTALL)
 _STAYS = re.compile(r"\?{0,2}%sky\b|%(?:re|un)?load_ext\s+sky_jupyter\b")
@@ -115,7 +116,11 @@ class Auto:
         self._forget_earlier()
         if self._running and not _is_around(self._running[0].raw_cell):
             return False
-        content = self._message().get("content", {})
+        message = self._message()
+        if message and message.get("header", {}).get("msg_type", "execute_request") != "execute_request":
+            # Such as a widget's callback.
+            return False
+        content = message.get("content", {})
         return not content.get("silent") and bool(content.get("store_history", True)) and goes_to_nodes(lines)
 
     def _forget_earlier(self) -> None:
@@ -249,7 +254,9 @@ def _noted(lines: list[str]) -> list[str]:
 def _parts(lines: list[str]) -> list[tuple[bool, int, list[str]]]:
     """Split a cell at the lines that stay: whether a part goes to the nodes, where it begins, and its lines."""
     here: set[int] = set()
-    for tokens in make_tokens_by_line(lines):
+    # IPython takes such a line by itself, whatever brackets stand in it.
+    plain = [_BRACKETS.sub(" ", line) if line.startswith(("%", "!")) else line for line in lines]
+    for tokens in make_tokens_by_line(plain):
         words = [token for token in tokens if token.string.strip() and not token.string.startswith("#")]
         if words and words[0].start[1] == 0 and _STAYS.match(lines[words[0].start[0] - 1]):
             here.update(range(words[0].start[0] - 1, words[-1].end[0]))

@@ -62,4 +62,5 @@ def _there(begun: str, values: dict[str, str]) -> Sequence[str]:
     except Exception:
         # It is still being typed.
         nodes = None
-    return names_inspection.complete_path(pool, (nodes or (0,))[:1], begun) or []
+    there = [node for node in nodes or (0,) if node in range(pool.spec.nodes)]
+    return (names_inspection.complete_path(pool, there[:1], begun) or []) if there else []

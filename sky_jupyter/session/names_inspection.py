@@ -13,12 +13,15 @@ from ..node.protocol import rpc
 from ..pool.base.event_loop import loop
 from ..pool.base.timeouts import TIMEOUTS
 from ..pool.pool import Pool
+from ..util.validate import is_whole
 from . import source_inspection
 
 T = TypeVar("T")
 _JEDI, _RANK = TIMEOUTS.answers.jedi, TIMEOUTS.answers.typing
 # How long the answer to ``name?`` is waited for.
 ASKED = TIMEOUTS.answers.asked_names
+# Forms of what a rank tells of a name.
+_SHOWN = ("text/plain", "text/html")
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,10 @@ def complete(pool: Pool, rank: int, code: str, cursor: int) -> Completions | Non
         None if nothing is known.
     """
     found = _of_rank(pool, rank, _RANK, code=code, cursor=cursor)
-    if found is not None and found["matches"]:
-        return Completions(int(found["start"]), [(str(text), str(kind)) for text, kind in found["matches"]])
+    start, matches = (found or {}).get("start"), _sound_matches((found or {}).get("matches"))
+    # What is replaced is of the cell, and not its first line.
+    if matches and is_whole(start, 0, cursor):
+        return Completions(start, matches)
     guessed = source_inspection.complete(list(pool.sources), code, cursor, _JEDI)
     return Completions(*guessed) if guessed is not None else None
 
@@ -92,8 +97,7 @@ def inspect(
     """
     found = _of_rank(pool, rank, patience or _RANK, code=code, cursor=cursor, detail=detail)
     if found is not None:
-        bundle: dict[str, Any] | None = found["data"]
-        return bundle
+        return _sound_bundle(found.get("data"))
     text = source_inspection.inspect(list(pool.sources), code, cursor, detail, patience or _JEDI)
     if text is None:
         return None
@@ -132,6 +136,24 @@ def _of_rank(pool: Pool, rank: int, patience: float, **question: Any) -> dict[st
         return None
     found = _answer(pool.control.ask(rpc.INSPECT_NAMES, [node], rank=rank, **question), patience)
     return None if found is None else found[node]
+
+
+def _sound_matches(found: Any) -> list[tuple[str, str]]:
+    """Return what is sound of a rank's matches: ranks run the user's code, so their answers are validated."""
+    pairs = (
+        [one for one in found if isinstance(one, (list, tuple)) and len(one) == 2]
+        if isinstance(found, (list, tuple))
+        else []
+    )
+    return [
+        (text, kind) for text, kind in pairs if isinstance(text, str) and isinstance(kind, str) and text.isprintable()
+    ]
+
+
+def _sound_bundle(data: Any) -> dict[str, Any] | None:
+    """Return the texts of a rank's mimebundle, without what a page would run; None if it has none."""
+    found = {kind: data[kind] for kind in _SHOWN if isinstance(data.get(kind), str)} if isinstance(data, dict) else {}
+    return found if "text/plain" in found else None
 
 
 def _answer(asking: Coroutine[Any, Any, T], patience: float) -> T | None:

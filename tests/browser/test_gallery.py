@@ -163,6 +163,7 @@ def unlike(seen: Any, path: Path) -> str:
     from PIL import Image, ImageChops, ImageStat
 
     if folder := os.environ.get("SKY_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
         seen.save(Path(folder, path.name))
     if os.environ.get("SKY_REFERENCES"):
         path.parent.mkdir(exist_ok=True)

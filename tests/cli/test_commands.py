@@ -53,6 +53,16 @@ def access() -> Iterator[PoolAccess]:
 def going(page: Notebook, tmp_path: Path, access: PoolAccess) -> Iterator[Path]:
     """A file; once it is there, the cell that runs on the pool ends. Both ranks have printed a line."""
     go = tmp_path / "go"
+    try:
+        begin(page, access, go)
+        yield go
+    finally:
+        go.touch()
+        page.run("%sky wait")
+
+
+def begin(page: Notebook, access: PoolAccess, go: Path) -> None:
+    """Begin the cell, and wait until both ranks have printed."""
     assert page.run(CELL.format(go=str(go))).status == "ok"
     row = access.find(NAME)
 
@@ -63,9 +73,6 @@ def going(page: Notebook, tmp_path: Path, access: PoolAccess) -> Iterator[Path]:
     wait_until(lambda: access.runs(row) and "while not" in access.run(row).code)
     wait_until(lambda: len(LocalPages(row).homes(access.run(row).id)) == 2)
     wait_until(both_have_begun)
-    yield go
-    go.touch()
-    page.run("%sky wait")
 
 
 def output(words: list[str]) -> tuple[int, str]:
@@ -100,10 +107,18 @@ def test_a_follower_gets_each_line_as_it_is_printed_and_ends_with_the_run(going:
         [sys.executable, "-m", "sky_jupyter", "logs", "-f", NAME], stdout=subprocess.PIPE, text=True
     )
     with program:
-        assert program.stdout is not None
-        assert sorted([program.stdout.readline(), program.stdout.readline()]) == ["0: before 0\n", "1: before 1\n"]
-        going.touch()
-        assert sorted(program.stdout.read().splitlines()) == ["0: after 0", "1: after 1"]
+        try:
+            assert program.stdout is not None
+            assert sorted([program.stdout.readline(), program.stdout.readline()]) == [
+                "0: before 0\n",
+                "1: before 1\n",
+            ]
+            going.touch()
+            assert sorted(program.stdout.read().splitlines()) == ["0: after 0", "1: after 1"]
+        except BaseException:
+            # It would be waited for until the cell has ended.
+            program.kill()
+            raise
     assert program.returncode == 0
 
 

@@ -158,6 +158,7 @@ def test_run_all_stops_at_the_first_error_and_a_new_kernel_has_it_off(tmp_path):
         ("%%timeit\nx", True),
         ("text = '''\n%sky down\n'''", True),
         ("%sky up\nx = 1", True),
+        ("%sky put a(1 b\nx = 1", True),
         ("%sky up \\\n  --nodes 2", False),
         ("%sky?", False),
         ("%load_ext sky_jupyter", False),

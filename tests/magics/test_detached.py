@@ -15,7 +15,7 @@ import pytest
 from tests.magics.notebook import Notebook, notebook
 
 RUN = "application/vnd.sky.run.v1+json"
-PATIENCE = 30.0
+PATIENCE = 60.0
 QUICK = "import sky_jupyter.session.background_runs as runs\nruns.LONG = 0.0"
 
 
@@ -71,14 +71,20 @@ def page(book: Notebook) -> Iterator[Listener]:
     listener.close()
 
 
+@pytest.fixture
+def go(book: Notebook, tmp_path: Path) -> Iterator[Path]:
+    """A file that ends the wait of a detached run; there at the test's end, whatever came of it."""
+    go = tmp_path / "go"
+    yield go
+    go.touch()
+    book.run("%sky wait")
+
+
 def waiting(go: Path) -> str:
     return f"import os, time\nwhile not os.path.exists({os.fspath(go)!r}): time.sleep(0.05)\n"
 
 
-def test_the_view_of_a_detached_run_follows_while_the_kernel_is_idle(
-    book: Notebook, page: Listener, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
+def test_the_view_of_a_detached_run_follows_while_the_kernel_is_idle(book: Notebook, page: Listener, go: Path) -> None:
     cell = book.run(f"%%sky --detach --out later\nprint('begun', flush=True)\n{waiting(go)}print('gone on')\n'kept'")
     assert "goes on; `%sky wait` shows it and assigns later" in cell.stream()
     (shown,) = cell.displays
@@ -96,15 +102,17 @@ def test_the_view_of_a_detached_run_follows_while_the_kernel_is_idle(
     assert book.run("list(later)").outputs[0].data["text/plain"] == "['kept', 'kept']"
 
 
-def test_a_capture_of_output_takes_nothing_of_a_detached_run(book: Notebook, page: Listener, tmp_path: Path) -> None:
-    go, after = tmp_path / "go", tmp_path / "after"
-    book.run(f"%%sky --detach\n{waiting(go)}print('gone on', flush=True)\n{waiting(after)}")
+def test_a_capture_of_output_takes_nothing_of_a_detached_run(
+    book: Notebook, page: Listener, go: Path, tmp_path: Path
+) -> None:
+    before = tmp_path / "before"
+    book.run(f"%%sky --detach\n{waiting(before)}print('gone on', flush=True)\n{waiting(go)}")
     captured = book.run(
-        f"%%capture taken\nopen({os.fspath(go)!r}, 'w').close()\nimport time; time.sleep(1)\nprint('mine')"
+        f"%%capture taken\nopen({os.fspath(before)!r}, 'w').close()\nimport time; time.sleep(1)\nprint('mine')"
     )
     assert captured.status == "ok"
     page.update(lambda text: "gone on" in text)
-    after.touch()
+    go.touch()
     assert book.run("taken.stdout, len(taken.outputs)").outputs[0].data["text/plain"] == r"('mine\n', 0)"
     book.run("%sky wait")
 

@@ -68,12 +68,16 @@ class NameInspection:
 
 async def _attended(kernel: RankKernel, request: str, asked: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
     """Return the end of a request; interrupt it if it keeps the rank from others."""
-    patience = _PATIENCE
+    patience, pressed = _PATIENCE, False
     while not (await asyncio.wait([asked], timeout=_POLL))[0]:
         patience -= _POLL
-        # The request itself is one of those that are counted.
-        if (patience <= 0 or kernel.waiting > 1) and kernel.busy_with == request and (pid := kernel.pid):
-            patience = _PATIENCE
+        # The request itself is one of those that are counted. A second interrupt would hit what the first one ends.
+        if (
+            (patience <= 0 or (kernel.waiting > 1 and not pressed))
+            and kernel.busy_with == request
+            and (pid := kernel.pid)
+        ):
+            patience, pressed = _PATIENCE, True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
     return asked.result()

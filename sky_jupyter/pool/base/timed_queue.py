@@ -19,22 +19,24 @@ class TimedQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._filled = threading.Event()
+        # Free when there may be an item. No Event: an interrupt inside of one may leave it locked, and `put` waiting.
+        self._filled = threading.Lock()
 
     def put(self, item: T) -> None:
         """Add an item; any thread."""
         self._items.put(item)
-        self._filled.set()
+        with contextlib.suppress(RuntimeError):  # It is free.
+            self._filled.release()
 
     def get(self, timeout: float) -> T:
         """Return the next item; raise queue.Empty after ``timeout`` seconds."""
         with contextlib.suppress(queue.Empty):
             return self.get_nowait()
-        self._filled.clear()
+        self._filled.acquire(blocking=False)
         # An item that came before that is returned here, a later one ends the wait.
         with contextlib.suppress(queue.Empty):
             return self.get_nowait()
-        self._filled.wait(timeout)
+        self._filled.acquire(timeout=timeout)
         return self.get_nowait()
 
     def get_nowait(self) -> T:
