@@ -88,6 +88,37 @@ def test_where_nobody_can_answer_the_question_is_refused(book: Notebook) -> None
     assert not waited.asked
 
 
+def test_a_detached_run_whose_code_asks_past_the_guard_meets_its_time_limit(book: Notebook) -> None:
+    ask = "from sky_jupyter.node.shared import agent_channel\nagent_channel.of_rank().ask('input', {'prompt': ''})"
+    assert book.run(f"%%sky --detach --on 0 --timeout 1\n{ask}\nimport time\ntime.sleep(3600)").status == "ok"
+    waited = book.run("%sky wait", answers=[])
+    assert (waited.status, waited.asked) == ("error", [])
+    assert "--timeout" in waited.error
+
+
+def test_a_thread_that_asks_when_its_cell_ends_is_refused(book: Notebook, tmp_path: Path) -> None:
+    goes_on = tmp_path / "the cell may end"
+
+    def leave() -> Iterator[None]:
+        goes_on.touch()
+        yield None
+
+    code = f"""import os, threading, time
+def late():
+    try:
+        input('late? ')
+    except Exception as error:
+        why.append(type(error).__name__)
+why = []
+thread = threading.Thread(target=late)
+thread.start()
+while not os.path.exists({str(goes_on)!r}): time.sleep(0.02)"""
+    cell = book.run(f"%%sky --on 0\n{code}", answers=leave())
+    assert (cell.status, cell.asked) == ("ok", [("rank 0 asks: late? ", False)])
+    assert book.run("%%sky --on 0\nthread.join(60)\nwhy").status == "ok"
+    assert book.value("_sky[0]") == ["NotOnRanks"]
+
+
 # Debuggers.
 
 FAILS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ class Node:
             config=SimpleNamespace(idle_timeout=idle_timeout),
             manager=1,
             heard=time.monotonic(),
-            runs={"r": SimpleNamespace(left={3})},
+            runs={"r": SimpleNamespace(left={3}, answered_by=1)},
             on_event=lambda rank, run, event: self.events.append(event["kind"]),
         )
         self.relay = InputRelay(self.agent)  # type: ignore[arg-type]
@@ -86,3 +87,45 @@ def test_a_question_outside_of_a_run_is_refused_at_once() -> None:
     node.rank.busy_with = "another"
     node.ask()
     assert (node.answers, node.events) == ([{"id": "q"}], [])
+
+
+def test_a_question_of_a_run_that_this_notebook_does_not_answer_is_refused_at_once() -> None:
+    for answered_by in (None, 0):
+        node = Node()
+        node.agent.runs["r"].answered_by = answered_by
+        node.ask()
+        assert (node.answers, node.events) == ([{"id": "q"}], [])
+
+
+def test_a_thread_that_asks_when_its_run_ends_is_refused_and_nothing_is_watched_any_more() -> None:
+    async def end(node: Node) -> None:
+        node.ask()
+        (watch,) = asyncio.all_tasks() - {asyncio.current_task()}
+        node.relay.on_over(2, "r")
+        node.relay.on_over(3, "another")
+        assert not node.answers
+        node.relay.on_over(3, "r")
+        assert (node.answers, node.events) == ([{"id": "q"}], ["ask", "asked"])
+        await watch
+
+    asyncio.run(end(Node()))
+
+
+def test_questions_are_watched_again_after_a_rank_could_not_be_told() -> None:
+    async def replaced(node: Node) -> None:
+        def tell(answer: dict[str, Any], data: Sequence[bytes]) -> None:
+            raise OSError
+
+        node.relay.on_ask(node.rank, tell, QUESTION)  # type: ignore[arg-type]
+        node.agent.manager = 2
+        (watch,) = asyncio.all_tasks() - {asyncio.current_task()}
+        with contextlib.suppress(OSError):
+            await watch
+        node.agent.runs["r"].answered_by = 2
+        node.ask()
+        node.agent.manager = 3
+        await node.answered.wait()
+
+    node = Node()
+    asyncio.run(replaced(node))
+    assert node.answers == [{"id": "q"}]

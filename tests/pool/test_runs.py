@@ -496,6 +496,7 @@ def asked(seq: int, id: str, rank: int = 0) -> dict[str, Any]:
 
 def test_time_in_which_a_rank_waits_for_the_user_counts_for_no_time_limit() -> None:
     heard = Heard()
+    heard.run.questions.on_ask = [].append
     heard.run.take(0, 0, 1, encoded(ask(0, "q")))
 
     async def wait() -> tuple[bool, bool]:
@@ -508,6 +509,13 @@ def test_time_in_which_a_rank_waits_for_the_user_counts_for_no_time_limit() -> N
     before = heard.run.worked
     assert asyncio.run(wait()) == (False, False)
     assert heard.run.worked - before >= 0.05
+
+
+def test_time_limits_hold_where_nobody_can_be_asked() -> None:
+    heard = Heard()
+    heard.run.take(0, 0, 1, encoded(ask(0, "q")))
+    assert not heard.run.questions
+    assert asyncio.run(heard.run.until_in_work(lambda: not heard.run.left, 0.05)) is False
 
 
 def test_a_question_is_withdrawn_when_its_rank_ends_or_waits_no_longer() -> None:
@@ -524,6 +532,7 @@ def test_a_question_is_withdrawn_when_its_rank_ends_or_waits_no_longer() -> None
 
 def test_a_run_that_waits_for_the_user_does_not_hang() -> None:
     heard, looks = Heard(), []
+    heard.run.questions.on_ask = [].append
 
     async def look(run: Run, native: bool) -> StackReport:
         looks.append(run)

@@ -489,6 +489,7 @@ class Agent:
         record = self.runs.get(run)
         if event["kind"] == "end":
             self.tasks.on_end(run, event)
+            self.inputs.on_over(rank, run)
         if event["kind"] == "stream" and self.noise is not None:
             quiet = self.noise.sub("", event["text"])
             if quiet != event["text"]:
@@ -630,6 +631,7 @@ class Agent:
         kept = {key: value for key, value in content.items() if key != "settings"}
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
+        record.answered_by = self.manager if content.get("asks") is True else None
         for rank in chosen:
             self.background(rank.request(run, {**content, "partial": self.is_partial(ranks)}))
         return record

@@ -56,8 +56,7 @@ class InputRelay:
             self._close(id)
             return
         run = rank.busy_with
-        record = None if run is None else self._agent.runs.get(run)
-        if run is None or record is None or rank.number not in record.left or not isinstance(what, dict):
+        if run is None or not self._may_ask(rank.number, run) or not isinstance(what, dict):
             tell({"id": id}, ())
             return
         self._open[id] = _Question(rank.number, run, self._agent.manager, tell)
@@ -71,8 +70,24 @@ class InputRelay:
         for id in [id for id, question in self._open.items() if question.rank == rank]:
             self._close(id)
 
+    def on_over(self, rank: int, run: str) -> None:
+        """Refuse the questions of a run that ends on a rank: its threads may still wait."""
+        for id in [id for id, question in self._open.items() if (question.rank, question.run) == (rank, run)]:
+            self._answer(id, None)
+
     async def sky_answer_input(self, run: str, id: str, value: str | None) -> None:
         """Pass the user's answer on to the rank that asks; None if nobody answers."""
+        self._answer(id, value)
+
+    def _may_ask(self, rank: int, run: str) -> bool:
+        """Return whether a rank is at work on a run whose questions the present manager answers.
+
+        The rank looks too, but its code may go past that, and its threads outlive their run.
+        """
+        record = self._agent.runs.get(run)
+        return record is not None and rank in record.left and record.answered_by == self._agent.manager
+
+    def _answer(self, id: str, value: str | None) -> None:
         question = self._close(id)
         if question is not None:
             question.tell({"id": id} if value is None else {"id": id, "value": value}, ())
@@ -86,10 +101,12 @@ class InputRelay:
 
     async def _watch(self) -> None:
         """Refuse the questions of a notebook that is gone."""
-        while self._open:
-            await asyncio.sleep(_LOOK)
-            agent = self._agent
-            for id, question in list(self._open.items()):
-                if question.manager != agent.manager or time.monotonic() - agent.heard > self.patience:
-                    await self.sky_answer_input(question.run, id, None)
-        self._guard = None
+        try:
+            while self._open:
+                await asyncio.sleep(_LOOK)
+                agent = self._agent
+                for id, question in list(self._open.items()):
+                    if question.manager != agent.manager or time.monotonic() - agent.heard > self.patience:
+                        self._answer(id, None)
+        finally:
+            self._guard = None

@@ -68,6 +68,8 @@ class RunRecord:
         self.over = asyncio.Event()
         # Batches wait until the first reply has been sent.
         self.replied = False
+        # The generation of the manager that answers what its code asks; None if nobody does.
+        self.answered_by: int | None = None
         self._gathered = 0
         self._waiting = 0
 

@@ -49,8 +49,8 @@ class Questions:
     def __init__(self) -> None:
         self._open: dict[str, Question] = {}
         self._since = self._seconds = 0.0
-        # Called with each question; a run that nobody attends has nobody to answer.
-        self.on_ask: Callable[[Question], None] = lambda question: None
+        # Called with each question; None for a run that nobody attends, as nobody can answer.
+        self.on_ask: Callable[[Question], None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -61,8 +61,8 @@ class Questions:
         return self._seconds + (time.monotonic() - self._since if self._open else 0.0)
 
     def add(self, question: Question) -> None:
-        """Note a question and have it asked."""
-        if question.id in self._open or len(self._open) >= _MOST:
+        """Note a question and have it asked; time limits hold where nobody can be asked."""
+        if self.on_ask is None or question.id in self._open or len(self._open) >= _MOST:
             return
         if not self._open:
             self._since = time.monotonic()
