@@ -73,17 +73,36 @@ def chromium() -> Iterator[Any]:
         yield browser
 
 
+# Of a tab that was opened for a picture: nothing that could run is in it.
+ONLY_A_PICTURE = """() => {
+    const [only, ...more] = document.querySelectorAll("body *");
+    return only.tagName === "IMG" && /^data:image\\//.test(only.src) && !more.length && !document.scripts.length
+        && [...only.attributes].every(({ name }) => !/^on/i.test(name));
+}"""
+
+
 class Watched:
     """What a page does that its person did not ask for."""
 
     def __init__(self, page: Any, home: str) -> None:
         self.wrong: list[str] = []
+        # Tabs with a picture that its button has opened.
+        self.tabs: list[Any] = []
+        self._watch(page, home)
+
+    def _watch(self, page: Any, home: str) -> None:
         page.on("console", self._on_console)
         page.on("pageerror", self._on_error)
         page.on("dialog", lambda dialog: (self.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("popup", lambda popup: self.wrong.append(f"popup: {popup.url}"))
+        page.on("popup", lambda popup: self._on_popup(popup, home))
         page.on("requestfinished", lambda request: self._on_request(request, home))
         page.on("requestfailed", lambda request: self._on_request(request, home))
+
+    def _on_popup(self, popup: Any, home: str) -> None:
+        if popup.url != "about:blank":
+            self.wrong.append(f"popup: {popup.url}")
+        self._watch(popup, home)
+        self.tabs.append(popup)
 
     def _on_console(self, message: Any) -> None:
         if message.text == markup.MARK:
@@ -107,6 +126,9 @@ def check(page: Any, watched: Watched, least: int) -> None:
     assert page.evaluate(markup.PRESS) >= least
     page.wait_for_timeout(300)
     assert page.evaluate(markup.FOUND) == {"found": [], "polluted": None}
+    for tab in watched.tabs:
+        assert tab.evaluate(ONLY_A_PICTURE)
+        tab.close()
     assert watched.wrong == []
 
 
