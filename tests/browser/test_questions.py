@@ -55,7 +55,7 @@ def test_a_person_answers_a_rank_in_the_page(server: lab.Server, chromium: Any) 
     answer(page, "rank 1 asks: who?", "Ada", picture="question")
     answer(page, "rank 1 asks: key:", SECRET)
     View(page, ASKED).wait(f"{len(SECRET)} letters")
-    box(page).wait_for()
+    page.page.locator(".jp-Stdin", has_text="and now?").wait_for()
     assert "rank 1 asks: and now?" in page.wait_for(LEFT, "asks")
     page.picture("question-before-an-interrupt")
     page.command("notebook:interrupt-kernel")
@@ -74,11 +74,6 @@ def test_a_person_answers_a_rank_in_the_page(server: lab.Server, chromium: Any) 
     saved = (server.root / "book.ipynb").read_text()
     assert "hello Ada" in saved
     assert SECRET not in saved
-
-
-def box(page: lab.Page) -> Any:
-    """The box in which a person answers."""
-    return page.page.locator(".jp-Stdin-input")
 
 
 def answer(page: lab.Page, question: str, text: str, *, picture: str = "") -> None:
