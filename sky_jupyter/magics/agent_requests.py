@@ -73,7 +73,10 @@ def _run(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         get_ipython().run_cell_magic("sky", " ".join(words), request["code"])
-    (run,) = set(pool.detached) - before
+    begun = set(pool.detached) - before
+    if not begun:
+        raise PoolError("no run was begun: the notebook itself answers such a cell")
+    (run,) = begun
     notes = [line for line in told.getvalue().splitlines() if not line.startswith(f"run {run} ")]
     # The person sees these at the next cell on the pool.
     pool.supervisor.news += [*notes, f"an agent has run a cell: `%sky logs {run}` shows what it printed"]
@@ -88,7 +91,8 @@ def _value(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
         raise SpecError(f"{name!r} is too large for an agent: {size} bytes; run a cell that reduces it")
     _must_be_free(pool)
     cells.settle(pool)
-    value = pull_value(pool, name, [rank])
+    # The ledger does not know each value's size; the rank does, before anything crosses.
+    value = pull_value(pool, name, [rank], most=_MOST_BYTES)
     facts: dict[str, Any] = {"name": name, "rank": rank, "type": f"{type(value).__module__}.{type(value).__qualname__}"}
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple):

@@ -71,8 +71,10 @@ def build(access: PoolAccess, *, allow_run: bool = False) -> MCPServer[Any]:
     root.handlers[:] = before[1]
     tools = PoolTools(access)
     look, act = ToolAnnotations(read_only_hint=True), ToolAnnotations(read_only_hint=False, destructive_hint=True)
-    for tool in (tools.list_pools, tools.list_runs, tools.read_output, tools.where, tools.names, tools.pull):
+    for tool in (tools.list_pools, tools.list_runs, tools.read_output, tools.where, tools.names):
         server.add_tool(_told(tool), annotations=look)
+    # It opens what a rank has pickled, in the notebook: a person should be asked.
+    server.add_tool(_told(tools.pull), annotations=ToolAnnotations(read_only_hint=False, destructive_hint=False))
     server.add_tool(_told(tools.interrupt), annotations=act)
     if allow_run:
         server.add_tool(_told(tools.run_cell), annotations=act)
@@ -167,7 +169,8 @@ class PoolTools:
     def interrupt(self, pool: Pool = None, run: Run = None) -> dict[str, Any]:
         """Interrupt what runs on a pool, as Ctrl-C does; names on the ranks stay."""
         row = self._access.find(pool)
-        reply = self._access.ask(row, {"action": "interrupt", "run": run})
+        chosen = None if run is None else self._access.run(row, run).id
+        reply = self._access.ask(row, {"action": "interrupt", "run": chosen})
         return {"message": reply["message"], "runs": reply["runs"]}
 
     def names(self, pool: Pool = None) -> dict[str, Any]:

@@ -730,9 +730,10 @@ class Pool:
         how: str | None = None,
         listener: Listener = ignore,
         tick: Tick = no_tick,
+        most: int | None = None,
     ) -> Any:
         """Fetch a variable of the ranks; see `pulling.pull`."""
-        return pulling.pull(self, name, ranks, how, listener, tick)
+        return pulling.pull(self, name, ranks, how, listener, tick, most)
 
     def status(self) -> dict[int, dict[str, Any]]:
         """Return each live node's process id and what its ranks do."""

@@ -47,7 +47,7 @@ class McpEndpoint:
         Raises ImportError if the SDK is not installed.
         """
         async with self._lock:
-            if self._manager is None:
+            if self._manager is None or (self._task is not None and self._task.done()):
                 # It takes seconds; the server goes on meanwhile.
                 await asyncio.to_thread(importlib.import_module, "sky_jupyter.mcp_server.tools")
                 running: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

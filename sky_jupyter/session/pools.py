@@ -329,13 +329,15 @@ def get_files(
     return _shown(pool, f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
 
 
-def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str | None = None) -> Any:
+def pull_value(
+    pool: Pool, name: str, on: Sequence[int] | None = None, how: str | None = None, most: int | None = None
+) -> Any:
     """Fetch a variable from the ranks; see `Compute.pull`.
 
     There is a view of it if it takes long.
     """
     with pool.shows(f"pull {name}") as view:
-        return pool.pull(name, on, how, view.on_event, view.refresh)
+        return pool.pull(name, on, how, view.on_event, view.refresh, most)
 
 
 def copy_names(

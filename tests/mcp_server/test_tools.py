@@ -133,6 +133,9 @@ def test_values_are_small_and_json_where_they_can_be(page: Notebook, agent: Agen
     assert agent.call("pull", name="odd")["repr"] == "{1}"
     long = agent.call("pull", name="long")
     assert (long["cut"], len(long["repr"])) == (True, 20_000)
+    # Of a list no rank has told the size before.
+    page.run("%%sky --quiet\nmany = list(range(4_000_000))")
+    assert "and 8,000,000 are the limit here" in agent.refused("pull", name="many")
 
 
 def test_the_names_of_the_ranks_are_listed_with_what_they_are(page: Notebook, agent: Agent) -> None:

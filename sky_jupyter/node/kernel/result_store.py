@@ -71,8 +71,8 @@ class ResultStore:
         if content.get("about"):
             return {"repr": unpicklable_placeholders.text_of(value)}
         whole, strict = bool(content.get("whole")), bool(content.get("strict"))
-        name = content.get("name", "value")
-        return result_values.give(value, content["places"], name=name, whole=whole, strict=strict)
+        name, most = content.get("name", "value"), content.get("most")
+        return result_values.give(value, content["places"], name=name, whole=whole, strict=strict, most=most)
 
     def release(self, run: str) -> Any:
         """Drop a run's large value and return it; None if it was not cached."""

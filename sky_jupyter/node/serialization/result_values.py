@@ -128,7 +128,13 @@ def _instead(value: Any, error: BaseException, pickler: type[pickling.Pickler], 
 
 
 def give(
-    value: Any, places: Sequence[str], *, name: str = "value", whole: bool = False, strict: bool = False
+    value: Any,
+    places: Sequence[str],
+    *,
+    name: str = "value",
+    whole: bool = False,
+    strict: bool = False,
+    most: int | None = None,
 ) -> dict[str, Any]:
     """Write a value of any size as a blob, to the first place with room.
 
@@ -144,6 +150,8 @@ def give(
         Whether arrays that span ranks are written as pieces for a `ShardAssembler`.
     strict : bool
         Whether to refuse a value with a part that cannot be pickled.
+    most : int, optional
+        Bytes that the blob may have; a larger one is not written.
 
     Returns
     -------
@@ -168,6 +176,9 @@ def give(
             standin = kept if isinstance(kept, unpicklable_placeholders.RemoteRepr) else first_standin(kept)
             return {**told, "unpicklable": standin.reason}
         pickled, buffers = _packed(kept, pickler)
+    size = pickled.nbytes + sum(buffer.nbytes for buffer in buffers)
+    if most is not None and size > most:
+        return {**told, "unpicklable": f"it has {size:,} bytes, and {most:,} are the limit here"}
     return {**told, "path": _write(pickled, buffers, places)}
 
 

@@ -30,7 +30,13 @@ class PullContext(ValuesContext, Protocol):
 
 
 def pull(
-    pool: PullContext, name: str, ranks: Sequence[int] | None, how: str | None, listener: Listener, tick: Tick
+    pool: PullContext,
+    name: str,
+    ranks: Sequence[int] | None,
+    how: str | None,
+    listener: Listener,
+    tick: Tick,
+    most: int | None = None,
 ) -> Any:
     """Fetch a variable of ranks.
 
@@ -49,6 +55,8 @@ def pull(
         Receives the progress.
     tick : callable
         Called every poll.
+    most : int, optional
+        Bytes that each value may have; ranks refuse to write a larger one.
 
     Returns
     -------
@@ -67,7 +75,7 @@ def pull(
         raise SpecError(f"{name!r} is no name of a variable")
     if how is not None and how not in HOWS:
         raise SpecError(f"values are put together by {' or '.join(HOWS)}, not {how!r}{nearest(how, HOWS)}")
-    content = {"name": name, "strict": True, "whole": how == "concat"}
+    content = {"name": name, "strict": True, "whole": how == "concat", "most": most}
 
     def check(found: Mapping[int, FetchedValue]) -> None:
         _check(name, found, how)
