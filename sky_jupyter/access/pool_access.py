@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Attach = Callable[[PoolRow], "Pool"]
 """Becomes the manager of a pool that has none."""
 _SHOWN = 50
+_UNMANAGED = "nobody manages pool {0!r}: `%sky attach {0}` in a notebook takes it up"
 
 
 class PoolAccess:
@@ -28,13 +29,13 @@ class PoolAccess:
     Parameters
     ----------
     attach : callable, optional
-        How a pool that nobody manages is attached to, for the moment that a look at it takes; by default nobody is
-        asked for passphrases.
+        How a pool that nobody manages is attached to, for the moment that a look at it takes. Without it, such a pool
+        is refused unless its journals are local: attaching renews its lease and runs its plugins' code here.
     """
 
     def __init__(self, attach: Attach | None = None) -> None:
         self.registry = Registry()
-        self._attach = attach or _attach_silently
+        self._attach = attach
 
     def close(self) -> None:
         """Close the registry."""
@@ -114,7 +115,7 @@ class PoolAccess:
         """
         refuse_elsewhere(row)
         if not row.owner_lives:
-            raise PoolError(f"nobody manages pool {row.name!r}: `%sky attach {row.name}` in a notebook takes it up")
+            raise PoolError(_UNMANAGED.format(row.name))
         connection = kernel_requests.connection_of(row.owner)
         if connection is None:
             raise PoolError(
@@ -147,21 +148,17 @@ class PoolAccess:
     def attached(self, row: PoolRow) -> Iterator[Pool]:
         """Manage a pool that nobody manages for the time of the block; it goes on without a manager.
 
-        Raises PoolError if somebody manages it by now, or it cannot be reached.
+        Raises PoolError if somebody manages it by now, it cannot be reached, or this access attaches to none.
         """
         refuse_elsewhere(row)
         if row.state == STOPPED:
             raise PoolError(f"the machines of pool {row.name!r} are stopped: `%sky start {row.name}` starts them")
         if not row.outlives:
             raise PoolError(f"pool {row.name!r} cannot be asked: nobody manages it, and it is about to end")
+        if self._attach is None:
+            raise PoolError(_UNMANAGED.format(row.name))
         pool = self._attach(row)
         try:
             yield pool
         finally:
             pool.release()
-
-
-def _attach_silently(row: PoolRow) -> Pool:
-    from ..pool.pool import Pool
-
-    return Pool.attach(row)

@@ -230,7 +230,7 @@ def mcp(given: argparse.Namespace) -> int:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "anyio", "pydantic"):
             raise
         raise PoolError("the MCP server needs a package more: pip install 'sky-jupyter[mcp]'") from None
-    # Nobody can be asked for a passphrase: the terminal, if there is one, belongs to the protocol.
+    # An agent's look attaches to no pool: that would renew its lease.
     access = PoolAccess()
     try:
         anyio.run(build(access, allow_run=given.allow_run).run_stdio_async)

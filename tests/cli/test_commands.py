@@ -17,6 +17,7 @@ from sky_jupyter.access import kernel_requests
 from sky_jupyter.access.log_pages import KernelPages, LocalPages, follow
 from sky_jupyter.access.pool_access import PoolAccess
 from sky_jupyter.cli.main import main
+from sky_jupyter.errors import PoolError
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.registry.rows import PoolRow
 from sky_jupyter.pool.runs.log_reader import newest
@@ -185,6 +186,10 @@ def test_a_dead_notebooks_pool_is_looked_at_and_ended_and_goes_on_meanwhile(
     assert [one["manager"] for one in asked(capsys, "pools")["pools"] if one["name"] == NAME] == [None]
     assert "ranks 0-1 sleep at Cell In[" in asked(capsys, "where", NAME)["text"]
     row: PoolRow = access.find(NAME)
+    # An agent's look, unlike that of the program, attaches to no pool.
+    with pytest.raises(PoolError, match=f"nobody manages pool '{NAME}'"):
+        access.where(row)
+    assert access.find(NAME).generation == row.generation
     assert (row.owner, row.state) == (0, "ready")
     assert [rank["text"] for rank in asked(capsys, "logs", NAME)["ranks"]] == ["before 0\n", "before 1\n"]
     go.touch()

@@ -86,6 +86,17 @@ def test_where_all_is_wanted_a_part_that_cannot_come_keeps_the_value_there(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_value_above_the_size_that_is_asked_for_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    content = {"name": "large", "strict": True, "most": 1000, "places": [str(tmp_path / "value")]}
+    # Bytes of an array are in buffers, those of a list in the pickle.
+    for large in (list(range(1000)), np.zeros(1000), {"in": [np.zeros(1000)]}):
+        told = ResultStore(2).export(content, {"large": large})
+        assert "1,000 are the limit here" in told["unpicklable"]
+        assert "path" not in told
+    assert list(tmp_path.iterdir()) == []
+    assert pickling.load_blob(ResultStore(2).export(content, {"large": [1, 2]})["path"]) == [1, 2]
+
+
 def test_a_rank_says_of_a_name_that_it_lacks_which_one_is_near(tmp_path: Path) -> None:
     content = {"name": "loss", "places": [str(tmp_path / "value")]}
     assert ResultStore(2).export(content, {"losses": 1, "_loss": 2}) == {"lacks": "; did you mean 'losses'?"}
