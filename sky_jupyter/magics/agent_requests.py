@@ -10,9 +10,11 @@ import contextlib
 import io
 import json
 import math
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from IPython import get_ipython
 
@@ -61,6 +63,32 @@ def answer(text: str) -> Answer:
         return Answer({"status": "error", "message": told[:MOST_TEXT]})
 
 
+class _OwnText(io.StringIO):
+    """Text that the thread prints which made this; that of other threads goes on to a stream.
+
+    Parameters
+    ----------
+    stream : file
+        Where other threads print, as standard output is the process's.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Keep a text, or pass it on."""
+        if threading.get_ident() == self._thread:
+            return super().write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush what was passed on."""
+        if threading.get_ident() != self._thread:
+            self._stream.flush()
+
+
 def _run(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
     """Start a cell as ``%%sky --detach`` does; return its run's id."""
     words = ["--detach", "--name", pool.spec.name]
@@ -70,7 +98,7 @@ def _run(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
         words += ["--timeout", str(request["timeout"])]
     _must_be_free(pool)
     before = set(pool.detached)
-    told = io.StringIO()
+    told = _OwnText(sys.stdout)
     with contextlib.redirect_stdout(told):
         get_ipython().run_cell_magic("sky", " ".join(words), request["code"])
     begun = set(pool.detached) - before

@@ -148,7 +148,10 @@ class PoolTools:
             int | None, Field(description="A page begins here: `next` of an earlier page.", ge=0, lt=1 << 53)
         ] = None,
     ) -> dict[str, Any]:
-        """Read a page of what a run printed, with tracebacks; without `start`, the end of it."""
+        """Read a page of what a run printed, with tracebacks; without `start`, the end of it.
+
+        Where a node's `cut` is true, one text was longer than a page; its rest is on no page.
+        """
         row = self._access.find(pool)
         found = self._access.run(row, run)
         nodes = None if node is None else {node}
@@ -241,9 +244,12 @@ def _page(page: Page, most: int, *, tail: bool) -> dict[str, Any]:
     ends = {str(event["rank"]): event["status"] for event in page.events if event["kind"] == "end"}
     texts = [one for one in texts if one[2]]
     kept: list[tuple[int, int | None, str]] = []
+    # A text longer than a page is never shown whole.
+    short = False
     for one in reversed(texts) if tail else texts:
         if kept and most < len(one[2]):
             break
+        short = short or most < len(one[2])
         kept.append((one[0], one[1], one[2][-most:] if tail else one[2][:most]))
         most -= len(one[2])
     kept = kept[::-1] if tail else kept
@@ -257,7 +263,15 @@ def _page(page: Page, most: int, *, tail: bool) -> dict[str, Any]:
     following = kept[-1][0] + 1 if cut and not tail else page.next
     first = kept[0][0] if cut and tail else page.first
     whole = page.over and following >= page.end
-    return {"node": page.node, "first": first, "next": following, "over": whole, "ended": ends, "output": lines}
+    return {
+        "node": page.node,
+        "first": first,
+        "next": following,
+        "over": whole,
+        "ended": ends,
+        "output": lines,
+        "cut": short,
+    }
 
 
 __all__ = ["PoolTools", "build"]

@@ -120,6 +120,40 @@ def test_a_failure_is_in_the_output_and_a_run_can_be_interrupted(page: Notebook,
     }
 
 
+def test_a_text_longer_than_a_page_is_marked_as_cut(page: Notebook, agent: Agent) -> None:
+    page.run("%%sky --quiet --on 0\nprint('short')")
+    ((short),) = agent.call("read_output", node=0)["nodes"]
+    page.run("%%sky --quiet --on 0\nprint('a' * 50_000 + 'z')")
+    ((end),) = agent.call("read_output", node=0)["nodes"]
+    ((start),) = agent.call("read_output", node=0, start=0)["nodes"]
+    assert (short["cut"], end["cut"], start["cut"]) == (False, True, True)
+    assert end["output"][-1]["text"].endswith("z\n")
+    assert len(start["output"][0]["text"]) == 40_000
+
+
+def test_a_cell_that_begins_no_run_is_refused_in_words_and_a_run_is_interrupted_by_its_prefix(
+    page: Notebook, agent: Agent
+) -> None:
+    page.run("%%sky --quiet\nasked = 1")
+    assert "no run was begun" in agent.refused("run_cell", code="asked?")
+    on = agent.call("run_cell", code="import time\nwhile True: time.sleep(0.05)", wait=0)["run"]
+    assert agent.call("interrupt", run=on[:6])["runs"] == [on]
+    page.run("%sky wait")
+
+
+def test_what_the_notebooks_other_threads_print_is_not_sent_to_the_agent(page: Notebook, agent: Agent) -> None:
+    page.run(
+        "import threading\nstop = threading.Event()\ndef chat():\n"
+        "    while not stop.wait(0.002):\n        print('of a thread')\n"
+        "chatting = threading.Thread(target=chat)\nchatting.start()"
+    )
+    try:
+        done = agent.call("run_cell", code="1", wait=50)
+    finally:
+        page.run("stop.set()\nchatting.join()")
+    assert not [note for note in done["notes"] if "of a thread" in note]
+
+
 def test_values_are_small_and_json_where_they_can_be(page: Notebook, agent: Agent) -> None:
     page.run(
         "%%sky\nimport numpy as np\ntable = np.arange(6).reshape(2, 3)\n"
@@ -174,6 +208,8 @@ def test_over_stdio_an_agent_looks_and_runs_nothing_unless_the_person_allows_it(
     agent = Agent(program)
     tools = agent.tools()
     assert set(tools) == READING
+    looks = {name for name, tool in tools.items() if tool.annotations.read_only_hint}
+    assert looks == READING - {"pull", "interrupt"}
     assert all(tool.description for tool in tools.values())
     found = agent.call("list_pools")
     assert NAME in [pool["name"] for pool in found["pools"]]
