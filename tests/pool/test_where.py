@@ -225,10 +225,13 @@ def test_a_stopped_process_and_a_stopped_agent_keep_no_other_answer_back(pool: P
 def test_user_code_that_takes_the_signal_away_is_not_harmed(pool: Pool, handler: str) -> None:
     with running(pool, f"import signal, time\nsignal.signal({stack_dump.LOOK}, {handler})\nwhile True: pass"):
         time.sleep(0.5)
-        text = seen(pool, lambda text: "Cell In[5], line 3" in text or "its stack is not known" in text)
-        assert ("line 3" in text) == (rank_inspection.spy_path() is not None)
         if rank_inspection.spy_path() is None:
+            text = seen(pool, lambda text: "its stack is not known" in text)
+            assert "line 3" not in text
             assert "handler" in text
+        else:
+            # On a busy machine py-spy may be late at first.
+            seen(pool, lambda text: "Cell In[5], line 3" in text)
     run(pool, f"import faulthandler\nfaulthandler.unregister({stack_dump.LOOK})")
     # The kernels are new afterwards, with their own handler.
     pool.restart()
