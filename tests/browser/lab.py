@@ -15,9 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import nbformat
 
 import sky_jupyter
 
@@ -146,6 +148,19 @@ def _facts(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> dict[s
             return json.loads(path.read_text())
         time.sleep(0.05)
     raise RuntimeError(f"the Jupyter server did not start:\n{log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def server_with_book(folder: Path, cells: Sequence[str]) -> Iterator[Server]:
+    """A JupyterLab with our extension, and a notebook ``book.ipynb`` of these cells."""
+    extensions = folder / "labextensions"
+    extensions.mkdir()
+    (extensions / "sky-jupyter").symlink_to(EXTENSION)
+    with server(folder, extensions=extensions) as made:
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+        book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        nbformat.write(book, made.root / "book.ipynb")
+        yield made
 
 
 @contextlib.contextmanager

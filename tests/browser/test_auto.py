@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import nbformat
 import pytest
 
 from tests.browser import lab
@@ -22,14 +21,7 @@ CELLS = ["%load_ext sky_jupyter", "%sky auto --nodes 2", "6 * 7", "%%local\n6 * 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     """A JupyterLab with our extension, and the notebook."""
-    folder = tmp_path_factory.mktemp("auto")
-    extensions = folder / "labextensions"
-    extensions.mkdir()
-    (extensions / "sky-jupyter").symlink_to(lab.EXTENSION)
-    with lab.server(folder, extensions=extensions) as server:
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-        book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        nbformat.write(book, server.root / "book.ipynb")
+    with lab.server_with_book(tmp_path_factory.mktemp("auto"), CELLS) as server:
         yield server
 
 
