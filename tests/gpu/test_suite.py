@@ -94,6 +94,7 @@ def test_the_page_keeps_its_words_around_a_new_table(tmp_path: Path) -> None:
 # Checks that fail.
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_or_dies_ends_no_other_and_nothing_of_it_is_left(tmp_path: Path) -> None:
     keys = ["a", "hangs", "b", "dies", "c", "d"]
     rows = run_jobs(tmp_path / "log", keys)

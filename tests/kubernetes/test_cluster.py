@@ -53,6 +53,7 @@ def condition(space: Space, job: str, kind: str) -> str:
     return next((one["status"] for one in found.get("conditions") or [] if one["type"] == kind), "")
 
 
+@pytest.mark.slow
 def test_a_train_job_becomes_pods_that_know_each_other(space: Space) -> None:
     first, second = start(space, "p", 2)
     assert first["spec"]["hostname"] == "p-node-0-0"
@@ -116,6 +117,7 @@ def test_a_deadline_ends_a_job(space: Space) -> None:
     space.wait("its pods are gone", lambda: not space.all("pods"))
 
 
+@pytest.mark.slow
 def test_what_the_server_does_not_know_or_allow_is_dropped_or_refused(cluster: Cluster) -> None:
     space = cluster.space(labels={OLD_TRAINER: "2.1", ENFORCE: "restricted"})
     job = cluster.rest.post(

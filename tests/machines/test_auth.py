@@ -124,6 +124,7 @@ def test_a_passphrase_is_asked_for_once_for_all_hosts(
     assert "sesame" not in repr(access)
 
 
+@pytest.mark.slow
 def test_who_takes_longer_to_answer_than_the_host_waits_is_let_in_all_the_same(
     target_of: TargetOf, tmp_path: Path
 ) -> None:

@@ -198,6 +198,7 @@ def test_what_is_left_of_another_file_does_not_count(machine: Any, tmp_path: Pat
         assert (tmp_path / "target").read_bytes() == big.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
     server: Server, target_of: TargetOf, tmp_path: Path, big: Path
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_silent_link_is_found_within_15_seconds(server: Server, target_of: Tar
             session.run("true")
 
 
+@pytest.mark.slow
 def test_a_silent_link_is_found_while_much_is_sent(server: Server, target_of: TargetOf) -> None:
     from sky_jupyter.machines.ssh.session import connect
 

@@ -82,6 +82,7 @@ def test_a_second_start_compiles_nothing_on_any_rank(tmp_path: Path) -> None:
     assert not list(folder.glob(".part-*"))
 
 
+@pytest.mark.slow
 def test_folders_that_a_person_sets_are_used_instead(tmp_path: Path) -> None:
     def in_a_cell(info: Any, folder: str) -> None:
         import jax

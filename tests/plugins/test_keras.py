@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 
 from sky_jupyter.plugins import parse_plugins
+from tests import tiers
 from tests.plugins.world import RankError, World, needs
 
 np = pytest.importorskip("numpy")
@@ -482,7 +483,7 @@ def test_random_numbers_agree_again_after_an_interrupt_between_the_ranks(world: 
     assert largest_difference(*(after for _, after, _ in world.run(trained))) == 0
 
 
-@pytest.mark.parametrize("text", ["jax,keras", "keras(backend=torch),torch"])
+@pytest.mark.parametrize("text", tiers.daily(["jax,keras"], ["jax,keras", "keras(backend=torch),torch"]))
 def test_preloading_leaves_one_thread_and_no_backend_to_fork(text: str) -> None:
     backend = "torch" if "torch" in text else "jax"
     needs(backend)

@@ -182,6 +182,7 @@ def test_what_cannot_be_sent_is_told_at_once(pool: Pool) -> None:
         Parallel(n_jobs=-1)(delayed(id)(lock) for _ in range(2))
 
 
+@pytest.mark.slow
 def test_a_grid_search_is_as_it_is_here(pool: Pool) -> None:
     needs("sklearn")
     from sklearn.datasets import load_iris

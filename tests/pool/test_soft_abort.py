@@ -11,6 +11,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted
+from tests import tiers
 from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run, underway, wait_until
 from tests.pool.test_faults import eventually
@@ -152,7 +153,7 @@ def test_a_group_of_the_cells_own_is_broken_too(who: str) -> None:
         assert pool.take_restarted() == set()
 
 
-@pytest.mark.parametrize("how", ["raises", "interrupt"])
+@pytest.mark.parametrize("how", tiers.daily(["raises"], ["raises", "interrupt"]))
 def test_devices_that_meet_for_the_first_time_are_freed_from_waiting_for_those_of_others(
     devices_pool: Pool, how: str
 ) -> None:

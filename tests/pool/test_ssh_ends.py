@@ -73,7 +73,7 @@ def test_a_host_that_was_cut_off_when_its_pool_was_ended_is_ended_by_the_link_wh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["load", "down", "clean"])
+@pytest.mark.parametrize("how", ["load", pytest.param("down", marks=pytest.mark.long), "clean"])
 def test_or_by_the_next_notebook(world: World, tmp_path: Path, how: str) -> None:
     with ssh_pool(name="cut") as pool:
         world.cut(world[1])
@@ -118,6 +118,7 @@ import sky_jupyter as sky
 """
 
 
+@pytest.mark.slow
 def test_after_a_notebook_and_its_hosts_have_died_nothing_is_left_here(world: World, tmp_path: Path) -> None:
     with notebook(tmp_path) as book:
         assert book.run(OWNER, timeout=240).status == "ok"

@@ -118,7 +118,7 @@ def reset(world: World) -> None:
     ("seconds", "how"),
     [
         pytest.param(1, "silent", marks=pytest.mark.long),
-        (15, "silent"),  # longer than a link is silent before it is given up
+        pytest.param(15, "silent", marks=pytest.mark.slow),  # longer than a link is silent before it is given up
         pytest.param(30, "silent", marks=pytest.mark.long),
         pytest.param(30, "reset", marks=pytest.mark.long),
     ],

@@ -88,6 +88,7 @@ def test_the_next_pool_finds_the_environment_there(world: World) -> None:
     assert phases == ["connect", "system", "python", "environment", "files", "agent", "plugins"]
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_and_interrupts_are_as_on_local_nodes() -> None:
     with ssh_pool(ranks_per_node=2) as pool:
         with pytest.raises(CellError) as caught:

@@ -92,6 +92,7 @@ def test_a_closed_port(world: World, config: Path) -> None:
     assert "23" in text
 
 
+@pytest.mark.slow
 def test_one_of_four_hosts_that_is_off(world: World, config: Path) -> None:
     world[2].kill()
     try:
@@ -202,6 +203,7 @@ def test_with_a_clock_that_is_wrong_a_pool_runs_and_it_is_told(ahead: int, confi
     assert f"{'ahead of' if ahead > 0 else 'behind'} this machine's" in line
 
 
+@pytest.mark.slow
 def test_a_python_that_is_too_old(configure: Configure) -> None:
     with hosts(Kind(python=True), Kind(python=True, release="bullseye")) as mixed:
         configure(mixed)

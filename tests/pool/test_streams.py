@@ -216,6 +216,7 @@ def test_a_rank_that_is_killed_ends_its_stream_after_the_items_that_came(compute
     assert sorted(sky.function(lambda: sky.instance_info().rank)() @ compute) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_ends_its_stream_which_is_not_begun_elsewhere(compute: sky.Compute, pool: Pool) -> None:
     @sky.function
     def counted() -> Iterator[int]:
