@@ -24,6 +24,7 @@ SUBJECTS = {
     "watch": "watch",
     "array": "array",
     "capture": "capture",
+    "calls": "calls",
     "many": "many",
     "frameworks": "frameworks",
     "training": "training",

@@ -45,7 +45,7 @@ class Row:
     peer_name : str
         Whose figure stands beside ours.
     unit : str
-        ``s``, ``ms``, ``MB`` or ``lines``.
+        ``s``, ``ms``, ``MB``, ``lines`` or ``processes``.
     most_ratio, most : float, optional
         The budget: what ours/peer, or ours itself, may be at most.
     """
@@ -99,7 +99,9 @@ HEAD = ("what", "ours", "peer", "peer's figure", "ours/peer", "budget")
 def figure(samples: Sequence[float], unit: str) -> str:
     """A median with its spread: ``8.1 (7.9-8.6) ms``."""
     middle = statistics.median(samples)
-    digits = 0 if unit == "lines" else 3 if middle < 1 else 2 if middle < 10 else 1 if middle < 1000 else 0
+    digits = (
+        0 if unit in ("lines", "processes") else 3 if middle < 1 else 2 if middle < 10 else 1 if middle < 1000 else 0
+    )
     form = f"{{:.{digits}f}}"
     return f"{form.format(middle)} ({_spread(samples, form)}) {unit}"
 
