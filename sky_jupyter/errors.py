@@ -24,6 +24,29 @@ class CaptureError(SkyError):
     """Raised when a value that a cell depends on cannot be sent; nothing has run."""
 
 
+class CommandError(SkyError):
+    """Raised on a rank when a command of `%sky exec` fails.
+
+    Parameters
+    ----------
+    message : str
+        How it ended.
+    status : int
+        Its exit status; below 0 the signal that ended it.
+    """
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message, status)
+        self.status = status
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def _render_traceback_(self) -> list[str]:
+        # What IPython shows of it: there is no code of the user's that a traceback would lead to.
+        return [str(self)]
+
+
 class ProvisionError(SkyError):
     """Raised when the pool's machines could not be made; those made were removed.
 

@@ -62,6 +62,9 @@ def candidates(line: str) -> list[str] | None:
         return found and [f"{flag}={text}" for text in found]
     if before and before[-1] in options:
         return _values(options[before[-1]], word, verb)
+    if verb == "exec" and "--" in before:
+        # The command is a shell's of the node.
+        return []
     if verb in PATHS and not word.startswith("-"):
         # Paths, as for --config.
         return None
@@ -78,6 +81,8 @@ def _has_target(words: list[str], options: Container[str]) -> bool:
 
 def _targets(verb: str) -> list[str]:
     """Return the variables, pools or runs that a verb can mean."""
+    if verb == "exec":
+        return ["--"]
     if verb == "pull":
         return pull.names(pools.current)
     live = [pool.spec.name for pool in pools.all()] if verb in NAMED and verb != "attach" else []

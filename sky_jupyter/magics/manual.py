@@ -71,6 +71,9 @@ Examples::
   %sky logs --to printed/
   %sky logs --pod 2 --previous
 
+  %sky exec -- nvidia-smi
+  %sky exec --on 0 --detach -- python -m http.server 8000 --bind localhost
+
   %sky put data/train.parquet
   %sky get checkpoints results/ --on 0,2
 

@@ -398,24 +398,25 @@ POOL_SWITCHES = (
 )
 NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
 CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
+_ON = Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks that run the cell (all)", ("head",))
+_TIMEOUT = Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds")
 CELL = (
-    Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks that run the cell (all)", ("head",)),
+    _ON,
     Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
     Option("--only", "0,2-5|head", places, _PLACES, "the ranks whose output is shown (all)", ("head",)),
     Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
     Option("--shard", "A,B", _identifiers, _NAMES, "send each rank its part of these only, as sky.shard cuts them"),
     Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
     Option("--include", "A,B", _paths, "paths with a comma between", "send these files and folders with the code"),
-    Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
+    _TIMEOUT,
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
     Option("--saved", "SIZE", size, "a size such as 5MB", "how much of the output's text the notebook keeps (1MB)"),
 )
 SYNC = Switch("--sync", "install on the nodes the packages behind the imports, as the notebook has them")
-CELL_SWITCHES = (
-    SYNC,
-    Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end"),
-    Switch("--quiet", "show only errors"),
-)
+DETACH = Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end")
+QUIET = Switch("--quiet", "show only errors")
+CELL_SWITCHES = (SYNC, DETACH, QUIET)
+PER_RANK = Switch("--per-rank", "once for each rank, and not once for each node")
 ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
 RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
@@ -458,6 +459,7 @@ VERBS = {
     "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "debug": "debug the failure of a rank's last cell, with a prompt here: p NAME, up, down, q",
+    "exec": "run a command of the shell once on each node, shown as a cell is: %sky exec -- nvidia-smi",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool (by its name: also one that nobody manages), or --all",
     "stop": "stop bought machines: what runs there ends, their disks stay and cost; see `start`",
@@ -482,6 +484,7 @@ _VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called 
 _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
 _RANK = Positional("RANK", _rank, "a rank such as 1", "which rank")
+_COMMAND = Positional("-- COMMAND", _path, "a command", "what a shell of the node reads: all behind the --, as it is")
 _OFF = Positional("off", _off, "options, or off", "run cells in the notebook again")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
@@ -531,6 +534,7 @@ _OPTIONS = {
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
     "pull": (NAME, PULLED, AS),
     "copy": (NAME, COPIED_FROM, COPIED_TO),
+    "exec": (NAME, replace(_ON, help="the ranks on whose nodes it runs (all)"), _TIMEOUT),
     "clean": (HOST, *HOSTS[1:]),
     "offers": tuple(option for option in POOL if option.flag in _ABOUT_MACHINES),
     "sweep": tuple(option for option in POOL if option.flag in ("--provider", "--profile", "--region", *_FINDING)),
@@ -541,6 +545,7 @@ _SWITCHES = {
     "restart": POOL_SWITCHES,
     "resize": (YES,),
     "down": (ALL,),
+    "exec": (PER_RANK, DETACH, QUIET),
     "attach": (TAKE_OVER,),
     "logs": (PREVIOUS,),
     "pull": (STACK, CONCAT),
@@ -562,10 +567,11 @@ TARGETS = {
     "get": _GET,
     "pull": (_VARIABLE,),
     "debug": (_RANK,),
+    "exec": (_COMMAND,),
     "copy": (_NAMES_COPIED,),
 }
 # Of those, how many have to be given.
-NEEDED = {"put": 1, "get": 1, "pull": 1, "debug": 1}
+NEEDED = {"put": 1, "get": 1, "pull": 1, "debug": 1, "exec": 1}
 PATHS = ("put", "get")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,7 @@ from .option_table import (
     targets_text,
 )
 
+_EXEC, _DASHES = re.compile(r"\s*exec(\s|\Z)"), re.compile(r"(?<=\s)--(?=\s|\Z)")
 # Letters of one word in a message; a path fits mostly.
 _MOST_TOLD = 300
 
@@ -73,7 +75,7 @@ class ParsedLine:
     target : str or None
         What stood behind the verb: mostly a pool's name (``name`` is the same), for ``wait`` and ``logs``
         the beginning of a run's id, for ``put`` and ``get`` what is to be moved; for ``resize`` a number of
-        nodes; for ``pull`` a variable.
+        nodes; for ``pull`` a variable; for ``exec`` the command.
     to : str or None
         What stood behind that, or behind ``--to``: where it goes.
     """
@@ -99,6 +101,7 @@ class ParsedLine:
     on: Places | None = None
     out: str | None = None
     alias: str | None = None
+    per_rank: bool = False
     stack: bool = False
     concat: bool = False
     only: Places | None = None
@@ -167,7 +170,7 @@ def _parser(verb: str | None) -> _Parser:
     parser = _Parser(
         prog=prog,
         # What stands behind a verb is not argparse's: it would lose it between options.
-        usage=f"%(prog)s {targets_text(verb)} [options]" if targets else None,
+        usage=_usage(verb) if targets else None,
         description=f"{about}\n\n{rows}" if targets else about,
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
@@ -179,6 +182,12 @@ def _parser(verb: str | None) -> _Parser:
     for switch in switches_of(verb):
         parser.add_argument(switch.flag, dest=switch.key, action="store_true", help=switch.help.replace("%", "%%"))
     return parser
+
+
+def _usage(verb: str | None) -> str:
+    targets = targets_text(verb)
+    # Options behind the command would be the command's.
+    return f"%(prog)s [options] {targets}" if verb == "exec" else f"%(prog)s {targets} [options]"
 
 
 def parse(line: str, *, cell: bool) -> ParsedLine:
@@ -215,6 +224,7 @@ def parse(line: str, *, cell: bool) -> ParsedLine:
 
 
 def _parse(line: str, prog: str, *, cell: bool) -> ParsedLine:
+    line, command = _command(line) if not cell else (line, None)
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -224,11 +234,32 @@ def _parse(line: str, prog: str, *, cell: bool) -> ParsedLine:
         verb, words = _verb(words)
     parsed, rest = _parser(verb).parse_known_args(words)
     _check_spaces(verb, words, rest, prog)
-    targets = _targets(verb, rest, prog)
+    targets = [_checked_command(rest, command)] if verb == "exec" else _targets(verb, rest, prog)
     try:
         return _given(verb, prog, {**vars(parsed), "targets": targets})
     except SpecError as error:
         raise UsageError(f"{prog}: {error}") from None
+
+
+def _command(line: str) -> tuple[str, str | None]:
+    """Split a line of ``exec`` where its command begins, which is a shell's to read."""
+    if not _EXEC.match(line):
+        return line, None
+    before, dashes, command = _DASHES.sub("\0", line, count=1).partition("\0")
+    return before, command.strip() if dashes else None
+
+
+def _checked_command(rest: list[str], command: str | None) -> str:
+    prog = "%sky exec"
+    wrong = next((word for word in rest if word.startswith("-")), rest[0] if rest else None)
+    if wrong is not None and (command is not None or wrong.startswith("-")):
+        raise UsageError(f"{prog}: {_unknown(wrong, 'exec')}; the command stands behind --")
+    if not command:
+        meant = shlex.join(rest) or "nvidia-smi"
+        raise UsageError(f"{prog}: the command is missing, behind --, as in `{prog} -- {meant}`")
+    if "\0" in command:
+        raise UsageError(f"{prog}: a command has no zero bytes")
+    return command
 
 
 def _verb(words: list[str]) -> tuple[str, list[str]]:
@@ -354,7 +385,7 @@ def _agree(given: ParsedLine, prog: str) -> None:
         raise UsageError(
             f"{prog}: resize takes N, how many nodes there shall be, or {ADD.flag} and {REMOVE.flag}, which ones"
         )
-    other_targets = (*PATHS, "resize", "pull", "debug", "copy")
+    other_targets = (*PATHS, "resize", "pull", "debug", "copy", "exec")
     if given.target is not None and given.name is not None and given.verb not in other_targets:
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.last is not None and given.to is not None:

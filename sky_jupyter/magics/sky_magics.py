@@ -334,6 +334,30 @@ class SkyMagics(Magics):
         (rank,) = pool.check_ranks([int(given.target or 0)])
         cells.debug(pool, rank, self.shell.displayhook.prompt_count, self.shell.user_ns)
 
+    def do_exec(self, given: ParsedLine) -> None:
+        pool = pools.need(given.name)
+        ranks, _ = _shown_ranks(pool, given)
+        if not given.per_rank:
+            ranks = pool.first_ranks(ranks)
+        code = cells.command_code(str(given.target))
+        count = self.shell.displayhook.prompt_count
+        cells.run_cell(
+            pool,
+            Cell(
+                code,
+                code,
+                count,
+                ranks,
+                ranks,
+                # One node's failure says nothing of the others.
+                grace=cells.FOR_EVER,
+                timeout=given.timeout,
+                quiet=given.quiet,
+                detach=given.detach,
+            ),
+            self.shell.user_ns,
+        )
+
     def do_down(self, given: ParsedLine) -> None:
         if pools.get(given.name) is None if given.name is not None else not pools.all():
             print(leftover_pools.end_left(given.name, pools.gone(given.name)))

@@ -555,6 +555,13 @@ class Pool:
             raise SpecError(f"pool {self.spec.name!r} has ranks 0 to {top}, not {', '.join(map(str, wrong)) or 'none'}")
         return chosen
 
+    def first_ranks(self, ranks: Sequence[int]) -> list[int]:
+        """Return the first of these ranks on each of their nodes."""
+        first: dict[int, int] = {}
+        for rank in sorted(ranks):
+            first.setdefault(rank // self.spec.ranks_per_node, rank)
+        return list(first.values())
+
     def attend(self, run: Run, tick: Tick = no_tick) -> CellResult:
         """Wait for a run's end; interrupts go to the ranks.
 

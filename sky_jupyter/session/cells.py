@@ -12,6 +12,7 @@ from ..display import views as display
 from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
 from ..errors import PoolError
+from ..node.runtime import shell_command
 from ..pool.base.events import Event, Listener, NoticeEvent, Tape
 from ..pool.open_pools import pools
 from ..pool.pool import DEFAULT_GRACE, Detached, Pool
@@ -23,6 +24,8 @@ from .background_runs import BackgroundView, notify_at_end
 from .pools import renew_taken
 
 RESULT = "_sky"
+# Seconds: other ranks go on however long after one has failed.
+FOR_EVER = 1e9
 _NAMES_SHOWN = 12
 
 
@@ -152,6 +155,12 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
             if is_live:
                 view.let_go()
                 BackgroundView(view, run)
+
+
+def command_code(command: str) -> str:
+    """Return the code by which a rank runs a command of the shell; its first line is the run's title."""
+    title = " ".join(command.split())
+    return f"# {title}\n__import__({shell_command.__name__!r}, fromlist=['run']).run({command!r})"
 
 
 def _record(tape: Tape, shown: Listener, event: Event) -> None:

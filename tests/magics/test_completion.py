@@ -73,6 +73,8 @@ def live(monkeypatch):
         ("%sky get results --on ", ["head"]),
         ("%sky pull --", ["--as", "--concat", "--help", "--name", "--on", "--stack"]),
         ("%sky pull x", []),
+        ("%sky exec -", ["--", "--detach", "--help", "--name", "--on", "--per-rank", "--quiet", "--timeout"]),
+        ("%sky exec -- --", []),
         # Paths are IPython's to complete.
         ("%sky put da", None),
         ("%sky get out ", None),

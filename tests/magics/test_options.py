@@ -345,8 +345,10 @@ def test_runs_are_of_one_pool_or_of_all():
 @pytest.mark.parametrize("name", [name for name in VERBS if name not in ("clean", "offers", "sweep")])
 def test_each_verb_takes_its_own_options(name):
     needed = f"{name} x" if name in (*PATHS, "pull") else f"{name} 2" if name in ("resize", "debug") else name
-    assert verb(f"{needed} --name trainers").verb == name
-    assert verb(f"{needed} --name trainers").name == "trainers"
+    # Options behind the command would be the command's.
+    behind = " -- ls" if name == "exec" else ""
+    assert verb(f"{needed} --name trainers{behind}").verb == name
+    assert verb(f"{needed} --name trainers{behind}").name == "trainers"
     if name == "auto":
         # Its options are those of the cells that it stands for.
         return
@@ -355,6 +357,28 @@ def test_each_verb_takes_its_own_options(name):
     else:
         assert "unknown option --nodes" in refusal(f"{needed} --nodes 2", over_cell=False)
     assert "unknown option --out" in refusal(f"{needed} --out x", over_cell=False)
+
+
+def test_a_command_is_what_stands_behind_the_dashes_as_it_is():
+    given = verb("""exec --on 0 --detach -- for f in *; do echo "a  b" -- '$f' | wc; done""")
+    assert (given.on, given.detach, given.per_rank) == ((0,), True, False)
+    assert given.target == """for f in *; do echo "a  b" -- '$f' | wc; done"""
+    assert verb("exec --per-rank -- -x").target == "-x"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("exec", "the command is missing, behind --, as in `%sky exec -- nvidia-smi`"),
+        ("exec --", "the command is missing"),
+        ("exec ls data", "as in `%sky exec -- ls data`"),
+        ("exec --nam x -- ls", "unknown option --nam; did you mean '--name'?"),
+        ("exec ls -- data", "'ls' is not an option"),
+        ("exec --on x -- ls", "--on takes ranks"),
+    ],
+)
+def test_a_line_without_a_command_is_refused(line, told):
+    assert told in refusal(line, over_cell=False)
 
 
 def test_a_line_without_a_verb_asks_for_the_status():
@@ -643,7 +667,8 @@ def test_help_of_a_verb_names_its_options_only(name):
         assert (flag in words) == (flag in flags_of(name))
     assert all(switch.help in text for switch in switches_of(name))
     if name in TARGETS:
-        assert f"usage: %sky {name} {targets_text(name)} [options]" in text
+        order = f"[options] {targets_text(name)}" if name == "exec" else f"{targets_text(name)} [options]"
+        assert f"usage: %sky {name} {order}" in text
         assert all(f"  {target.metavar} " in text and target.help in text for target in TARGETS[name])
 
 

@@ -1,0 +1,76 @@
+"""A command that a rank runs, as `%sky exec` asks for it: its output is the rank's, its exit status the cell's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+
+import psutil
+
+from ...errors import CommandError
+from ..system.processes import exit_text
+from .instance_info import instance_info
+
+# Seconds that an interrupted command has to end by itself.
+_PATIENCE = 3.0
+
+
+def environment() -> dict[str, str]:
+    """Return this rank's environment, with its numbers, and the programs of its Python found first."""
+    programs = os.path.dirname(sys.executable)
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    info, path = instance_info(), os.pathsep.join([programs, *(one for one in folders if one != programs)])
+    return {**os.environ, "PATH": path, "SKY_RANK": str(info.rank), "SKY_NODE": str(info.node)}
+
+
+def shell() -> str:
+    """Return the shell that reads commands here: bash, where it is installed."""
+    return shutil.which("bash") or "/bin/sh"
+
+
+def run(command: str) -> None:
+    """Run a command in the rank's folder, with its environment, and wait for its end.
+
+    Parameters
+    ----------
+    command : str
+        What a shell reads.
+
+    Raises
+    ------
+    CommandError
+        If it fails.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # It is in the kernel's process group: an interrupt reaches it too, and it ends with the kernel.
+    process = subprocess.Popen([shell(), "-c", command], stdin=subprocess.DEVNULL, env=environment())
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        raise
+    if status:
+        wait_status = -status if status < 0 else status << 8
+        raise CommandError(f"{exit_text(wait_status)}: {command}", status)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for an interrupted command; kill it and what it has started if it goes on, or at the next interrupt."""
+    started = []
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
+    finally:
+        for one in started:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.kill()
+
+
+__all__ = ["environment", "run", "shell"]
