@@ -25,8 +25,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
         yield server
 
 
-def test_the_switch_in_the_toolbar_follows_the_magic_and_changes_it(chromium, server):
-    page = lab.Page(chromium, server.address("book.ipynb"), width=1280)
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_the_switch_in_the_toolbar_follows_the_magic_and_changes_it(chromium, server, app):
+    page = lab.Page(chromium, server.address("book.ipynb", app=app), width=1280)
     page.wait_until_ready()
     switch = page.page.locator(".jp-NotebookPanel-toolbar .sky-auto button[role=switch]")
 
@@ -68,4 +69,6 @@ def test_the_switch_in_the_toolbar_follows_the_magic_and_changes_it(chromium, se
     # A new kernel begins with it off.
     page.page.evaluate("() => { void window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }")
     page.wait_until(lambda: not switch.is_visible())
+    # A server that ends while a kernel restarts hangs.
+    page.wait_until_ready()
     page.page.close()
