@@ -49,6 +49,7 @@ _HOMES = {
     "barrier": "node.shared.named_objects",
     "counter": "node.shared.named_objects",
     "dict": "node.shared.named_objects",
+    "files": "api",
     "function": "api",
     "gather": "api",
     "included": "node.kernel.project_modules",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from .api import Group as Group
     from .api import PendingCall as PendingCall
     from .api import Spec as Spec
+    from .api import files as files
     from .api import function as function
     from .api import gather as gather
     from .api import sky as sky

@@ -19,6 +19,7 @@ from __future__ import annotations
 from ..session.pools import attach_pool, describe, get_files, kept_row, pull_value, put_files, resize_pool, start_pool
 from .calls import Group, PendingCall, StreamedGroup, gather
 from .compute import Compute
+from .files_of_rank import files
 from .functions import Function, function, stream
 from .futures import Future
 from .operators import Sky, sky
@@ -35,6 +36,7 @@ __all__ = [
     "StreamedGroup",
     "attach_pool",
     "describe",
+    "files",
     "function",
     "gather",
     "get_files",

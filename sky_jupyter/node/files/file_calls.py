@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from distributed import rpc
 from ..dask import scheduler
 from ..kernel.project_modules import FOLDER
 from ..protocol.host_config import HostConfig
-from . import manifest_diff, paths_beginning, staging
+from . import browsed_files, manifest_diff, paths_beginning, staging
 from .blob_cache import BlobCache, places
 from .file_manifest import ManifestEntry, from_wire, pack, shown, to_wire, unpack, walk
 from .open_folder import Beneath, forget
@@ -168,6 +169,19 @@ class FileService:
         found = await asyncio.to_thread(paths_beginning.complete, from_wire(path), self.config.cwd)
         return list(map(to_wire, found))
 
+    async def sky_list_folder(
+        self, path: bytes, after: bytes = b"", most: int = browsed_files.MOST_ENTRIES
+    ) -> dict[str, Any]:
+        """Return a page of a folder as `browsed_files.page` does, or an error's number and text."""
+        place = str(self._place(path))
+        found = await asyncio.to_thread(_or_error, lambda: browsed_files.page(place, from_wire(after), most))
+        return {"path": to_wire(place), **found}
+
+    async def sky_read_range(self, path: bytes, start: int, length: int) -> dict[str, Any]:
+        """Return a part of a file as ``data``, or an error's number and text."""
+        place = str(self._place(path))
+        return await asyncio.to_thread(_or_error, lambda: {"data": browsed_files.read(place, start, length)})
+
     async def sky_delete_code(self, names: list[bytes]) -> None:
         """Remove project files that the notebook no longer has."""
         with contextlib.suppress(FileNotFoundError), Beneath(self.folder / FOLDER) as folder:
@@ -235,3 +249,14 @@ class FileService:
             self.kept.make(second)
             return second
         return first
+
+
+def _or_error(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return an answer; of an OSError its number, by which the manager raises the same."""
+    try:
+        return do()
+    except OSError as error:
+        return {"error": [error.errno or 0, shown(error.strerror or str(error))]}
+    except ValueError as error:
+        # A path with a zero character.
+        return {"error": [errno.EINVAL, str(error)]}

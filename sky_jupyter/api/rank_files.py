@@ -1,0 +1,187 @@
+"""Files of a rank's node as an `fsspec` file system: `RankFiles`."""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from fsspec.utils import stringify_path
+
+from ..errors import CaptureError
+from ..pool.pool import Pool
+from ..pool.transfer import browse
+from ..pool.transfer.browse import FileFacts
+
+_BLOCK = 1 << 20
+# Entries that one `ls` brings: more would take minutes, and hundreds of megabytes here.
+_MOST_ENTRIES = 100_000
+
+
+class RankFiles(AbstractFileSystem):
+    """File system of a rank's node, for reading; `files` returns it.
+
+    The node's agent reads the files, as the pool's user on that machine, also while the rank computes. Nothing is
+    cached but the blocks of open files, so that a file that grows is seen when it is opened again.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    rank : int
+        The rank.
+    **options
+        What fsspec gives to each file system.
+    """
+
+    protocol = "skyrank"
+    root_marker = ""
+    # A copy for each pool and rank is cheap, and one that is kept would keep its pool.
+    cachable = False
+
+    def __init__(self, pool: Pool, rank: int, **options: Any) -> None:
+        super().__init__(**{**options, "use_listings_cache": False})
+        self.pool, self.rank = pool, rank
+        self.blocksize = _BLOCK
+
+    def __repr__(self) -> str:
+        return f"<files of rank {self.rank} of pool {self.pool.spec.name}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise CaptureError(f"{self!r} are the notebook's: on the ranks, open the files by their paths")
+
+    @property
+    def fsid(self) -> str:
+        """Return what tells it from other file systems."""
+        return f"skyrank-{self.pool.id}-{self.rank}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Return a path in its plain form: relative to the ranks' working folder, absolute, or below ``~``."""
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        text = stringify_path(path).removeprefix("skyrank://")
+        plain = posixpath.normpath(text) if text else ""
+        # POSIX leaves two slashes at the beginning to the system; here they are one.
+        return "/" + plain.lstrip("/") if plain.startswith("/") else "" if plain == "." else plain
+
+    @classmethod
+    def _parent(cls, path: Any) -> str:
+        return posixpath.dirname(cls._strip_protocol(path))
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    def ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """List a folder, or a file by itself.
+
+        Parameters
+        ----------
+        path : str
+            The folder.
+        detail : bool
+            Whether to return the entries' facts, not their names alone.
+        **kwargs
+            ``follow=False`` gives links to folders the type ``"link"``.
+
+        Returns
+        -------
+        list of dict or str
+            The entries, by name.
+
+        Raises
+        ------
+        OSError
+            If it is not there, may not be read, or has more than 100,000 entries.
+        """
+        path = self._strip_protocol(path)
+        follow = kwargs.get("follow", True)
+        found = list(self._entries(path, follow=follow))
+        return found if detail else [entry["name"] for entry in found]
+
+    def _entries(self, path: str, *, follow: bool) -> Iterator[dict[str, Any]]:
+        after, count = "", 0
+        while True:
+            page = browse.list_folder(self.pool, self.rank, path, after)
+            if page.own.kind != "directory":
+                yield _info(path, page.own, follow=follow)
+                return
+            count += len(page.entries)
+            if count + page.more > _MOST_ENTRIES:
+                why = f"the folder has more than {_MOST_ENTRIES:,} entries; list it on the rank"
+                raise OSError(errno.EOVERFLOW, why, path)
+            for entry in page.entries:
+                yield _info(posixpath.join(path, entry.name), entry, follow=follow)
+            after = page.last
+            if not page.more:
+                return
+
+    def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the facts of a path: its name, size, type and more.
+
+        Parameters
+        ----------
+        path : str
+            The path.
+        **kwargs
+            Not used.
+
+        Returns
+        -------
+        dict
+            ``name``, ``size``, ``type`` (``"file"``, ``"directory"``, ``"other"``), ``mtime``, ``mode``, ``islink``
+            and a link's ``destination``.
+
+        Raises
+        ------
+        OSError
+            If it is not there, or may not be looked at.
+        """
+        path = self._strip_protocol(path)
+        return _info(path, browse.list_folder(self.pool, self.rank, path, most=0).own)
+
+    def modified(self, path: Any) -> Any:
+        """Return when a file was changed, as a `datetime` in UTC."""
+        from datetime import datetime, timezone
+
+        return datetime.fromtimestamp(self.info(path)["mtime"], tz=timezone.utc)
+
+    def walk(self, path: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Walk a folder as fsspec does; links to folders are listed, and not entered."""
+        yield from super().walk(path, *args, **{**kwargs, "follow": False})
+
+    # -- content -----------------------------------------------------------------------------------
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any) -> RankFile:
+        if mode != "rb":
+            self._refuse(path)
+        info = self.info(path)
+        if info["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, f"it is a folder (on rank {self.rank})", path)
+        kwargs = {name: value for name, value in kwargs.items() if name in ("cache_type", "cache_options")}
+        return RankFile(self, path, mode, block_size or self.blocksize, size=info["size"], **kwargs)
+
+    def _refuse(self, path: Any, *_: Any, **__: Any) -> NoReturn:
+        why = "the files of ranks are only read here; `%sky put` sends files, and a cell changes them"
+        raise OSError(errno.EROFS, why, str(path))
+
+    put_file = pipe_file = cp_file = mkdir = makedirs = rmdir = rm = rm_file = _rm = mv = touch = _refuse
+
+
+class RankFile(AbstractBufferedFile):
+    """File of a rank's node, open for reading."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        files: RankFiles = self.fs
+        return browse.read_range(files.pool, files.rank, self.path, start, end - start)
+
+    def __reduce__(self) -> NoReturn:
+        raise CaptureError(f"{self.path} is open in the notebook: on the ranks, open it by its path")
+
+
+def _info(path: str, facts: FileFacts, *, follow: bool = True) -> dict[str, Any]:
+    is_link = facts.to is not None
+    kind = "link" if is_link and not follow and facts.kind == "directory" else facts.kind
+    info = {"name": path, "size": facts.size, "type": kind, "mtime": facts.mtime, "mode": facts.mode}
+    return {**info, "islink": is_link, **({"destination": facts.to} if is_link else {})}

@@ -1,0 +1,193 @@
+"""The files of a rank as a file system of the notebook's."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.api.rank_files import RankFiles
+from sky_jupyter.errors import CaptureError, PoolError, SpecError
+from sky_jupyter.node.files import browsed_files
+from sky_jupyter.pool.open_pools import pools
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
+from sky_jupyter.pool.transfer import browse
+from tests.pool.pools import local_pool, underway
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool(nodes=2) as made:
+        pools.add(made)
+        yield made
+    pools.discard(made)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "loss.csv").write_text("step,loss\n0,0.5\n1,0.25\n")
+    (tmp_path / "deep" / "data.bin").write_bytes(bytes(range(256)) * 4096 * 8)
+    (tmp_path / "deep" / "er" / "ü \udcff.txt").write_text("ü")
+    (tmp_path / "link").symlink_to("deep")
+    (tmp_path / "lost").symlink_to("nowhere")
+    return tmp_path
+
+
+def test_a_folder_is_listed_with_sizes_times_and_links(pool: Pool, folder: Path) -> None:
+    fs = sky.files(1)
+    found = {entry["name"].rpartition("/")[2]: entry for entry in fs.ls(f"{folder}/")}
+    assert {name: entry["type"] for name, entry in found.items()} == {
+        "deep": "directory",
+        "link": "directory",
+        "loss.csv": "file",
+        "lost": "link",
+    }
+    assert found["loss.csv"]["size"] == 23
+    assert found["loss.csv"]["mtime"] == (folder / "loss.csv").stat().st_mtime
+    assert found["link"]["destination"] == "deep"
+    assert fs.ls(folder / "loss.csv", detail=False) == [str(folder / "loss.csv")]
+    # Relative paths begin in the ranks' working folder, which for local nodes is this one.
+    assert set(fs.ls("", detail=False)) == set(os.listdir("."))
+    assert fs.modified(folder / "loss.csv").timestamp() == pytest.approx((folder / "loss.csv").stat().st_mtime)
+
+
+def test_pandas_reads_a_file_and_others_read_parts_of_one(pool: Pool, folder: Path, tmp_path_factory) -> None:
+    fs = sky.files(0, pool.spec.name)
+    with fs.open(folder / "loss.csv") as file:
+        assert list(pandas.read_csv(file)["loss"]) == [0.5, 0.25]
+    assert fs.open(str(folder / "loss.csv"), "r").readline() == "step,loss\n"
+    data = (folder / "deep" / "data.bin").read_bytes()
+    name = f"{folder}/link/data.bin"
+    assert fs.cat_file(name, 1000, 1003) == data[1000:1003]
+    assert fs.cat_file(name, start=-5) == data[-5:]
+    with fs.open(name, block_size=1 << 16) as file:
+        file.seek(4 << 20)
+        assert file.read(10) == data[4 << 20 :][:10]
+    # More than one answer has.
+    assert len(data) > browsed_files.MOST_BYTES
+    assert fs.cat_file(name) == data
+    here = tmp_path_factory.mktemp("here")
+    fs.get(f"{folder}/deep", f"{here}/", recursive=True)
+    assert (here / "deep" / "data.bin").read_bytes() == data
+    assert fs.find(folder) == sorted(
+        f"{folder}/{name}" for name in ("deep/data.bin", "deep/er/ü \udcff.txt", "link", "loss.csv", "lost")
+    )
+    assert fs.glob(f"{folder}/*.csv") == [f"{folder}/loss.csv"]
+
+
+def test_a_file_that_grows_while_the_rank_computes_is_read_as_far_as_it_is(pool: Pool, folder: Path) -> None:
+    """The agent answers: the rank is in a loop that has no end."""
+    fs, path = sky.files(0), folder / "log"
+    run = underway(pool, f"n = 0\nwhile True:\n    n += 1\n    open({str(path)!r}, 'a').write(f'{{n}}\\n')")
+    try:
+        sizes = [len(fs.cat_file(path)) for _ in range(3)]
+        with fs.open(path) as file:
+            # What has come since it was opened is not in it.
+            assert len(file.read()) == file.size
+    finally:
+        pool.press(run)
+        with pytest.raises(CellError):
+            pool.attend(run)
+    assert sizes == sorted(sizes)
+    path.write_bytes(b"short")
+    assert fs.cat_file(path) == b"short"
+
+
+def test_what_cannot_be_read_is_told_as_the_system_tells_it(pool: Pool, folder: Path) -> None:
+    fs = sky.files(1)
+    with pytest.raises(FileNotFoundError, match="on rank 1"):
+        fs.open(folder / "missing")
+    with pytest.raises(FileNotFoundError):
+        fs.ls(folder / "lost")
+    with pytest.raises(NotADirectoryError):
+        fs.info(folder / "loss.csv" / "inner")
+    with pytest.raises(IsADirectoryError):
+        fs.open(folder / "deep")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        browse.read_range(pool, 0, str(folder / "pipe"), 0, 1)
+    with pytest.raises(OSError, match="null"):
+        fs.ls("a\0b")
+    assert not fs.exists(folder / "missing")
+    assert fs.isdir(folder / "link")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_file_that_the_account_may_not_read_is_refused(pool: Pool, folder: Path) -> None:
+    (folder / "loss.csv").chmod(0)
+    with pytest.raises(PermissionError):
+        sky.files(0).cat_file(folder / "loss.csv")
+
+
+def test_the_answer_to_a_forbidden_file_is_a_permission_error(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root nothing is forbidden: the agent's answer is given by hand."""
+
+    async def refuse(*_: object, **__: object) -> dict[int, object]:
+        return {0: {"error": [errno.EACCES, "Permission denied"]}}
+
+    monkeypatch.setattr(browse, "ask", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        sky.files(0).open("secret")
+
+
+def test_nothing_is_changed_through_it_and_it_does_not_travel(pool: Pool, folder: Path) -> None:
+    fs = sky.files(0)
+    before = sorted(folder.rglob("*"))
+    for change in (
+        lambda: fs.open(folder / "new", "wb"),
+        lambda: fs.rm(str(folder / "loss.csv")),
+        lambda: fs.mkdir(str(folder / "new")),
+        lambda: fs.pipe(str(folder / "new"), b""),
+        lambda: fs.put(str(folder / "loss.csv"), str(folder / "new")),
+        lambda: fs.mv(str(folder / "loss.csv"), str(folder / "new")),
+    ):
+        with pytest.raises(OSError, match="%sky put") as raised:
+            change()
+        assert raised.value.errno == errno.EROFS
+    assert sorted(folder.rglob("*")) == before
+    with pytest.raises(CaptureError, match="by their paths"):
+        pickle.dumps(fs)
+
+
+def test_what_is_no_rank_or_pool_is_refused_at_once(pool: Pool) -> None:
+    for rank in (2, -1):
+        with pytest.raises(SpecError, match="ranks 0 to 1"):
+            sky.files(rank)
+    for rank in ("0", True):
+        with pytest.raises(SpecError, match="a rank's number"):
+            sky.files(rank)  # type: ignore[arg-type]
+    with pytest.raises(PoolError, match="there is no pool"):
+        sky.files(0, "nowhere")
+    assert isinstance(sky.files(1, pool), RankFiles)  # type: ignore[arg-type]
+
+
+def test_a_large_folder_comes_in_pages_and_one_that_is_too_large_not_at_all(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1100):
+        (tmp_path / f"{number:04}").touch()
+    fs = sky.files(0)
+    names = [f"{tmp_path}/{number:04}" for number in range(1100)]
+    assert fs.ls(tmp_path, detail=False) == names
+    page = browse.list_folder(pool, 0, str(tmp_path), "0003", 2)
+    assert ([entry.name for entry in page.entries], page.more) == (["0004", "0005"], 1094)
+    monkeypatch.setattr("sky_jupyter.api.rank_files._MOST_ENTRIES", 1000)
+    with pytest.raises(OSError, match="more than 1,000 entries"):
+        fs.ls(tmp_path)
+    monkeypatch.setattr(browsed_files, "_MOST_NAMES", 10)
+    with pytest.raises(OSError, match="more than 10 entries"):
+        browsed_files.page(str(tmp_path))
+
+
+def test_a_file_is_read_through_a_text_wrapper_of_the_users(pool: Pool, folder: Path) -> None:
+    with sky.files(0).open(folder / "loss.csv", "rb") as file:
+        assert io.TextIOWrapper(file).read().splitlines()[0] == "step,loss"
