@@ -218,6 +218,25 @@ class NotOnRanks(SkyError):
     """Raised when a rank calls a function that works only in the notebook's kernel."""
 
 
+class ScriptError(SkyError):
+    """Raised on a rank for a process of a script that ended with another exit code than 0.
+
+    Attributes
+    ----------
+    exit_code : int
+        Its exit code; below 0, the signal that killed it.
+    process : int
+        Its number among the script's processes: its ``RANK``.
+    """
+
+    exit_code = 1
+    process = 0
+
+    def _render_traceback_(self) -> list[str]:
+        # What it printed says where it failed, and our own frames do not.
+        return [f"{type(self).__name__}: {self}"]
+
+
 class RankDied(SkyError):
     """Raised when a rank's process ended during a run; names the signal or status."""
 

@@ -22,6 +22,8 @@ from ..node.files.file_manifest import digest_of
 from . import file_selection
 from .import_graph import Closure, LocalModules, Module
 
+# Lines of a .gitignore that leave out all files but Python's.
+_ONLY_MODULES = ("*", "!*/", "!*.py", "!*.so")
 _ADVICE = "name what is not needed in .gitignore, or bring it with `%sky put`"
 
 
@@ -148,6 +150,8 @@ class LocalCode:
         self._needs: set[str] = set()
         # By place on the nodes: local path, name as the user gave it, and excludes.
         self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
+        # Folders of scripts, of which the modules are sent; by place on the nodes.
+        self._scripts: dict[str, Path] = {}
         self._sources: dict[str, SourceFile] = {}
         # Secret files and outward links that were reported.
         self._told: set[str] = set()
@@ -171,6 +175,10 @@ class LocalCode:
             path = check_path(text)
             self._included[_place_of(path)] = path, text, tuple(excludes)
 
+    def include_script(self, path: Path) -> None:
+        """Send a script, and the modules of its folder, with the code from now on."""
+        self._scripts[_place_of(path.parent)] = path.parent
+
     def look(self, needs: Iterable[str]) -> CodeSnapshot:
         """Return the files that the nodes need to import ``needs``.
 
@@ -185,6 +193,9 @@ class LocalCode:
         _add_modules(closure.modules, found, secret)
         for place in list(self._included):
             self._add_included(place, found, secret)
+        for place, folder in self._scripts.items():
+            if folder.is_dir():
+                _add_included(place, folder, _ONLY_MODULES, found, {})
         # A module may be a folder behind a link: the nodes have the folder itself.
         above = {str(one) for place in found for one in PurePosixPath(place).parents}
         sources = {place: self._source(place, one) for place, one in sorted(found.items()) if place not in above}
@@ -236,7 +247,10 @@ class LocalCode:
         index = {
             "files": {place: source.digest for place, source in sources.items()},
             "modules": [[name, sorted(closure.uses.get(name, ()))] for name in closure.modules],
-            "included": {text: place for place, (_, text, _) in self._included.items()},
+            "included": {
+                **{str(folder): place for place, folder in self._scripts.items()},
+                **{text: place for place, (_, text, _) in self._included.items()},
+            },
         }
         return json.dumps(index, sort_keys=True).encode()
 

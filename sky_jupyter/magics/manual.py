@@ -62,6 +62,9 @@ Examples::
   %%sky --provider aws --accelerator A100:8 --nodes 2 --spot --plugins jax,keras
   model.fit(x, y)
 
+  %sky run train.py --epochs 3
+  %sky torchrun --nproc-per-node 4 --detach train.py --epochs 3
+
   %sky resize 3 --name night
   %sky resize --add gpu4 --remove 2
 

@@ -417,6 +417,8 @@ DETACH = Switch("--detach", "return at once while the run goes on; `%sky wait` s
 QUIET = Switch("--quiet", "show only errors")
 CELL_SWITCHES = (SYNC, DETACH, QUIET)
 PER_RANK = Switch("--per-rank", "once for each rank, and not once for each node")
+# What says which names a cell is sent is nothing for a script.
+SCRIPT = tuple(option for option in CELL if option.key not in ("push", "shard", "no_capture"))
 ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
 RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
@@ -454,6 +456,9 @@ ALL_REGIONS = Switch("--all-regions", "look in all regions of the account, not o
 VERBS = {
     "up": "make a pool, or see that it is there",
     "auto": "run each cell on a pool, as with %%sky and these options above it, or off again",
+    "run": "run a script on every rank, unchanged, in fresh processes",
+    "torchrun": "the same with torchrun's options, such as --nproc-per-node 4",
+    "accelerate": "`accelerate launch` with its options: the same for Accelerate",
     "status": "the live pools and what their ranks do",
     "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
     "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
@@ -485,6 +490,10 @@ _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
 _RANK = Positional("RANK", _rank, "a rank such as 1", "which rank")
 _COMMAND = Positional("-- COMMAND", _path, "a command", "what a shell of the node reads: all behind the --, as it is")
+_SCRIPT = (
+    Positional("SCRIPT", _path, "a path", "a Python file of this machine; with -m before it, a module"),
+    Positional("ARG...", str, "words", "what the script finds behind its name in sys.argv"),
+)
 _OFF = Positional("off", _off, "options, or off", "run cells in the notebook again")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
@@ -492,6 +501,8 @@ NAMED = (
     *("up", "status", "restart", "where", "interrupt", "down", "stop", "start", "attach"),
     *("names", "cost", "runs", "freeze"),
 )
+# The verbs that run a script: what stands behind it is its own.
+SCRIPTS = ("run", "torchrun", "accelerate")
 _THERE = (
     "a relative one begins in the ranks' working folder: the home on other machines,\n"
     f"{'':24}on this one the folder in which the pool was made"
@@ -525,6 +536,7 @@ _ABOUT_MACHINES = (
 # The verbs that take more, or other things, than --name.
 _OPTIONS = {
     "auto": (*POOL, NAME, CONFIG, *CELL),
+    **dict.fromkeys(SCRIPTS, (*POOL, NAME, CONFIG, *SCRIPT)),
     "up": (*POOL, NAME, CONFIG),
     "restart": (*POOL, NAME, CONFIG),
     "resize": (ADD, REMOVE, NAME, EXIT_TIMEOUT),
@@ -541,6 +553,7 @@ _OPTIONS = {
 }
 _SWITCHES = {
     "auto": (*POOL_SWITCHES, *CELL_SWITCHES),
+    **dict.fromkeys(SCRIPTS, (*POOL_SWITCHES, *CELL_SWITCHES)),
     "up": (*POOL_SWITCHES, SYNC),
     "restart": POOL_SWITCHES,
     "resize": (YES,),
@@ -555,6 +568,7 @@ _SWITCHES = {
 }
 TARGETS = {
     "auto": (_OFF,),
+    **dict.fromkeys(SCRIPTS, _SCRIPT),
     "resize": (_COUNT,),
     **dict.fromkeys(NAMED, (_POOL,)),
     "attach": (replace(_POOL, help="which pool (the one there is)"),),
@@ -571,7 +585,7 @@ TARGETS = {
     "copy": (_NAMES_COPIED,),
 }
 # Of those, how many have to be given.
-NEEDED = {"put": 1, "get": 1, "pull": 1, "debug": 1, "exec": 1}
+NEEDED = {**dict.fromkeys(SCRIPTS, 1), "put": 1, "get": 1, "pull": 1, "debug": 1, "exec": 1}
 PATHS = ("put", "get")
 
 

@@ -19,9 +19,10 @@ from ..plugins import parse_plugins
 from ..plugins.core import entry_points
 from ..pool.pool import DEFAULT_GRACE
 from ..providers import AWS, SSH, Local
+from ..session.script_runs import Script
 from ..spec.pool_spec import PoolSpec
 from ..util.text import cleaned, nearest, rank_label, shortened
-from . import toml_config
+from . import script_line, toml_config
 from .option_table import (
     ACCEPT,
     ADD,
@@ -42,6 +43,7 @@ from .option_table import (
     PROVIDERS,
     RANK,
     REMOVE,
+    SCRIPTS,
     SEVERAL,
     SPOT,
     STACK,
@@ -113,6 +115,7 @@ class ParsedLine:
     grace: float = DEFAULT_GRACE
     saved: int | None = None
     all_regions: bool = False
+    script: Script | None = None
 
     def spec(self, live: PoolSpec | None = None) -> PoolSpec:
         """Return the spec asked for; the rest is as in ``live``, or the default.
@@ -232,11 +235,23 @@ def _parse(line: str, prog: str, *, cell: bool) -> ParsedLine:
     verb = None
     if not cell:
         verb, words = _verb(words)
+    script = None
+    if verb in SCRIPTS:
+        flags = {option.flag: True for option in options_of(verb)} | {
+            switch.flag: False for switch in switches_of(verb)
+        }
+        parts = script_line.split(verb, words, flags)
+        words, script = parts.ours, parts.script
+        if script is None:
+            raise HelpRequested(f"{_parser(verb).format_help()}{script_line.help_of(verb)}")
     parsed, rest = _parser(verb).parse_known_args(words)
     _check_spaces(verb, words, rest, prog)
-    targets = [_checked_command(rest, command)] if verb == "exec" else _targets(verb, rest, prog)
+    if verb == "exec":
+        targets = [_checked_command(rest, command)]
+    else:
+        targets = _targets(verb, rest, prog) if script is None else []
     try:
-        return _given(verb, prog, {**vars(parsed), "targets": targets})
+        return replace(_given(verb, prog, {**vars(parsed), "targets": targets}), script=script)
     except SpecError as error:
         raise UsageError(f"{prog}: {error}") from None
 

@@ -29,7 +29,7 @@ from ..pool.registry.pool_record import PoolRecord
 from ..pool.runs.result import CellError
 from ..pool.transfer import send_values
 from ..providers import offer_list
-from ..session import cells
+from ..session import cells, script_runs
 from ..session.cells import Cell
 from ..session.pools import (
     attach_pool,
@@ -133,29 +133,7 @@ class SkyMagics(Magics):
         if self.inspector.answer_question(source, given):
             return
         pool = self.pool_for(given)
-        ranks, shown = _shown_ranks(pool, given)
-        cells.run_cell(
-            pool,
-            Cell(
-                code,
-                source,
-                count,
-                ranks,
-                shown,
-                include=given.include,
-                exclude="all" if "all" in given.no_capture else frozenset(given.no_capture),
-                push=given.push,
-                shard=given.shard,
-                grace=given.grace,
-                timeout=given.timeout,
-                sync=given.sync,
-                quiet=given.quiet,
-                saved=given.saved,
-                detach=given.detach,
-                out=given.out,
-            ),
-            self.shell.user_ns,
-        )
+        cells.run_cell(pool, _cell(pool, code, source, count, given), self.shell.user_ns)
 
     def pool_for(self, given: ParsedLine) -> Pool:
         """Return the pool that the options mean; start it if there is none."""
@@ -211,6 +189,20 @@ class SkyMagics(Magics):
             cells.detach(pool, id)
             print(f"run {id} goes on there; `%sky wait` shows it, `%sky interrupt` stops it")
         return pool
+
+    def on_ranks_apart(self, given: ParsedLine) -> None:
+        """Run a script on a pool; start the pool if there is none, with what the launcher's options ask for."""
+        assert given.script is not None
+        script = given.script.found()
+        for path in given.include:
+            check_path(path)
+        if (pools.current if given.name is None else pools.get(given.name)) is None:
+            given = replace(given, pool={**script.pool_options(), **given.pool})
+        pool = self.pool_for(replace(given, verb=None))
+        count = self.shell.displayhook.prompt_count
+        script_runs.run_script(pool, script, _cell(pool, "", "", count, given), self.shell.user_ns)
+
+    do_run = do_torchrun = do_accelerate = on_ranks_apart
 
     # -- %sky --------------------------------------------------------------------------------------
 
@@ -526,6 +518,29 @@ def _shown_ranks(pool: Pool, given: ParsedLine) -> tuple[list[int], list[int]]:
     shown = pool.check_ranks(chosen(given.only, size)) if given.only is not None else ranks
     check_shown(shown, ranks)
     return ranks, shown
+
+
+def _cell(pool: Pool, code: str, source: str, count: int, given: ParsedLine) -> Cell:
+    """Return a cell with the options of its line."""
+    ranks, shown = _shown_ranks(pool, given)
+    return Cell(
+        code,
+        source,
+        count,
+        ranks,
+        shown,
+        include=given.include,
+        exclude="all" if "all" in given.no_capture else frozenset(given.no_capture),
+        push=given.push,
+        shard=given.shard,
+        grace=given.grace,
+        timeout=given.timeout,
+        sync=given.sync,
+        quiet=given.quiet,
+        saved=given.saved,
+        detach=given.detach,
+        out=given.out,
+    )
 
 
 def _take_limits(pool: Pool, given: ParsedLine) -> None:

@@ -203,7 +203,7 @@ def _interrupt(request: Request) -> Answer:
     ranks = sorted({rank for run in pressed for rank in run.left})
     for run in pressed:
         if request.hard:
-            pool.press(run, max(1, 2 - run.presses))
+            pool.press(run, max(1, run.hard_presses - run.presses))
         elif monotonic() - run.pressed >= _DOUBLE:
             pool.press(run)
     what = f"{rank_label(ranks)} interrupted" if ranks else "nothing runs"

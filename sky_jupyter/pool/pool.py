@@ -183,6 +183,7 @@ class Pool:
         sync: bool = False,
         follow: bool = True,
         asks: bool = False,
+        apart: bool = False,
         pager: int | None = None,
         listener: Listener = ignore,
         on_send: Listener = ignore,
@@ -210,6 +211,8 @@ class Pool:
             Whether to send the settings of the notebook's process; see `Settings`.
         asks : bool
             Whether its code may ask the user, as by `input`; otherwise that is refused.
+        apart : bool
+            Whether the ranks' work is in processes of their own; see `Run`.
         pager : int, optional
             The rank that shows what ``name?`` finds, by default the first of the ranks.
         listener : callable
@@ -225,6 +228,7 @@ class Pool:
             The run, to be passed to `attend`.
         """
         run = self.new_run(self.check_ranks(ranks), listener, capture)
+        run.apart = apart
         shipped = self.ship(run, on_send, tick, sync=sync, follow=follow, text=code)
         first = min(run.outcomes) if pager is None else pager
         asking = self._asking(run, asks=asks)
@@ -626,7 +630,7 @@ class Pool:
                 if len(presses) > heeded:
                     fresh, heeded = len(presses) - heeded, len(presses)
                     self.press(run, fresh)
-                if run.presses > 1:
+                if run.is_pressed_hard:
                     now = time.monotonic()
                     hard, over = hard or now, over or (now if run.over.is_set() else 0.0)
                     if now - (over or now) > _FREED or now - hard > _LAST:
@@ -662,7 +666,7 @@ class Pool:
         """Interrupt a run for the user; the second time, replace kernels."""
         run.presses += times
         run.pressed = time.monotonic()
-        self.interrupt(run, hard=run.presses > 1)
+        self.interrupt(run, hard=run.is_pressed_hard)
 
     def finish(self, run: Run) -> CellResult:
         """Return a finished run's result; discard its blobs."""

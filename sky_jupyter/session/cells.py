@@ -61,6 +61,8 @@ class Cell:
         Whether nobody waits for it.
     out : str, optional
         A name for its result, besides `RESULT`.
+    script : Capture, optional
+        What the script needs that the cell runs: the notebook's names do not concern it.
     """
 
     code: str
@@ -79,6 +81,7 @@ class Cell:
     saved: int | None = None
     detach: bool = False
     out: str | None = None
+    script: Capture | None = None
 
 
 def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
@@ -107,17 +110,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
     for news in filter(None, [*pool.take_news(), restarts]):
         print(news)
     pool.include(cell.include, pool.spec.image.excludes)
-    with display.DelayedView("values") as late:
-        capture = collect(
-            cell.source,
-            namespace,
-            pool.ledger,
-            exclude=cell.exclude,
-            push=cell.push,
-            shard=cell.shard,
-            ranks=pool.spec.world_size,
-            tell=send_values.reading(late.on_event, late.refresh),
-        )
+    capture = cell.script or _captured(pool, cell, namespace)
     view: Any = display.NullView() if cell.quiet else run_view(pool, cell.ranks, cell.shown)
     if cell.saved is not None:
         display.keep(view, cell.saved)
@@ -137,14 +130,16 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
                 timeout=cell.timeout,
                 sync=cell.sync,
                 # With all names the notebook's settings stay here too.
-                follow=cell.exclude != "all",
-                asks=tape is None and can_ask(),
+                follow=cell.exclude != "all" and cell.script is None,
+                asks=tape is None and cell.script is None and can_ask(),
+                apart=cell.script is not None,
                 pager=min(cell.shown, default=None),
                 listener=listener,
                 on_send=late.on_event,
                 tick=late.refresh,
             )
-        note_source(pool, cell.source)
+        if cell.script is None:
+            note_source(pool, cell.source)
         notify_at_end(pool, run)
         if tape is None:
             attend(pool, run, view, namespace, cell.out)
@@ -161,6 +156,21 @@ def command_code(command: str) -> str:
     """Return the code by which a rank runs a command of the shell; its first line is the run's title."""
     title = " ".join(command.split())
     return f"# {title}\n__import__({shell_command.__name__!r}, fromlist=['run']).run({command!r})"
+
+
+def _captured(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> Capture:
+    """Return what a cell must be sent of the notebook's names."""
+    with display.DelayedView("values") as late:
+        return collect(
+            cell.source,
+            namespace,
+            pool.ledger,
+            exclude=cell.exclude,
+            push=cell.push,
+            shard=cell.shard,
+            ranks=pool.spec.world_size,
+            tell=send_values.reading(late.on_event, late.refresh),
+        )
 
 
 def _record(tape: Tape, shown: Listener, event: Event) -> None:

@@ -37,6 +37,7 @@ from ..journal.journal import Journal
 from ..journal.run_record import RunRecord
 from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
+from ..kernel.script_run import DEVICES
 from ..protocol.host_config import CONFIG, HostConfig, member_name
 from ..protocol.journal_events import error_text
 from ..protocol.rpc import AgentCall
@@ -142,6 +143,8 @@ class Agent:
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
         together = accelerators.sharing(devices, _beside(config, node)[1])
+        if any(share.all for share in shares):
+            env[DEVICES] = ",".join(device.id for share in shares for device in share.all)
         self.ranks = {
             number: RankKernel(
                 number,

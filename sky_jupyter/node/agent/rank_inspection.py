@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from ..kernel import stack_dump
+from ..kernel import script_run, stack_dump
 from ..kernel.stack_dump import Frame
 
 # Seconds over which CPU time is measured before the stack is read.
@@ -131,6 +131,8 @@ async def sample_stack(pid: int, path: Path, *, window: float = WINDOW, end: flo
         return {"note": "its kernel has ended", "frames": []}
     frames, note = await _stack(pid, path, now, end)
     own, at = stack_dump.users_part(frames)
+    if own and stack_dump.runs_script(own) and (child := await asyncio.to_thread(script_run.process_of, pid)):
+        return await _sample_script(child, window, end)
     after = process_state(pid) or now
     return {
         "frames": [list(frame) for frame in own],
@@ -141,6 +143,33 @@ async def sample_stack(pid: int, path: Path, *, window: float = WINDOW, end: flo
         "cpu": (now.cpu - before.cpu) / took,
         "main_cpu": (now.ran - before.ran) / took,
         # Shows whether the main thread did anything besides answering.
+        "ran": [now.ran, after.ran],
+        "switches": [now.switches, after.switches],
+    }
+
+
+async def _sample_script(pid: int, window: float, end: float) -> dict[str, Any]:
+    """Return a report on the process of a script, which only py-spy can look at."""
+    before, began = process_state(pid), time.monotonic()
+    await asyncio.sleep(window)
+    now, took = process_state(pid), time.monotonic() - began
+    if before is None or now is None:
+        return {"note": "the script's process has ended", "frames": []}
+    frames, _, why = await spy(pid, native=False, timeout=max(_PATIENCE, end - time.monotonic()))
+    after = process_state(pid) or now
+    return {
+        "pid": pid,
+        "frames": [list(frame) for frame in stack_dump.scripts_part(frames)],
+        "at": "script",
+        "note": "stopped (SIGSTOP)"
+        if now.state in _STOPPED
+        else ""
+        if frames
+        else why.replace("name it", "name its stack"),
+        "state": now.state,
+        "waits_in": now.waits_in,
+        "cpu": (now.cpu - before.cpu) / took,
+        "main_cpu": (now.ran - before.ran) / took,
         "ran": [now.ran, after.ran],
         "switches": [now.switches, after.switches],
     }
@@ -328,7 +357,8 @@ async def name_native(
             if left < _QUIET:
                 reports[rank]["native_note"] = "py-spy had no time left to name it"
                 return
-            _, reports[rank]["native"], reports[rank]["native_note"] = await spy(pids[rank], native=True, timeout=left)
+            pid = reports[rank].get("pid", pids[rank])
+            _, reports[rank]["native"], reports[rank]["native_note"] = await spy(pid, native=True, timeout=left)
 
     await asyncio.gather(*(name(rank) for rank in chosen.values()))
 

@@ -34,6 +34,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?
 _WRITTEN, _CUT = 100, "  ..."
 _KERNEL = "sky_jupyter/node/kernel/kernel.py"
 _SHELL = "IPython/core/interactiveshell.py"
+_SCRIPTS = "sky_jupyter/node/kernel/script_run.py"
 
 Frame = tuple[str, int, str]
 """A frame's file, line and function."""
@@ -158,6 +159,19 @@ def plain_name(function: str) -> str:
     Not every writer of stacks knows those.
     """
     return function.rpartition(".")[2] or function
+
+
+def runs_script(frames: tuple[Frame, ...]) -> bool:
+    """Return whether a kernel's stack is in the relay of a script's processes."""
+    return any(file.endswith(_SCRIPTS) for file, _, _ in frames)
+
+
+def scripts_part(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return a script's stack without what `python -m` has below it."""
+    outer = len(frames)
+    while outer > 1 and frames[outer - 1][0].startswith("<frozen runpy"):
+        outer -= 1
+    return frames[:outer]
 
 
 def users_part(frames: tuple[Frame, ...]) -> tuple[tuple[Frame, ...], str]:

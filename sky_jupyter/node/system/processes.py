@@ -75,15 +75,16 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def kill_group(pid: int, *, ended: bool = False) -> None:
-    """Kill a forked process and its group, except for resource trackers.
+    """Kill a forked process with its group and session, except for resource trackers.
 
-    multiprocessing's tracker removes shared memory and semaphores that the others have left, and ends by itself when
-    they are gone. With ``ended`` the process itself has ended, and only the rest of its group is killed.
+    A script that a rank runs is a group of its own in the rank's session. multiprocessing's tracker removes shared
+    memory and semaphores that the others have left, and ends by itself when they are gone. With ``ended`` the process
+    itself has ended, and only the rest is killed.
     """
     for _ in range(_ROUNDS):
-        members = [member for member in psutil.pids() if _group_of(member) == pid]
+        members = [member for member in psutil.pids() if pid in _groups_of(member)]
         trackers = [member for member in members if is_tracker(member)]
-        if not trackers:
+        if not trackers and all(_groups_of(member)[:1] == [pid] for member in members):
             if not ended:
                 signal_group(pid, signal.SIGKILL)
             elif members:
@@ -96,10 +97,11 @@ def kill_group(pid: int, *, ended: bool = False) -> None:
                 os.kill(member, signal.SIGKILL)
 
 
-def _group_of(pid: int) -> int:
+def _groups_of(pid: int) -> list[int]:
+    """Return a process's group and session; none if it has ended."""
     with contextlib.suppress(OSError):
-        return os.getpgid(pid)
-    return 0
+        return [os.getpgid(pid), os.getsid(pid)]
+    return []
 
 
 def is_tracker(pid: int) -> bool:

@@ -229,7 +229,7 @@ class Supervisor:
         run.start_clock()
         if run.shape != self.control.shape:
             run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")
-        about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time()}
+        about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time(), "apart": run.apart}
         start = self.keep_task(self._start(run, content, about))
         await self._attend(run, grace, timeout)
         start.cancel()
@@ -268,7 +268,8 @@ class Supervisor:
         If that manager ended in between, the other nodes begin now; if the run is over, they never do.
         """
         async with self._turn:
-            about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began")}
+            about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began", "apart")}
+            run.apart = begin.get("apart") is True
             for node in begun:
                 await self.read(run, node, 0)
             if over:
@@ -308,7 +309,7 @@ class Supervisor:
         """Wait for the end; stop all ranks after a failure or timeout."""
         end = None if timeout is None else run.worked + timeout
         in_time = await run.until_in_work(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
-        if self.gentle and any(outcome.status == "died" for outcome in run.outcomes.values()):
+        if self.gentle and not run.apart and any(outcome.status == "died" for outcome in run.outcomes.values()):
             # No collective of a dead rank can end.
             await self.abort(run)
         if in_time and run.left:
@@ -324,7 +325,10 @@ class Supervisor:
             run.why = f": {rank_label(run.failed)} had failed, and it did not end within {grace:g} s (--grace)"
         elif not asked:
             run.why, run.timed_out = f": the run took longer than {timeout:g} s ({run.limit})", timeout
-        await self._stop(run, to_the_end=not asked)
+        if run.apart:
+            await self._stop_apart(run, asked=asked)
+        else:
+            await self._stop(run, to_the_end=not asked)
 
     async def _stop(self, run: Run, *, to_the_end: bool) -> None:
         """Stop the remaining ranks: interrupt them, abort collectives, kill.
@@ -343,6 +347,24 @@ class Supervisor:
             await self.signal(run, signal.SIGKILL)
             await self._ended_or_silent(run)
             run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
+        await run.until(lambda: not run.left, None)
+
+    async def _stop_apart(self, run: Run, *, asked: bool) -> None:
+        """Stop the remaining ranks of a script, whose first interrupt is passed on and whose second kills.
+
+        The user's interrupts have been sent already.
+        """
+        if not asked:
+            for patience in (_SHOWN_PATIENCE, _ABORT_PATIENCE):
+                await self.signal(run, signal.SIGINT)
+                if await run.until(lambda: not run.left, patience):
+                    return
+            await self.signal(run, signal.SIGKILL)
+            await self._ended_or_silent(run)
+            run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
+        elif not await run.until(lambda: not run.left, _SHOWN_PATIENCE):
+            text = "has the interrupt and has not ended: it is killed in half a minute, or by another interrupt"
+            self._tell(run, f"the script on {rank_label(run.left)} {text}")
         await run.until(lambda: not run.left, None)
 
     async def free(self, run: Run) -> None:

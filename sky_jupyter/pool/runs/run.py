@@ -85,6 +85,8 @@ class Run:
         # Whether an interrupt came while it was being started.
         self.early = False
         self.pressed = 0.0
+        # Whether its ranks' work is in processes of their own, as a script's is, and no rank waits in a collective.
+        self.apart = False
         # Whether it was given up together with its kernels or pool, so that it needs no repair.
         self.abandoned = False
         # Ranks whose collective was aborted: their errors are caused by that.
@@ -117,6 +119,19 @@ class Run:
     def left(self) -> list[int]:
         """Return the ranks that still work."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.status == "running"]
+
+    @property
+    def hard_presses(self) -> int:
+        """Return the number of interrupts at which kernels are replaced.
+
+        A script's first interrupt is passed on to its processes, and the second kills them: the kernels stay.
+        """
+        return 3 if self.apart else 2
+
+    @property
+    def is_pressed_hard(self) -> bool:
+        """Return whether the user has interrupted it so often that kernels are replaced."""
+        return self.presses >= self.hard_presses
 
     @property
     def failed(self) -> list[int]:

@@ -1,0 +1,207 @@
+"""Run an unchanged script on a pool: as a run like a cell's, whose ranks start fresh processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..capture.collect import Capture
+from ..capture.import_graph import imports_of
+from ..errors import SpecError
+from ..machines.local_machine import absolute
+from ..node.kernel.script_run import ScriptPlan
+from ..pool.pool import Pool
+from .cells import Cell, run_cell
+
+# Devices of each node, or the ranks where there are none: torchrun's words for a number of processes.
+Count = int | Literal["auto", "gpu"]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script with the options of its launcher; made by the magic.
+
+    Parameters
+    ----------
+    verb : str
+        What stood before it, such as ``torchrun``.
+    kind : str
+        ``"file"``, ``"module"`` or ``"program"``.
+    target : str
+        Path, module or program.
+    args : tuple of str
+        The arguments behind it.
+    words : tuple of str
+        The launcher's own options as they were given, for the run's title.
+    per_node : int, "auto", "gpu" or None
+        How many processes each node is to have; None for one a rank.
+    nodes : tuple of int, optional
+        The least and the largest number of nodes; None for all.
+    processes : int, optional
+        How many processes there are to be in all.
+    restarts : int
+        How often all processes are started again.
+    id : str
+        torchrun's ``--rdzv-id``; empty for a new one.
+    role : str
+        torchrun's ``--role``.
+    env : mapping of str to str
+        Further variables.
+    launcher : tuple of str
+        Program before Python; see `ScriptPlan`.
+    notes : tuple of str
+        What is said before it runs.
+    """
+
+    verb: str
+    kind: Literal["file", "module", "program"]
+    target: str
+    args: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    per_node: Count | None = None
+    nodes: tuple[int, int] | None = None
+    processes: int | None = None
+    restarts: int = 0
+    id: str = ""
+    role: str = "default"
+    env: Mapping[str, str] = field(default_factory=dict)
+    launcher: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The line that a person would type, which is the run's title."""
+        program = ("-m", self.target) if self.kind == "module" else (self.target,)
+        return shlex.join([*self.verb.split(), *self.words, *program, *self.args])
+
+    def found(self) -> Script:
+        """Return the same with an absolute path of its file.
+
+        Returns
+        -------
+        Script
+            The script, whose file is there.
+
+        Raises
+        ------
+        SpecError
+            When there is no such file here.
+        """
+        if self.kind != "file":
+            return self
+        path = absolute(self.target)
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "is not there"
+            raise SpecError(
+                f"{self.target} {what}: `%sky {self.verb}` takes a Python file of this machine, `-m` and a module, or "
+                "with --no-python a program of the nodes"
+            )
+        return replace(self, target=os.path.normpath(path))
+
+    def pool_options(self) -> dict[str, int]:
+        """Return the options of a pool that is made for it."""
+        options = {} if self.nodes is None else {"nodes": self.nodes[1]}
+        return options | ({"ranks_per_node": self.per_node} if isinstance(self.per_node, int) else {})
+
+
+def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]) -> None:
+    """Run a script on a pool that is live, as `run_cell` runs a cell.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    script : Script
+        The script, with the absolute path of its file.
+    cell : Cell
+        The options that it shares with cells; its code is made here.
+    namespace : dict
+        The notebook's.
+
+    Raises
+    ------
+    SpecError
+        When the pool cannot have the processes that it asks for.
+    CellError
+        When ranks failed.
+    """
+    ranks = _ranks(pool, script, cell.ranks)
+    plan = ScriptPlan(
+        id=script.id or secrets.token_hex(4),
+        kind=script.kind,
+        target=script.target,
+        args=list(script.args),
+        ranks=ranks,
+        per_node=_per_node(pool, script),
+        restarts=script.restarts,
+        role=script.role,
+        # Local nodes have the file itself, and so what it finds beside it.
+        sent=script.kind == "file" and bool(pool.machines),
+        env=script.env,
+        # torchrun's scripts find what torchrun sets, and nothing of Open MPI.
+        jax=script.verb == "run",
+        launcher=list(script.launcher),
+    )
+    for note in script.notes:
+        print(note)
+    if plan.sent:
+        pool.code.local.include_script(Path(script.target))
+    call = f"__import__({ScriptPlan.__module__!r}, fromlist=['run']).run({plan.to_json()!r})"
+    code = f"# %sky {script.line}".replace("\n", " ") + f"\n{call}"
+    capture = Capture(modules=_modules(script, sent=plan.sent))
+    shown = [rank for rank in cell.shown if rank in ranks]
+    run_cell(pool, replace(cell, code=code, source=code, ranks=ranks, shown=shown, script=capture), namespace)
+
+
+def _ranks(pool: Pool, script: Script, ranks: Sequence[int]) -> list[int]:
+    """Return the ranks on as many nodes as the script asks for."""
+    each = pool.spec.ranks_per_node
+    nodes = sorted({rank // each for rank in ranks})
+    if script.nodes is None:
+        return list(ranks)
+    least, most = script.nodes
+    if len(nodes) < least:
+        raise SpecError(
+            f"--nnodes asks for {least} nodes, and pool {pool.spec.name} has {len(nodes)} here: "
+            f"`%sky resize {least}` gives it more"
+        )
+    return [rank for rank in ranks if rank // each in nodes[:most]]
+
+
+def _per_node(pool: Pool, script: Script) -> int:
+    """Return how many processes each node is to have; 0 for one a rank."""
+    count, accelerator = script.per_node, pool.spec.accelerator
+    if count == "gpu" and accelerator is None:
+        raise SpecError(
+            f"--nproc-per-node gpu: pool {pool.spec.name} was not asked for accelerators, so their number is not "
+            "known: give a number, or make the pool with --accelerator"
+        )
+    if count in ("gpu", "auto"):
+        count = accelerator.count if accelerator is not None else None
+    if count is not None and not pool.spec.options.cluster:
+        raise SpecError(
+            f"--nproc-per-node: the ranks of pool {pool.spec.name} stand alone (--no-cluster), and each runs the "
+            "script by itself; leave it out"
+        )
+    return 0 if count is None or count == pool.spec.ranks_per_node else int(count)
+
+
+def _modules(script: Script, *, sent: bool) -> frozenset[str]:
+    """Return the modules that a script imports, as far as they do not lie beside it."""
+    if script.kind == "module":
+        return frozenset([script.target])
+    if script.kind != "file" or not sent:
+        return frozenset()
+    path = Path(script.target)
+    try:
+        names = imports_of(path.read_text(encoding="utf-8")).names
+    except (SyntaxError, ValueError, OSError):
+        # Its own Python tells what is wrong with it.
+        return frozenset()
+    beside = {one.name.partition(".")[0] for one in path.parent.iterdir()}
+    return frozenset(name for name in names if name.partition(".")[0] not in beside)
