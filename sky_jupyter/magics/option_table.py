@@ -456,10 +456,10 @@ ALL_REGIONS = Switch("--all-regions", "look in all regions of the account, not o
 VERBS = {
     "up": "make a pool, or see that it is there",
     "auto": "run each cell on a pool, as with %%sky and these options above it, or off again",
+    "status": "the live pools and what their ranks do",
     "run": "run a script on every rank, unchanged, in fresh processes",
     "torchrun": "the same with torchrun's options, such as --nproc-per-node 4",
     "accelerate": "`accelerate launch` with its options: the same for Accelerate",
-    "status": "the live pools and what their ranks do",
     "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
     "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",

@@ -24,6 +24,7 @@ from sky_jupyter.magics.option_table import (
     PATHS,
     POOL,
     RANK,
+    SCRIPTS,
     TARGETS,
     VERBS,
     chosen,
@@ -342,7 +343,7 @@ def test_runs_are_of_one_pool_or_of_all():
     assert verb("runs --name x") == ParsedLine(verb="runs", name="x")
 
 
-@pytest.mark.parametrize("name", [name for name in VERBS if name not in ("clean", "offers", "sweep")])
+@pytest.mark.parametrize("name", [name for name in VERBS if name not in ("clean", "offers", "sweep", *SCRIPTS)])
 def test_each_verb_takes_its_own_options(name):
     needed = f"{name} x" if name in (*PATHS, "pull") else f"{name} 2" if name in ("resize", "debug") else name
     # Options behind the command would be the command's.
