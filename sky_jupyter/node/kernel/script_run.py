@@ -26,6 +26,7 @@ import psutil
 
 from ...errors import ScriptError
 from ..runtime.instance_info import POOL_VARIABLE, InstanceInfo, instance_info
+from ..runtime.shell_command import environment
 from ..shared.shared_types import SharedCounter, SharedDict
 from ..system import processes
 from .project_modules import included
@@ -278,7 +279,7 @@ class _Script:
         return [*python, path, *plan.args]
 
     def _environment(self, place: Place, attempt: int, ports: Sequence[int]) -> dict[str, str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_SCRIPTS)}
+        env = {name: value for name, value in environment().items() if not name.startswith(_NOT_FOR_SCRIPTS)}
         if not self.is_the_pool:
             env.pop(POOL_VARIABLE, None)
         if env.get("MPLBACKEND", "").startswith("module://"):
