@@ -259,7 +259,7 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
     with live.stopping():
         with display.DelayedView("values", pool=live.spec.name) as late:
             listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
-            run = live.begin_call(blob, capture, timeout=call.timeout, asks=can_ask(), **listeners)
+            run = live.begin_call(blob, capture, timeout=call.timeout, asks=can_ask(), title=name_of(call), **listeners)
         try:
             interrupted = live.wait(run, background_prompts.looking(view.refresh))
             result = live.finish(run)

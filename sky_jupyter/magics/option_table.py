@@ -166,9 +166,14 @@ def chosen(given: Places | None, size: int) -> tuple[int, ...] | None:
 
 
 def _run_id(text: str) -> str:
-    if not _RUN_ID.match(text.lower()):
+    if not is_run_id(text):
         raise ValueError
     return text.lower()
+
+
+def is_run_id(text: str) -> bool:
+    """Return whether a text can be a run's id, or how it begins."""
+    return _RUN_ID.match(text.lower()) is not None
 
 
 def _one_rank(text: str) -> int:
@@ -476,6 +481,7 @@ VERBS = {
     "offers": "the machines that a provider could make, and their prices",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",
+    "trace": "write what happened in runs and calls to a file that ui.perfetto.dev shows",
     "freeze": "the nodes' packages as requirements that make the same environment again",
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
@@ -487,6 +493,10 @@ VERBS = {
 _NAMES_COPIED = Positional("A,B", _checked_names, _NAMES, "which names (those that are lacking)")
 _VARIABLE = Positional("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Positional("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
+_TRACED = (
+    Positional("RUN", _path, "a run's id, or a file", "which run, by its id (all that this notebook knows)"),
+    Positional("FILE", _path, "a path", "where it goes (sky-trace-POOL.json, or -RUN.json)"),
+)
 _COUNT = Positional("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
 _RANK = Positional("RANK", _rank, "a rank such as 1", "which rank")
 _COMMAND = Positional("-- COMMAND", _path, "a command", "what a shell of the node reads: all behind the --, as it is")
@@ -577,6 +587,7 @@ TARGETS = {
     "sweep": (replace(_POOL, help="also this pool of another computer, by its name or id"),),
     "wait": (_RUN,),
     "logs": (_RUN,),
+    "trace": _TRACED,
     "put": _PUT,
     "get": _GET,
     "pull": (_VARIABLE,),

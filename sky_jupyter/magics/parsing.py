@@ -400,7 +400,7 @@ def _agree(given: ParsedLine, prog: str) -> None:
         raise UsageError(
             f"{prog}: resize takes N, how many nodes there shall be, or {ADD.flag} and {REMOVE.flag}, which ones"
         )
-    other_targets = (*PATHS, "resize", "pull", "debug", "copy", "exec")
+    other_targets = (*PATHS, "resize", "pull", "debug", "copy", "exec", "trace")
     if given.target is not None and given.name is not None and given.verb not in other_targets:
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.last is not None and given.to is not None:

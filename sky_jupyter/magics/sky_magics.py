@@ -58,6 +58,7 @@ from . import (
     pull,
     runs_table,
     sweep,
+    trace,
     tracebacks,
 )
 from . import kernel_status as busy
@@ -385,6 +386,13 @@ class SkyMagics(Magics):
         pool, id = runs_table.find(given)
         ranks = [rank for rank in pool.homes(id) if given.ranks is None or rank in given.ranks]
         print(logs.write(pool, id, ranks, given.to) if given.to else logs.text(pool, id, ranks, given.last))
+
+    def do_trace(self, given: ParsedLine) -> None:
+        run, file = trace.targets(given.target, given.to)
+        if run is None:
+            print(trace.write(pools.need(given.name), None, file))
+        else:
+            print(trace.write(*runs_table.find(replace(given, target=run)), file))
 
     def do_freeze(self, given: ParsedLine) -> None:
         print(pools.need(given.name).packages.frozen())

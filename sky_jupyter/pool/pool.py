@@ -23,6 +23,7 @@ from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import PoolCost
 from ..util.text import rank_label
 from . import rank_names
+from .base.event_log import PoolEvents
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
@@ -54,7 +55,7 @@ from .runs.event_pages import Page
 from .runs.questions import AskUser
 from .runs.result import CellError, CellResult
 from .runs.run import Run, new_id
-from .runs.stacks import StackReport, ask
+from .runs.stacks import StackReport, ask, note
 from .transfer import fetch_values, files, send_values
 from .transfer import pull_variable as pulling
 from .transfer.fetch_values import FetchedValue, LazyValues, ViewFactory, unshown
@@ -243,13 +244,14 @@ class Pool:
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
         asks: bool = False,
+        title: str = "",
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Run:
-        """Start a function, in a blob, on ranks; see `begin_cell`."""
+        """Start a function, in a blob, on ranks; see `begin_cell`. ``title`` is its name in the pool's events."""
         run = self.new_run(self.check_ranks(ranks), listener, capture)
-        run.limit = "timeout"
+        run.limit, run.kind, run.title = "timeout", "call", title
         content = {"kind": "call", **self.ship(run, on_send, tick, call), **self._asking(run, asks=asks)}
         return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
 
@@ -295,6 +297,9 @@ class Pool:
         self.require_live()
         run = Run(new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
         run.capture, run.shape = self.pythons.fitting(capture), self.shape
+        if not ranks:
+            # It owns what calls are sent, and does not run.
+            run.events = self.events.own
         return run
 
     def ship(
@@ -342,10 +347,12 @@ class Pool:
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         run.code, run.count = code, int(content.get("count", 0))
+        run.title = run.title or (f"In[{run.count}]" if run.count > 0 else "")
         # An interrupt within this block would leave a run that nothing waits for or stops.
         with counting_interrupts() as presses:
             self.current = run
             self.supervisor.add(run)
+            self.events.add(run.events)
             self.supervisor.require_heard([run], self.require_live)
             # Send the cell first: recording it would delay that.
             run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
@@ -386,8 +393,10 @@ class Pool:
     ) -> Transfer:
         """Send a file or folder to nodes; see `Compute.put`."""
         self.require_live()
-        with self.explaining_end():
-            return files.put(self, local, remote, on, listener, tick)
+        with self.explaining_end(), self.events.own.timing("put", str(local)) as facts:
+            done = files.put(self, local, remote, on, listener, tick)
+            facts["bytes"] = done.sent or done.copied
+        return done
 
     def get(
         self,
@@ -399,8 +408,10 @@ class Pool:
     ) -> Transfer:
         """Fetch a file or folder from nodes; see `Compute.get`."""
         self.require_live()
-        with self.explaining_end():
-            return files.get(self, remote, local, on, listener, tick)
+        with self.explaining_end(), self.events.own.timing("get", remote) as facts:
+            done = files.get(self, remote, local, on, listener, tick)
+            facts["bytes"] = done.sent or done.copied
+        return done
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Return the runs that the nodes know, by id.
@@ -450,6 +461,8 @@ class Pool:
         run.folder, run.brought = self.hosts[0].blobs / run.key, bool(self.machines)
         self.current = run
         self.supervisor.add(run)
+        if self.events.of(run.key) is None:
+            self.events.add(run.events)
         # Its manager may have ended before it was recorded.
         self.registry.run_began(run.key, self.id, run.code, list(run.outcomes), max(0, run.count))
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
@@ -486,6 +499,8 @@ class Pool:
         run.code = str(facts["begin"].get("code") or "")
         count = (facts["begin"].get("content") or {}).get("count", 0)
         run.count = count if isinstance(count, int) else 0
+        run.title = f"In[{run.count}]" if run.count > 0 else ""
+        run.read_from_journals(facts["begin"].get("began"))
         return run, facts
 
     def page(
@@ -545,7 +560,9 @@ class Pool:
         self._answer(self.supervisor.read_all(run), _READ_TIMEOUT)
         if facts["over"]:
             self.supervisor.lose_unbegun(run, facts["nodes"])
-        return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id)
+        here = self.events.of(run.key)
+        events = run.events if here is None else here
+        return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id, events=events)
 
     def _untouched(self, run: Run) -> LazyValues:
         return LazyValues(self, run.id, run.outcomes, run.shape)
@@ -683,7 +700,7 @@ class Pool:
         # The run may live long; its capture must not keep the notebook's arrays alive.
         run.capture = run.capture.without_bindings()
         # The result does not reference the run, with its listener and output.
-        return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True)
+        return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True, events=run.events)
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Record in the ledger which names a run has assigned."""
@@ -732,7 +749,11 @@ class Pool:
         """
         self.require_live()
         with self.explaining_end():
-            return fetch_values.fetch(self, ranks, content, what, listener, tick, check)
+            log = self.events.of_or_own(str(content.get("of", "")).partition(".")[0])
+            with log.timing("fetched", what) as facts:
+                found = fetch_values.fetch(self, ranks, content, what, listener, tick, check)
+                facts["bytes"] = sum(one.path.stat().st_size for one in found.values() if one.path is not None)
+        return found
 
     def pull(
         self,
@@ -773,7 +794,10 @@ class Pool:
         self.require_live()
         run = self.current if self.current is not None and self.current.left else None
         # It has a timeout of its own.
-        return loop().call(ask(self.control, self.spec, run, within=within))
+        report = loop().call(ask(self.control, self.spec, run, within=within))
+        if run is None:
+            note(self.events.own, report, self.spec.ranks_per_node)
+        return report
 
     def names(self) -> RankNames:
         """Return what each rank has under its names, as far as it can be told at once. Thread-safe."""
@@ -863,6 +887,11 @@ class Pool:
     @property
     def supervisor(self) -> Supervisor:
         return self.lifecycle.supervisor
+
+    @property
+    def events(self) -> PoolEvents:
+        """Return what happened in the newest runs and calls, and to the pool."""
+        return self.lifecycle.supervisor.events
 
     @property
     def watchdog(self) -> Watchdog:

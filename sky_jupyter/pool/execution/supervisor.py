@@ -19,6 +19,7 @@ from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
 from ...util.text import first_line, rank_label
+from ..base.event_log import PoolEvents
 from ..base.event_loop import loop
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
@@ -83,8 +84,9 @@ class Supervisor:
         # By the name that their batches have.
         self.extensions: dict[str, BatchExtension] = {}
         self.suit(spec)
-        self.renew = renew
-        self.again = again
+        self._renew = renew
+        self._again = again
+        self.events = PoolEvents()
         self.on_broken = on_broken
         self.on_taken = on_taken
         self._control: Control | None = None
@@ -134,6 +136,16 @@ class Supervisor:
         # would wait for each other.
         self._turn = asyncio.Lock()
         self._tasks = BackgroundTasks()
+
+    async def renew(self, ranks: Sequence[int]) -> None:
+        """Replace kernels, and note how long that takes."""
+        with self.events.restarting(ranks, self.spec.ranks_per_node):
+            await self._renew(ranks)
+
+    async def again(self, ended: Sequence[int]) -> bool:
+        """Set the frameworks up again, with new kernels for ``ended`` ranks; note how long that takes."""
+        with self.events.restarting(ended, self.spec.ranks_per_node):
+            return await self._again(ended)
 
     def suit(self, spec: PoolSpec) -> None:
         """Adopt the spec of a new or resized pool."""
@@ -516,8 +528,11 @@ class Supervisor:
 
     def mend(self, run: Run) -> None:
         """Begin to replace what a run broke; the next run waits for it."""
-        if run.abandoned:
-            return
+        with self.events.caused_by(self.events.of_or_own(run.key)):
+            if not run.abandoned:
+                self._mend(run)
+
+    def _mend(self, run: Run) -> None:
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
         if lost:
             ranks = self._to_replace(lost)
@@ -858,6 +873,7 @@ class Supervisor:
         for run in list(self.runs.values()):
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
+        self.events.own.note("lost", why, node=node)
         if not revived:
             self.on_node_lost(node)
         # Made now: the node may be back before its repair's turn comes.
@@ -866,6 +882,7 @@ class Supervisor:
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """Handle a returned node: catch up, or replace new kernels."""
+        self.events.own.note("back", "with its kernels" if kept else "", node=node)
         # What was forwarded to a broken connection is lost: continue from the journal.
         self.keep_task(self._tell_heard(node))
         for extension in self.extensions.values():

@@ -582,6 +582,7 @@ class PoolTasks:
     async def _finish(self, run: TaskRun) -> None:
         supervisor = self.pool.supervisor
         self._stop_watching(run)
+        supervisor.events.take_call(run.events, run.code)
         try:
             outcome = run.outcome
             if outcome.end.get("large") and not outcome.failed and not run.cancelled:

@@ -61,6 +61,7 @@ class HangDetector:
             looked, pause = time.monotonic(), min(pause * 2, _LONGEST)
             if text and text != told:
                 told = text
+                self.run.events.note("hang", text)
                 self.run.listener(NoticeEvent(f"{text}. {_HINT}", self.run.id))
 
     async def examine(self) -> str:

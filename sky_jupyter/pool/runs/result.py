@@ -16,6 +16,7 @@ from ...errors import PoolError, RankDied, SkyError
 from ...node.protocol.journal_events import gap_text
 from ...node.serialization.unpicklable_placeholders import RemoteRepr
 from ...util.text import format_size, plain, rank_label
+from ..base.event_log import EventLog, EventRow, table
 from . import remote_exceptions
 from .output_buffer import MOST, Printed
 
@@ -117,6 +118,8 @@ class CellResult(Sequence[Any]):
         The run's id.
     holds : bool
         Whether the ranks keep large values while this object lives.
+    events : EventLog, optional
+        What happened in it.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class CellResult(Sequence[Any]):
         run: str = "",
         *,
         holds: bool = False,
+        events: EventLog | None = None,
     ) -> None:
         self._outcomes = {outcome.rank: outcome for outcome in sorted(outcomes, key=lambda item: item.rank)}
         self._source = source
@@ -136,6 +140,7 @@ class CellResult(Sequence[Any]):
         self._lock = threading.RLock()
         self.elapsed = elapsed
         self.run = run
+        self._events = EventLog(run) if events is None else events
         if holds and source is not None and any(map(self._is_away, self._outcomes)):
             # Not at the process's exit: a later notebook may fetch the values.
             weakref.finalize(self, source.hold()).atexit = False
@@ -157,6 +162,25 @@ class CellResult(Sequence[Any]):
         Pickled exceptions are unpickled on first access.
         """
         return _Errors(self._exception, [rank for rank, outcome in self._outcomes.items() if outcome.failed])
+
+    @property
+    def events(self) -> Any:
+        """Return what happened in the run, by time, as a table.
+
+        It is a DataFrame, or a list of dicts where there is no pandas. `EventRow` says what the columns are. What
+        still comes about because of the run, such as new kernels, is in it when it is asked again.
+        """
+        return table(self._events.rows())
+
+    def event_rows(self) -> list[EventRow]:
+        """Return what happened in the run, by time, with or without pandas.
+
+        Returns
+        -------
+        list of EventRow
+            The rows of `events`.
+        """
+        return self._events.rows()
 
     def leaves(self) -> list[Exception]:
         """Return an exception for each failed rank; unpickle nothing.
@@ -343,9 +367,11 @@ class CellResult(Sequence[Any]):
             end = {name: part for name, part in outcome.end.items() if name not in ("value", "large")}
             outcomes[rank] = Outcome(rank, outcome.node, outcome.status, end, outcome.stdout, outcome.stderr)
         values = dict(sorted(self._values.items()))
-        return {"_outcomes": outcomes, "_values": values, "elapsed": self.elapsed, "run": self.run}
+        facts = {"elapsed": self.elapsed, "run": self.run, "_events": self._events}
+        return {"_outcomes": outcomes, "_values": values, **facts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state.setdefault("_events", EventLog(state["run"]))
         vars(self).update(state, _source=None, _exceptions={}, _lock=threading.RLock())
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from ...capture.collect import Capture
 from ...node.protocol.journal_events import Gap, checked, gap_text, is_count, parse
 from ...spec.pool_spec import MAX_NODES
 from ...util.text import cleaned
+from ..base.event_log import NODE, EventLog
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
 from .output_buffer import Bound, Printed
 from .questions import Question, Questions
@@ -61,6 +62,9 @@ class Run:
         # Whether other machines have one too.
         self.brought = False
         self.elapsed = 0.0
+        # What happens in it, for questions afterwards; what it is called there.
+        self.events = EventLog(self.key)
+        self.kind, self.title = "cell", ""
         # Names that ranks bound or deleted, and which ranks did; names that are bound, with their bytes as far as
         # known (None before the first rank's end); names that are modules.
         self.writes: dict[str, set[int]] = {}
@@ -146,6 +150,11 @@ class Run:
             return "failed" if ends else "ok"
         return "timed out" if any("timeout" in end for end in ends) else "interrupted"
 
+    def read_from_journals(self, began: float | None) -> None:
+        """Have its events tell the nodes' times, as another manager began it then."""
+        self.events.clock = NODE
+        self.events.ranks_began({rank: self.outcomes[rank].node for rank in self.left}, began)
+
     def waits(self, node: int) -> bool:
         """Return whether a node has buffered events after a gap."""
         return bool(self._early.get(node))
@@ -172,6 +181,7 @@ class Run:
         """Reset the start time, after the wait for repairs."""
         self._began = time.perf_counter()
         self.heard = time.monotonic()
+        self.events.ranks_began({rank: outcome.node for rank, outcome in self.outcomes.items()})
 
     @property
     def since_began(self) -> float:
@@ -289,6 +299,7 @@ class Run:
         if kind == "stream":
             kept = outcome.stdout if sound["name"] == "stdout" else outcome.stderr
             self._keep(kept, event["seq"], sound["text"])
+        self.events.printed(outcome.rank, node, sound)
         self._tell(OutputEvent(self.id, outcome.rank, sound))
 
     def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
@@ -301,6 +312,7 @@ class Run:
             if self.timed_out is not None:
                 event["timeout"] = self.timed_out
         outcome.status, outcome.end = event["status"], event
+        self.events.rank_ended(outcome.rank, outcome.node, event)
         for name in event.get("writes", ()):
             self.writes.setdefault(name, set()).add(outcome.rank)
         if "sizes" in event:
@@ -317,8 +329,10 @@ class Run:
     def _on_question(self, event: dict[str, Any], outcome: Outcome) -> None:
         if event["kind"] == "asked":
             self.questions.close(event["id"])
+            self.events.works(outcome.rank, until_now=True)
         elif outcome.status == "running":
             self.questions.add(Question(event["id"], outcome.rank, event["prompt"], event["password"]))
+            self.events.waits(outcome.rank, outcome.node, "waits for the user")
         self.changed.set()
 
     def _on_gap(self, gap: Gap, node: int) -> None:
@@ -354,6 +368,7 @@ class Run:
             if self.outcomes[rank].status == "running":
                 event = {"kind": "end", "rank": rank, "status": "lost", "text": text}
                 self.outcomes[rank].status, self.outcomes[rank].end = "lost", event
+                self.events.rank_ended(rank, self.outcomes[rank].node, event)
                 self._tell(OutputEvent(self.id, rank, event))
         self._note_end()
 
@@ -364,6 +379,8 @@ class Run:
         self.changed.set()
         if not self.left:
             self.elapsed = time.perf_counter() - self._began
+            if not self.over.is_set():
+                self.events.ended(self.kind, f"{self.title or self.kind}: {self.how_ended}", self.elapsed)
             self.over.set()
 
     async def until(self, condition: Callable[[], bool], timeout: float | None) -> bool:

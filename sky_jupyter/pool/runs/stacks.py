@@ -18,6 +18,7 @@ from ...node.protocol import rpc
 from ...spec.pool_spec import PoolSpec
 from ...util.text import rank_label
 from ...util.validate import is_number
+from ..base.event_log import EventLog
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 from .run import Run
@@ -293,6 +294,21 @@ def _stack(place: RankStack, code: CellSource) -> Iterator[str]:
         yield f"    {text}{f' ({times} times)' if times > 1 else ''}"
 
 
+def note(log: EventLog, report: StackReport, per_node: int) -> None:
+    """Note the stacks of ranks that are at work in a log, and which of them wait."""
+    for group in report.groups:
+        where = "\n".join(line.strip() for line in _stack(group.places[0], report.code))
+        for place in group.places:
+            if not place.works:
+                continue
+            node, what = place.rank // per_node, place.what(report.code)
+            log.note("stack", what, rank=place.rank, node=node, where=where)
+            if place.doing == "waits":
+                log.waits(place.rank, node, what, where)
+            else:
+                log.works(place.rank)
+
+
 # -- parsing ---------------------------------------------------------------------------------------
 
 
@@ -482,4 +498,7 @@ async def ask(
 
     answers = dict(await asyncio.gather(*(one(node) for node in range(spec.nodes))))
     statuses = None if run is None else {rank: outcome.status for rank, outcome in run.outcomes.items()}
-    return read(spec, answers, run, statuses, waits)
+    report = read(spec, answers, run, statuses, waits)
+    if run is not None:
+        note(run.events, report, spec.ranks_per_node)
+    return report

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..runs.run import Run
 
 _SPARE_ROOM = 64 * 10**6
+# Letters of the values' names in the run's log.
+_MOST_NAMES = 200
 # The interval of progress reports.
 _TOLD = TIMEOUTS.polls.progress
 
@@ -39,8 +41,15 @@ def ship(pool: TransferContext, run: Run, call: Blob | None, on_send: Listener, 
     kind = _Away if pool.machines else _Here
     shipping = kind(pool, run, on_send, tick)
     blobs = [*run.capture.blobs, *([call] if call is not None else [])]
+    values = [one for one in run.capture.bindings if one.blob is not None]
+    began = time.perf_counter()
     shipping.bring(blobs)
     told: dict[str, Any] = {"manifest": run.capture.manifest(shipping.path, shipping.cut())}
+    if values:
+        names = ", ".join(one.name for one in values)[:_MOST_NAMES]
+        run.events.note("sent", names, seconds=time.perf_counter() - began, bytes=shipping.sent)
+    for one in values:
+        run.events.note("value", one.name, bytes=one.blob.size if one.blob is not None else None)
     shipping.close()
     if call is not None:
         told["blob"] = shipping.path(call)
@@ -97,6 +106,8 @@ class _Shipping:
 
     def __init__(self, pool: TransferContext, run: Run, on_send: Listener, tick: Tick) -> None:
         self.pool, self.run, self.on_send, self.tick = pool, run, on_send, tick
+        # Bytes that the nodes lacked.
+        self.sent = 0
         self.kept = BlobCache(_places(pool), make=False)
         run.folder = self.kept.places[0] / run.id
         run.folder.mkdir(mode=0o700)
@@ -125,6 +136,7 @@ class _Shipping:
     def write(self, parts: Sequence[BlobFile], folder: str = "") -> Path:
         """Write files into the run's folder, or one in it; return it."""
         size = sum(part.size for part in parts)
+        self.sent += size
         target = self.room(size) / self.run.id
         if target != self.run.folder:
             self.kept.make(target)

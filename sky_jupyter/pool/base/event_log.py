@@ -1,0 +1,318 @@
+"""What happened in a pool's runs, kept for questions afterwards: who was slow, what was sent, what was made anew.
+
+Each part notes what it does at the moment that it does it, as a row. Rows are data; nothing here asks a node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+# Rows of one kind that a run's log keeps, and rows of all runs that a pool keeps.
+MOST_ROWS = 4096
+MOST_ROWS_OF_RUNS = 100_000
+NOTEBOOK, NODE = "notebook", "node"
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """One thing that happened; `CellResult.events` has these as a table.
+
+    Parameters
+    ----------
+    kind : str
+        ``cell`` or ``call`` (all of it), ``state`` (of a rank), ``output``, ``wait``, ``stack``, ``hang``, ``value``,
+        ``sent``, ``fetched``, ``put``, ``get``, ``restart``, ``lost`` or ``back``.
+    time : float
+        When it began, in seconds since 1970, by the clock that `clock` names.
+    seconds : float or None
+        How long it took; None if it has no length.
+    rank, node : int or None
+        Where it was; None if that is not one rank or node.
+    what : str
+        What it was: a state, a name, a function.
+    bytes : int or None
+        Size of what was sent or printed.
+    where : str
+        Stack, one frame a line, if one was taken.
+    run : str
+        Id of the run; "" if it belonged to none.
+    clock : str
+        ``notebook``, or ``node`` of what only the node's journal knows.
+    """
+
+    kind: str
+    time: float
+    seconds: float | None = None
+    rank: int | None = None
+    node: int | None = None
+    what: str = ""
+    bytes: int | None = None
+    where: str = ""
+    run: str = ""
+    clock: str = NOTEBOOK
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as a dict with the columns' names."""
+        return asdict(self)
+
+
+COLUMNS = tuple(field.name for field in fields(EventRow))
+
+
+@dataclass
+class _Printed:
+    """What a rank has printed so far."""
+
+    node: int
+    first: float
+    last: float
+    size: int = 0
+
+
+class EventLog:
+    """Log of one run, made with it, or of what belongs to no run. Thread-safe.
+
+    Parameters
+    ----------
+    run : str
+        The run's id.
+    """
+
+    def __init__(self, run: str = "") -> None:
+        self.run = run
+        # Whose clock tells when events of ranks came: a run that is read from journals has the nodes'.
+        self.clock = NOTEBOOK
+        # A ring for each kind: a thousand stacks displace no state.
+        self._rings: dict[str, deque[EventRow]] = {}
+        self._printed: dict[int, _Printed] = {}
+        # Ranks that are at work, with their nodes, and since when; waits that still last.
+        self._working: dict[int, int] = {}
+        self._since = 0.0
+        self._waits: dict[int, EventRow] = {}
+        self._lock = threading.Lock()
+
+    def note(self, kind: str, what: str = "", *, at: float | None = None, **facts: Any) -> None:
+        """Append a row; ``at`` is its time, by default now less its seconds."""
+        if at is None:
+            at = time.time() - (facts.get("seconds") or 0.0)
+        row = EventRow(kind, at, what=what, run=facts.pop("run", self.run), **facts)
+        with self._lock:
+            self._append(row)
+
+    def keep(self, row: EventRow) -> None:
+        """Append a row of another log."""
+        with self._lock:
+            self._append(row)
+
+    def _append(self, row: EventRow) -> None:
+        ring = self._rings.get(row.kind)
+        if ring is None:
+            ring = self._rings[row.kind] = deque(maxlen=MOST_ROWS)
+        ring.append(row)
+
+    @contextlib.contextmanager
+    def timing(self, kind: str, what: str, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Note a row with the block's duration; the block may add to its facts."""
+        began = time.time(), time.perf_counter()
+        try:
+            yield facts
+        finally:
+            seconds = time.perf_counter() - began[1]
+            self.note(kind, facts.pop("what", what), at=began[0], seconds=seconds, **facts)
+
+    # -- ranks -------------------------------------------------------------------------------------
+
+    def ranks_began(self, nodes: Mapping[int, int], at: float | None = None) -> None:
+        """Note that ranks work, by rank with its node."""
+        with self._lock:
+            self._since = time.time() if at is None else at
+            self._working = dict(nodes)
+
+    def rank_ended(self, rank: int, node: int, end: Mapping[str, Any]) -> None:
+        """Note a rank's end; the rank's own clock has measured how long it took."""
+        at = self._time_of(end)
+        elapsed = end.get("elapsed")
+        with self._lock:
+            self._working.pop(rank, None)
+            self._waits.pop(rank, None)
+            since = min(self._since or at, at)
+            seconds = at - since if elapsed is None else float(elapsed)
+            facts: dict[str, Any] = {"rank": rank, "node": node, "run": self.run, "clock": self.clock}
+            self._append(EventRow("state", at - seconds, seconds, what=str(end.get("status")), **facts))
+
+    def ended(self, kind: str, what: str, seconds: float) -> None:
+        """Note that all ranks have ended."""
+        now = time.time()
+        with self._lock:
+            if self.clock == NODE:
+                ends = [row.time + (row.seconds or 0.0) for row in self._rings.get("state", ())]
+                seconds = max([*ends, self._since]) - self._since
+            at = self._since or now - seconds
+            self._append(EventRow(kind, at, seconds, what=what, run=self.run, clock=self.clock))
+
+    def printed(self, rank: int, node: int, event: Mapping[str, Any]) -> None:
+        """Count a rank's output; only the loop calls this."""
+        text = event.get("text")
+        if text is None:
+            # A picture, which is text in its event.
+            data = event.get("data") or {}
+            text = "".join(part for part in data.values() if isinstance(part, str))
+        size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+        at = self._time_of(event)
+        so_far = self._printed.get(rank)
+        if so_far is None:
+            so_far = self._printed[rank] = _Printed(node, at, at)
+        so_far.last = at
+        so_far.size += size
+
+    def _time_of(self, event: Mapping[str, Any]) -> float:
+        told = event.get("t") if self.clock == NODE else None
+        return time.time() if told is None else float(told)
+
+    def waits(self, rank: int, node: int, what: str, where: str = "") -> None:
+        """Note that a rank was seen waiting; a wait that was seen before goes on."""
+        with self._lock:
+            known = self._waits.get(rank)
+            if known is not None and (known.what, known.where) == (what, where):
+                row = self._prolong(known)
+            else:
+                row = EventRow("wait", time.time(), 0.0, rank, node, what, where=where, run=self.run)
+                self._append(row)
+            self._waits[rank] = row
+
+    def works(self, rank: int, *, until_now: bool = False) -> None:
+        """Note that a rank was seen at something else than waiting; ``until_now`` if it waited until this moment."""
+        with self._lock:
+            known = self._waits.pop(rank, None)
+            if known is not None and until_now:
+                self._prolong(known)
+
+    def _prolong(self, known: EventRow) -> EventRow:
+        row = replace(known, seconds=time.time() - known.time)
+        ring = self._rings["wait"]
+        with contextlib.suppress(ValueError):
+            ring[ring.index(known)] = row
+        return row
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def rows(self) -> list[EventRow]:
+        """Return all rows by time, with what still goes on as of now."""
+        with self._lock:
+            now = time.time()
+            rows = [row for ring in self._rings.values() for row in ring]
+            facts: dict[str, Any] = {"run": self.run, "clock": self.clock}
+            for rank, node in self._working.items():
+                rows.append(EventRow("state", self._since, now - self._since, rank, node, "running", **facts))
+            for rank, one in list(self._printed.items()):
+                took = one.last - one.first
+                rows.append(EventRow("output", one.first, took, rank, one.node, bytes=one.size, **facts))
+        return sorted(rows, key=lambda row: row.time)
+
+    @property
+    def size(self) -> int:
+        """Return how many rows it keeps."""
+        return sum(map(len, self._rings.values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"run": self.run, "rows": self.rows()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["run"])  # type: ignore[misc]
+        for row in state["rows"]:
+            self._append(row)
+
+
+_cause: ContextVar[EventLog | None] = ContextVar("sky_jupyter_cause", default=None)
+
+
+class PoolEvents:
+    """Logs of a pool's runs, the newest, and its own. Thread-safe."""
+
+    def __init__(self) -> None:
+        # What belongs to no run, and calls of single ranks.
+        self.own = EventLog()
+        self._runs: dict[str, EventLog] = {}
+        self._lock = threading.Lock()
+
+    def add(self, log: EventLog) -> None:
+        """Keep the log of a run that begins; forget the oldest beyond the limit."""
+        with self._lock:
+            self._runs[log.run] = log
+            sizes = [(run, one.size + 1) for run, one in self._runs.items()]
+            excess = sum(size for _, size in sizes) - MOST_ROWS_OF_RUNS
+            for run, size in sizes[:-1]:
+                if excess <= 0:
+                    break
+                del self._runs[run]
+                excess -= size
+
+    def take_call(self, log: EventLog, name: str) -> None:
+        """Take over what is known of a call of one rank; its state there is one row."""
+        for row in log.rows():
+            if row.kind == "state":
+                self.own.keep(replace(row, kind="call", what=f"{name}: {row.what}"))
+            elif row.kind in ("wait", "stack", "hang"):
+                self.own.keep(row)
+
+    def of(self, run: str) -> EventLog | None:
+        """Return the log of a run; None if it is not known any more."""
+        return self._runs.get(run)
+
+    def of_or_own(self, run: str) -> EventLog:
+        """Return the log of a run, or else the pool's own."""
+        return self._runs.get(run, self.own)
+
+    def rows(self) -> list[EventRow]:
+        """Return the rows of all runs and of the pool, by time."""
+        with self._lock:
+            logs = [self.own, *self._runs.values()]
+        return sorted((row for log in logs for row in log.rows()), key=lambda row: row.time)
+
+    @contextlib.contextmanager
+    def caused_by(self, log: EventLog) -> Iterator[None]:
+        """Have repairs that are begun in the block belong to a run."""
+        token = _cause.set(log)
+        try:
+            yield
+        finally:
+            _cause.reset(token)
+
+    @contextlib.contextmanager
+    def restarting(self, ranks: Collection[int], per_node: int) -> Iterator[None]:
+        """Note the new kernels that the block makes, of the run that made them necessary."""
+        log = self.own if (cause := _cause.get()) is None else cause
+        began, at = time.perf_counter(), time.time()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            if not ranks:
+                log.note("restart", "frameworks set up again", at=at, seconds=seconds)
+            for rank in ranks:
+                log.note("restart", "new kernel", at=at, seconds=seconds, rank=rank, node=rank // per_node)
+
+
+def table(rows: Iterable[EventRow]) -> Any:
+    """Return rows as a pandas DataFrame; as a list of dicts where there is no pandas."""
+    found = [row.to_dict() for row in rows]
+    try:
+        import pandas
+    except ImportError:
+        return found
+    frame = pandas.DataFrame(found, columns=list(COLUMNS))
+    frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
+    for column in ("rank", "node", "bytes"):
+        frame[column] = frame[column].astype("Int64")
+    frame["seconds"] = frame["seconds"].astype("float64")
+    return frame
+
+
+__all__ = ["COLUMNS", "EventLog", "EventRow", "PoolEvents", "table"]
