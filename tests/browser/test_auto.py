@@ -66,8 +66,7 @@ def test_the_switch_in_the_toolbar_follows_the_magic_and_changes_it(chromium, se
     page.wait_until(lambda: shows(False))
     switch.click()
     page.wait_until(lambda: shows(True))
-    # A new kernel begins with it off.
-    # A server that ends while a kernel restarts hangs.
+    # A new kernel begins with it off; a server that ends while a kernel restarts hangs.
     page.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
     page.wait_until(lambda: not switch.is_visible())
     page.page.close()

@@ -16,6 +16,9 @@ export class AutoState {
   pool = "";
   options = "";
   private kernel: Kernel | undefined;
+  /** The session of the process whose messages are heard, and of the one that has ended or is about to. */
+  private session: string | undefined;
+  private ended: string | undefined;
   private unfollow: () => void = () => undefined;
   private readonly slot = (_: unknown, message: never) => this.hear(message);
 
@@ -42,7 +45,11 @@ export class AutoState {
     this.forget();
     if (kernel) {
       kernel.iopubMessage.connect(this.slot);
-      const ending = whenEnding(kernel, () => this.forget());
+      const ending = whenEnding(kernel, () => {
+        // As its process ends, the kernel still tells that the pool has ended.
+        this.ended = this.session;
+        this.forget();
+      });
       this.unfollow = () => {
         kernel.iopubMessage.disconnect(this.slot);
         ending();
@@ -80,7 +87,11 @@ export class AutoState {
     }
   }
 
-  private hear(message: { header: { msg_type: string }; content: Told }): void {
+  private hear(message: { header: { msg_type: string; session: string }; content: Told }): void {
+    if (message.header.session === this.ended) {
+      return;
+    }
+    this.session = message.header.session;
     if (message.header.msg_type === CHANGED) {
       this.take(message.content);
     }

@@ -16,7 +16,8 @@ function kernel(answer: Record<string, unknown>, features = ["sky_auto_request"]
   return {
     asked,
     slots,
-    tell: (type: string, content: unknown) => slots.forEach((slot) => slot(null, { header: { msg_type: type }, content })),
+    tell: (type: string, content: unknown, session = "first") =>
+      slots.forEach((slot) => slot(null, { header: { msg_type: type, session }, content })),
     end: () => statuses.forEach((slot) => slot(null, "restarting")),
     kernel: {
       clientId: "c",
@@ -75,6 +76,18 @@ describe("the state of auto", () => {
     expect(first.slots.size).toBe(0);
     state.follow(undefined);
     expect(second.slots.size).toBe(0);
+  });
+
+  it("is not what an ending process still tells", async () => {
+    const here = kernel(ON);
+    const state = new AutoState(() => undefined);
+    state.follow(here.kernel);
+    here.tell("sky_auto", ON);
+    here.end();
+    here.tell("sky_auto", { ...ON, live: false });
+    expect(state.texts.shown).toBe(false);
+    here.tell("sky_auto", ON, "second");
+    expect(state.texts.shown).toBe(true);
   });
 
   it("sends what is switched, and throws what is refused", async () => {
