@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 USERS = ("ada", "bob")  # their uids are 1000 and 1001
+SLURM = ("slurmctld", "slurmd", "slurm-client", "munge")
 PASSWORD = "correct horse battery staple"
 
 
@@ -33,7 +34,7 @@ class ImageError(Exception):
     """An image could not be made; the message says why."""
 
 
-def image(*, release: str = "", python: bool = False) -> Path:
+def image(*, release: str = "", python: bool = False, slurm: bool = False) -> Path:
     """The folder of an image, which nobody may write to; made now if it is not there.
 
     Parameters
@@ -42,14 +43,20 @@ def image(*, release: str = "", python: bool = False) -> Path:
         Debian's code name, such as ``"bullseye"``; this machine's own unless given.
     python : bool
         Whether Debian's python3 is in it.
+    slurm : bool
+        Whether Debian's Slurm is in it, and python3 with that.
     """
     release = release or own_release()
     name = f"{release}-{platform.machine()}-{_recipe()}"
     folder = cache()
     bare = made(folder / f"{name}-bare", lambda place: _debootstrap(release, place))
-    if not python:
+    if not python and not slurm:
         return bare
-    return made(folder / f"{name}-python", lambda place: _add(bare, place, "python3"))
+    whole = made(folder / f"{name}-python", lambda place: _add(bare, place, "python3"))
+    if not slurm:
+        return whole
+    recipe = hashlib.sha256(f"{SLURM}{inspect.getsource(_add_slurm)}".encode()).hexdigest()[:8]
+    return made(folder / f"{whole.name}-slurm-{recipe}", lambda place: _add_slurm(whole, place))
 
 
 def python_version(image: Path) -> str:
@@ -141,6 +148,24 @@ def _add(bare: Path, place: Path, package: str) -> None:
     resolver.write_bytes(before)
 
 
+def _add_slurm(base: Path, place: Path) -> None:
+    """Add Slurm's daemons and commands, without a key or a daemon that runs."""
+    _run(["cp", "-a", "--reflink=auto", str(base), str(place)])
+    resolver, policy = place / "etc" / "resolv.conf", place / "usr" / "sbin" / "policy-rc.d"
+    before = resolver.read_bytes() if resolver.exists() else b""
+    with contextlib.suppress(OSError):
+        shutil.copyfile("/etc/resolv.conf", resolver)
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    # Else its data would be written out package by package.
+    install = ["apt-get", "install", "-qy", "--no-install-recommends", "-o", "Dpkg::Options::=--force-unsafe-io"]
+    _run(["chroot", str(place), *install, *SLURM])
+    _run(["chroot", str(place), "apt-get", "clean"])
+    (place / "etc" / "munge" / "munge.key").unlink(missing_ok=True)
+    policy.unlink()
+    resolver.write_bytes(before)
+
+
 def _run(command: list[str], text: str = "") -> None:
     environment = {**os.environ, **_proxy(), "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     environment["PATH"] = f"{environment.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
@@ -182,10 +207,12 @@ def _proxy() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for name, wanted in itertools.product(sys.argv[1:] or [own_release()], (False, True)):
+    releases = sys.argv[1:] or [own_release()]
+    kinds = [{}, {"python": True}, {"slurm": True}]
+    for name, wanted in itertools.product(releases, kinds):
         begun = time.monotonic()
         try:
-            path = image(release=name, python=wanted)
+            path = image(release=name, **wanted)
         except ImageError as error:
             sys.exit(f"no image for the test hosts: {error}")
         print(f"{path}: {time.monotonic() - begun:.1f} s")

@@ -136,9 +136,8 @@ class Machine:
         """What differs from the image; written before its first start only."""
         for part in ("upper", "work", "root", "home"):
             (self.folder / part).mkdir(parents=True)
-        mount("home", self.folder / "home", "tmpfs", _NOSUID | _NODEV, "mode=755")
-        for path in (self.homes, self.homes.with_name("work")) if self.asked["home"] else ():
-            path.mkdir()
+        if self.owns_home:
+            self._make_home_disk()
         for path, (text, mode) in self.asked["files"].items():
             self.write(path, text, mode)
         for path, source in self.asked["copies"].items():
@@ -146,18 +145,37 @@ class Machine:
         self.write("/usr/sbin/init", _INIT, 0o755)
         for name in ("shutdown", "poweroff"):
             self.write(f"/usr/sbin/{name}", _SHUTDOWN, 0o755)
-        image, keys = Path(self.asked["image"]), self.asked["authorized"]
+        keys = self.asked["authorized"]
+        if self.owns_home:
+            self._make_homes(keys)
+        self.write("/root/.ssh/authorized_keys", keys, 0o600)
+        for place in ("root", "root/.ssh"):
+            (self.folder / "upper" / place).chmod(0o700)
+
+    @property
+    def owns_home(self) -> bool:
+        """Whether its /home is not another host's."""
+        return self.asked["home_of"] in (None, self.index)
+
+    def _make_home_disk(self) -> None:
+        mount("home", self.folder / "home", "tmpfs", _NOSUID | _NODEV, "mode=755")
+        for path in (self.homes, self.homes.with_name("work")) if self.asked["home"] else ():
+            path.mkdir()
+
+    def _make_homes(self, keys: str) -> None:
+        """Give each user a home; one that others share is mounted here, once for all."""
         for uid, user in enumerate(self.asked["users"], start=1000):
             home = self.homes / user
-            shutil.copytree(image / "etc" / "skel", home)
+            shutil.copytree(Path(self.asked["image"]) / "etc" / "skel", home)
             (home / ".ssh").mkdir()
             (home / ".ssh" / "authorized_keys").write_text(keys)
             for path in (home, *home.rglob("*")):
                 os.chown(path, uid, uid)
                 path.chmod(0o700 if path.is_dir() else 0o600)
-        self.write("/root/.ssh/authorized_keys", keys, 0o600)
-        for place in ("root", "root/.ssh"):
-            (self.folder / "upper" / place).chmod(0o700)
+        if self.asked["home_of"] is not None:
+            shared = self.folder / "shared"
+            shared.mkdir()
+            self._mount_home(shared)
 
     @property
     def homes(self) -> Path:
@@ -244,10 +262,20 @@ class Machine:
         mount("run", root / "run", "tmpfs", _NOSUID | _NODEV, "mode=755")
         (root / "run" / "sshd").mkdir(mode=0o755)
         mount("tmp", root / "tmp", "tmpfs", _NOSUID | _NODEV, "mode=1777")
-        if self.asked["home"]:
-            self._mount_over(self.asked["home"], self.homes, root / "home", _NOSUID | _NODEV)
+        if self.asked["home_of"] is not None:
+            mount(str(self.folder.with_name(f"host{self.asked['home_of']}") / "shared"), root / "home", None, BIND)
         else:
-            mount(str(self.folder / "home"), root / "home", None, BIND)
+            self._mount_home(root / "home")
+        if self.asked["freezer"]:
+            mount("cgroup", root / "sys" / "fs" / "cgroup", "tmpfs", _NOSUID | _NODEV, "mode=755")
+            (root / "sys" / "fs" / "cgroup" / "freezer").mkdir()
+            mount("freezer", root / "sys" / "fs" / "cgroup" / "freezer", "cgroup", 0, "freezer")
+
+    def _mount_home(self, target: Path) -> None:
+        if self.asked["home"]:
+            self._mount_over(self.asked["home"], self.homes, target, _NOSUID | _NODEV)
+        else:
+            mount(str(self.folder / "home"), target, None, BIND)
 
     @staticmethod
     def _mount_over(image: str, upper: Path, target: Path, flags: int = 0) -> None:
@@ -469,7 +497,24 @@ class World:
             )
 
     def end(self) -> None:
+        self._remove_groups()
         shutil.rmtree(self.leave, ignore_errors=True)
+
+    def _remove_groups(self) -> None:
+        """Remove the control groups that Slurm made: they are the kernel's, and outlive all that is here."""
+        chosen = [machine for machine in self.machines.values() if machine.asked["freezer"]]
+        if not chosen:
+            return
+        place = self.folder / "freezer"
+        place.mkdir()
+        mount("freezer", place, "cgroup", 0, "freezer")
+        for machine in chosen:
+            if machine.pid:
+                self.kill(machine.index)
+            # Deepest first: one that has others in it stays.
+            for folder, _, _ in os.walk(place / f"slurm_{machine.name}", topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
 
 
 def main(laptop: str, folder: str, leave: str, home_router: str, nat: str) -> None:

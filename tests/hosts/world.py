@@ -82,6 +82,12 @@ class Kind:
         Its private and its public one; drawn unless given.
     sudo : bool
         Whether its users may do everything as root without a password.
+    name : str
+        What it is called; ``host0`` and so on unless given.
+    home_of : int or None
+        The index of the host whose /home it has too, as from a file server: that one's own index for that one.
+    slurm : bool
+        Whether Slurm is installed there, and may keep control groups; see tests/slurm/cluster.py.
     """
 
     python: bool = False
@@ -96,6 +102,9 @@ class Kind:
     keys: str = ""
     host_key: tuple[str, str] | tuple[()] = ()
     sudo: bool = False
+    name: str = ""
+    home_of: int | None = None
+    slurm: bool = False
 
 
 class Host:
@@ -117,7 +126,7 @@ class Host:
 
     def __init__(self, world: World, index: int, kind: Kind, network: str) -> None:
         self._world, self.kind, self.index = world, kind, index
-        self.name = f"host{index}"
+        self.name = kind.name or f"host{index}"
         self.private = f"{network}.{index + 1}"
         self.address = f"{network}.{index + 129}" if world.nat else self.private
         self.port = kind.port
@@ -433,7 +442,7 @@ class World:
             _KEY_FILE: (host._private, 0o600),
             f"{_KEY_FILE}.pub": (f"{host.host_key}\n", 0o644),
         }
-        image = images.image(release=kind.release, python=kind.python)
+        image = images.image(release=kind.release, python=kind.python, slurm=kind.slurm)
         if kind.user:
             for path, mode in (("/etc/passwd", 0o644), ("/etc/group", 0o644), ("/etc/shadow", 0o640)):
                 text = (image / path.lstrip("/")).read_text()
@@ -456,6 +465,8 @@ class World:
             "image": str(image),
             "users": images.USERS,
             "home": str(warm.home()) if kind.warm else "",
+            "home_of": kind.home_of,
+            "freezer": kind.slurm,
             "authorized": kind.keys or f"{self.public}\n",
             "files": files,
             "copies": copies,
@@ -553,7 +564,7 @@ def hosts(
     wanted = [replace(kind, **options) for kind in wanted]
     for kind in set(wanted):
         try:
-            images.image(release=kind.release, python=kind.python)
+            images.image(release=kind.release, python=kind.python, slurm=kind.slurm)
         except Exception as error:
             # No mirror, most of all; what is wrong with hosts themselves shows where they are used.
             pytest.skip(f"hosts need a bare Debian, and debootstrap could not make one: {error}")
