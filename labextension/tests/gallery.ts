@@ -73,6 +73,10 @@ const RUNS: Record<string, () => Snapshot> = {
     snapshot([0, 1].map((rank) => ({ state: "done", parts: [{ text: `${losses(rank, 5)}${LONG}\n${STDERR(`E1123 error of rank ${rank}`)}\n${losses(rank, 40)}` }] })), {
       finished: true, state: "done",
     }),
+  similar: () =>
+    snapshot([0, 1, 2, 3].map((rank) => ({ state: "done", parts: [{ text: `ready\n${losses(rank, 9)}saved rank-${rank}.pt\n${losses(rank, 5)}` }] })), {
+      finished: true, state: "done",
+    }),
   many: () => snapshot(Array.from({ length: 20 }, (_, rank) => ({ state: rank % 7 ? "running" : "done", parts: [{ text: bar(rank % 5) }] }))),
 };
 
@@ -123,6 +127,7 @@ function show(name: string): void {
   document.body.replaceChildren();
   localStorage.clear();
   localStorage.setItem("sky-wrap", name === "wrapped" ? "on" : "off");
+  localStorage.setItem("sky-similar", name === "similar" ? "on" : "off");
   if (name in RUNS) {
     const model = new RunModel(() => 10_000);
     model.load(RUNS[name]());

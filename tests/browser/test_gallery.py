@@ -141,6 +141,29 @@ def test_no_button_moves_while_a_run_goes_on(page: Any, width: int) -> None:
     assert page.evaluate(TOOLS_AT) == places
 
 
+def test_similar_lines_are_one_until_a_click_and_what_is_remembered_is_a_persons_choice(page: Any) -> None:
+    show(page, "similar", 1280)
+    rows = page.locator(".sky-row")
+    folded = ["0-3ready", "▸ 360-3", "▸ 40-3", "▸ 200-3"]
+    assert rows.count() == len(folded)
+    assert "step 0 to 8  loss 1.059 to 2.030" in rows.nth(1).inner_text()
+    assert "saved rank-0 to 3.pt" in rows.nth(2).inner_text()
+    button = page.get_by_role("button", name="Show 4 similar lines")
+    button.click()
+    opened = page.get_by_role("button", name="Hide 4 similar lines")
+    opened.wait_for()
+    assert [f"rank-{rank}.pt" in rows.nth(3 + rank).inner_text() for rank in range(4)] == [True] * 4
+    # The keyboard is enough, and stays where it was.
+    page.keyboard.press("Enter")
+    button.wait_for()
+    assert rows.count() == len(folded)
+    # The next page of this browser has it as it was left.
+    page.get_by_role("button", name="Similar", exact=True).click()
+    page.wait_for_function("document.querySelectorAll('.sky-row').length > 20")
+    assert page.evaluate("localStorage.getItem('sky-similar')") == "off"
+    assert page.locator(".sky-fold").count() == 0
+
+
 @pytest.mark.parametrize("name", ["running", "done", "failed"])
 def test_all_in_a_run_begins_at_one_edge(page: Any, name: str) -> None:
     show(page, name, 1280)

@@ -3,6 +3,7 @@
 import { runs, strip, wrapped } from "./ansi";
 import type { Line, Lines } from "./filtered-lines";
 import { clockTime } from "./line-times";
+import { NOTHING } from "./similar-lines";
 
 /** How wide a row is in letters, 0 for as wide as its line; whether times are shown; which line is marked, else -1. */
 export interface Dress {
@@ -11,9 +12,10 @@ export interface Dress {
   marked: number;
 }
 
-// What stands before a line: the ranks take five letters at least, a time nine.
+// What stands before a line: the ranks take five letters at least, a time nine, and what folds similar lines eight.
 const LABEL = 5;
 const TIME = 9;
+const FOLD = 8;
 const LEAST = 20;
 // Letters of twice the width: East Asian ones, and most pictograms.
 const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]|\p{Extended_Pictographic}/u;
@@ -34,7 +36,10 @@ export function dress(lines: Lines, { columns, times, marked }: Dress): DressedL
     return { ...lines, line: (index) => look(lines.line(index), index), row: (index) => index };
   }
   const room = (line: Line) =>
-    Math.max(LEAST, columns - (line.label ? Math.max(LABEL, line.label.length + 1) : 0) - (times ? TIME : 0));
+    Math.max(
+      LEAST,
+      columns - (line.label ? Math.max(LABEL, line.label.length + 1) : 0) - (times ? TIME : 0) - (line.fold ? FOLD : 0),
+    );
   // The rows at which lines begin.
   const begins = new Uint32Array(lines.count + 1);
   for (let index = 0; index < lines.count; index++) {
@@ -50,7 +55,9 @@ export function dress(lines: Lines, { columns, times, marked }: Dress): DressedL
       const part = row - begins[index];
       const text = pieces(whole.text, room(whole))[part] ?? "";
       const blank = (words: string | undefined) => (words ? " ".repeat(words.length) : words);
-      return part ? { ...whole, text, label: blank(whole.label) ?? "", stamp: blank(whole.stamp) } : { ...whole, text };
+      const fold = whole.fold && NOTHING;
+      const rest = { ...whole, text, label: blank(whole.label) ?? "", stamp: blank(whole.stamp), fold };
+      return part ? rest : { ...whole, text };
     },
     row: (index) => begins[index] ?? 0,
   };

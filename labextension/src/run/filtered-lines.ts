@@ -5,6 +5,7 @@ import { strip } from "./ansi";
 import { fold, rankNumbers } from "./folding";
 import type { JournalReader } from "./journal-reader";
 import { type RankLog, Shown } from "./rank-output";
+import type { Fold, SimilarLines } from "./similar-lines";
 import type { Rank } from "./model";
 import { Transcript } from "./transcript";
 
@@ -18,6 +19,11 @@ export interface Line {
   stamp?: string | undefined;
   /** It is the one that was looked for. */
   marked?: boolean;
+  /** In the tab of all ranks: whose it is, and the number that it keeps. */
+  ranks?: number[];
+  number?: number;
+  /** Where similar lines are folded: what stands before it. */
+  fold?: Fold | undefined;
 }
 
 /** Lines to be shown: `first` is the number of the first one, as lines go from the beginning. */
@@ -48,8 +54,9 @@ export function blocksOfRank(log: RankLog, filter: string, history?: JournalRead
   ];
 }
 
-/** Those of all ranks, and below them what each is writing just now. */
-export function blocksOfAll(log: AllLog, open: Line[], filter: string): Block[] {
+/** Those of all ranks, and below them what each is writing just now; `similar` folds lines that differ in numbers. */
+export function blocksOfAll(log: AllLog, open: Line[], filter: string, similar?: SimilarLines): Block[] {
+  const folded = (key: object, lines: Lines) => ({ key, lines: similar ? similar.fold(key, lines) : lines });
   const blocks: Block[] = [];
   let items: [number[], Shown][] = [];
   const endItems = () => {
@@ -61,13 +68,19 @@ export function blocksOfAll(log: AllLog, open: Line[], filter: string): Block[] 
       items.push(...part.apart);
     } else {
       endItems();
-      const line = (index: number) => ({ label: part.label(index), text: part.text(index), time: part.time(index) });
-      blocks.push({ key: part.key, lines: linesOf(part.first, part.length, line, filter) });
+      const line = (index: number) => ({
+        label: part.label(index),
+        text: part.text(index),
+        time: part.time(index),
+        ranks: part.ranks(index),
+        number: part.first + index,
+      });
+      blocks.push(folded(part.key, linesOf(part.first, part.length, line, filter)));
     }
   }
   endItems();
   if (open.length) {
-    blocks.push({ key: log, lines: linesOf(0, open.length, (index) => open[index], filter) });
+    blocks.push(folded(log, linesOf(0, open.length, (index) => open[index], filter)));
   }
   return blocks;
 }
@@ -87,7 +100,7 @@ function byRank(items: [number[], Shown][]): [number[], Shown][] {
 /** What each rank has not finished to write, equal lines once. */
 export function unfinished(ranks: Rank[]): Line[] {
   const open = ranks.filter((rank) => rank.log.last).map((rank) => [rank.rank, rank.log.last] as [number, string]);
-  return fold(open, (text) => text).map(([of, text]) => ({ label: rankNumbers(of), text }));
+  return fold(open, (text) => text).map(([of, text]) => ({ label: rankNumbers(of), text, ranks: of }));
 }
 
 /** The text of blocks, as far as the page has it. */

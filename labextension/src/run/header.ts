@@ -12,6 +12,13 @@ const TICKS = 5;
 // A run that has said nothing for so many seconds is said to be silent.
 const SILENT = 5;
 
+/** What is looked at: whether the newest lines, how many came since they are held, and whether those of all ranks. */
+export interface Sight {
+  following: boolean;
+  fresh: number;
+  ofAll: boolean;
+}
+
 export class Header {
   readonly node = make("div", "sky-head");
   readonly search = make("input", "", {
@@ -48,8 +55,8 @@ export class Header {
     this.tools.append(this.search);
   }
 
-  /** `large` says whether there is more of the lines than is in sight, `fresh` how many came since they are held. */
-  draw(model: RunModel, host: Host, following: boolean, fresh: number, large: () => boolean): void {
+  /** `large` says whether there is more of the lines than is in sight. */
+  draw(model: RunModel, host: Host, { following, fresh, ofAll }: Sight, large: () => boolean): void {
     if (this.dot.dataset.state !== model.state) {
       this.dot.dataset.state = model.state;
     }
@@ -58,7 +65,7 @@ export class Header {
     this.drawFacts(model);
     const live = !model.finished;
     mark(this.node, "data-state", live ? "running" : "over");
-    const { interrupt, where, follow, download, error, wrap, times } = this.buttons;
+    const { interrupt, where, follow, download, error, similar, wrap, times } = this.buttons;
     interrupt.hidden = !live || !host.interrupt;
     where.hidden = !live || !host.where;
     follow.hidden = !live && (following || fresh === 0);
@@ -70,6 +77,9 @@ export class Header {
     for (const tool of [this.search, download, error, wrap, times]) {
       tool.hidden = small;
     }
+    // It stays where it is in the tab of a rank, where it does nothing.
+    similar.hidden = small || model.ranks.length < 2;
+    similar.disabled = !ofAll;
   }
 
   private drawFacts(model: RunModel): void {

@@ -3,7 +3,8 @@
 import { isStderr } from "./ansi";
 import type { Line, Lines } from "./filtered-lines";
 import { write } from "./coloured-text";
-import { make, paint } from "./dom";
+import { make, mark, paint } from "./dom";
+import type { Fold } from "./similar-lines";
 
 class Row {
   readonly node = make("div", "sky-row");
@@ -13,6 +14,7 @@ class Row {
   private who: HTMLElement | undefined;
   private time: HTMLElement | undefined;
   private coloured: HTMLElement | undefined;
+  private fold: HTMLElement | undefined;
 
   constructor() {
     this.node.append(this.words);
@@ -24,6 +26,9 @@ class Row {
     }
     if (line.stamp !== this.line.stamp) {
       this.stamp(line.stamp);
+    }
+    if (line.fold?.name !== this.line.fold?.name || line.fold?.text !== this.line.fold?.text) {
+      this.offer(line.fold);
     }
     if (line.marked !== this.line.marked) {
       this.node.classList.toggle("sky-found", line.marked === true);
@@ -43,7 +48,7 @@ class Row {
     }
     if (!this.who) {
       this.who = make("span", "sky-label");
-      this.node.insertBefore(this.who, this.words);
+      this.node.insertBefore(this.who, this.fold ?? this.words);
     }
     this.who.textContent = label;
   }
@@ -59,6 +64,31 @@ class Row {
       this.node.prepend(this.time);
     }
     this.time.textContent = time;
+  }
+
+  /** What shows or hides similar lines, between the ranks and the text. */
+  private offer(fold: Fold | undefined): void {
+    const focused = this.fold?.contains(document.activeElement) === true;
+    this.fold?.remove();
+    this.fold = undefined;
+    if (!fold) {
+      return;
+    }
+    this.fold = make("span", "sky-fold");
+    if (fold.turn) {
+      const button = make("button", "", { type: "button", title: fold.name, "aria-label": fold.name });
+      mark(button, "aria-expanded", String(fold.open));
+      button.textContent = fold.text;
+      // Whatever line it shows by then.
+      button.addEventListener("click", () => this.line.fold?.turn?.());
+      this.fold.append(button);
+    } else {
+      this.fold.textContent = fold.text;
+    }
+    this.node.insertBefore(this.fold, this.words);
+    if (focused) {
+      this.fold.querySelector("button")?.focus();
+    }
   }
 
   private mark(stderr: boolean): void {

@@ -17,6 +17,7 @@ import { firstError } from "./first-error";
 import { Toggle } from "./toggle";
 import { Viewport } from "./viewport";
 import { install, isDark } from "./style";
+import { SimilarLines } from "./similar-lines";
 import { Tabs } from "./tabs";
 import { Stacks } from "./stacks";
 import { culprit, status } from "./run-status";
@@ -50,9 +51,11 @@ export class RunView {
   private readonly where: Stacks;
   private readonly barsButton: HTMLButtonElement;
   private readonly copyButton: HTMLButtonElement;
+  private readonly similar: Toggle;
   private readonly wrap: Toggle;
   private readonly times: Toggle;
   private copied: ReturnType<typeof setTimeout> | undefined;
+  private readonly folds = new SimilarLines(() => this.turned());
   private readonly earlier = new Scrollback();
   private readonly foot = new Footer();
   private width: ResizeObserver | undefined;
@@ -79,6 +82,8 @@ export class RunView {
     head.addFilter();
     const error = head.add("error", "error", "First error", () => this.toFirstError());
     rename(error, "First error", "Jump to the first error");
+    const similar = head.add("similar", "similar", "Similar", () => this.turnSimilar());
+    this.similar = new Toggle(similar, "Similar", "Fold lines that differ only in numbers");
     this.wrap = new Toggle(head.add("wrap", "wrap", "Wrap", () => this.turn(this.wrap)), "Wrap", "Wrap long lines");
     const times = head.add("times", "times", "Times", () => this.turn(this.times));
     this.times = new Toggle(times, "Times", "When this page heard each line");
@@ -191,13 +196,19 @@ export class RunView {
     this.now();
   }
 
-  /** The text of the chosen tab, as far as the page has it. */
+  /** The text of the chosen tab, as far as the page has it: each line by itself. */
   text(): string {
-    return textOf(this.blocks());
+    return textOf(this.sight.blocks(this.earlier.of(this.sight.log)));
+  }
+
+  /** Whether lines are folded, so that a few rows are not all there is. */
+  private get isFolded(): boolean {
+    return this.sight.ofAll && this.similar.on && this.folds.any;
   }
 
   private blocks(): Block[] {
-    return this.sight.blocks(this.earlier.of(this.sight.log));
+    this.folds.any = false;
+    return this.sight.blocks(this.earlier.of(this.sight.log), this.similar.on ? this.folds : undefined);
   }
 
   // Drawing
@@ -240,7 +251,8 @@ export class RunView {
       mark(this.node, "aria-label", `Run on ${model.title}`);
     }
     this.badge.draw(model.pool, this.host.pool !== undefined);
-    this.head.draw(model, this.host, this.following, this.sight.fresh, () => this.pane.large);
+    const { fresh, ofAll } = this.sight;
+    this.head.draw(model, this.host, { following: this.following, fresh, ofAll }, () => this.pane.large || this.isFolded);
     const words = status(model);
     const told = model.finished || words.length > 1 ? words.join(", ") : "";
     if (told !== this.troubles) {
@@ -262,6 +274,21 @@ export class RunView {
 
   private turn(toggle: Toggle): void {
     toggle.turn();
+    this.now();
+  }
+
+  private turnSimilar(): void {
+    this.similar.turn();
+    // Its rows are others: nothing that was drawn is of them.
+    this.pane.reset();
+    this.now();
+  }
+
+  /** Similar lines were shown or hidden: a person reads, so nothing moves. */
+  private turned(): void {
+    if (!this.model.finished) {
+      this.follow(false);
+    }
     this.now();
   }
 

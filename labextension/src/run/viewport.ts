@@ -5,6 +5,7 @@ import { type Block, blocksOfAll, blocksOfRank, type Line, unfinished } from "./
 import type { JournalReader } from "./journal-reader";
 import type { RankLog } from "./rank-output";
 import type { RunModel } from "./model";
+import type { SimilarLines } from "./similar-lines";
 
 /** The tab of all ranks; the others are numbers of ranks. */
 export const ALL = -1;
@@ -76,11 +77,11 @@ export class Viewport {
     this.held = undefined;
   }
 
-  /** What is to be shown; `history` comes before the window of a rank. */
-  blocks(history?: JournalReader): Block[] {
+  /** What is to be shown; `history` comes before the window of a rank, `similar` folds lines of all ranks. */
+  blocks(history?: JournalReader, similar?: SimilarLines): Block[] {
     if (this.ofAll) {
       const { all = this.model.all, open = unfinished(this.model.ranks) } = this.held ?? {};
-      return blocksOfAll(all, open, this.filter);
+      return blocksOfAll(all, open, this.filter, similar);
     }
     return this.log ? blocksOfRank(this.log, this.filter, history) : [];
   }
