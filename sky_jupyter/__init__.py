@@ -43,6 +43,7 @@ _HOMES = {
     "RemoteRepr": "node.serialization.unpicklable_placeholders",
     "SSH": "providers",
     "SkyError": "errors",
+    "Slurm": "providers",
     "Spec": "api",
     "SpecError": "errors",
     "Worker": "spec.options",
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from .providers import Kubeflow as Kubeflow
     from .providers import Kubernetes as Kubernetes
     from .providers import Local as Local
+    from .providers import Slurm as Slurm
     from .providers.offer_list import offers as offers
     from .spec import accelerators as accelerators
     from .spec.accelerators import Accelerator as Accelerator

@@ -38,7 +38,7 @@ def _public() -> Iterator[tuple[str, Any]]:
         if inspect.isclass(face) or inspect.isfunction(face):
             yield name, face
         # What a provider's methods take is in their contract, `Provider`.
-        if inspect.isclass(face) and face not in (sky.AWS, sky.Kubeflow, sky.Kubernetes, sky.Local, sky.SSH):
+        if inspect.isclass(face) and face not in (sky.AWS, sky.Kubeflow, sky.Kubernetes, sky.Local, sky.SSH, sky.Slurm):
             for member, value in inspect.getmembers(face):
                 ours = getattr(getattr(value, "fget", value), "__module__", None) or ""
                 if not member.startswith("_") and ours.startswith("sky_jupyter"):

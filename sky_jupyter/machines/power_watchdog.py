@@ -88,8 +88,13 @@ def command(
 
 
 def keep_line(file: str, grace: float = GRACE) -> str:
-    """Return the shell line that lets a machine stay on for ``grace`` seconds."""
-    return _KEEP.format(file=shlex.quote(file), grace=math.ceil(grace))
+    """Return the shell line that lets a machine stay on for ``grace`` seconds.
+
+    A file that begins with a variable, such as ``$FOLDER/power``, is below that variable's value there.
+    """
+    folder, slash, rest = file.partition("/")
+    word = f'"{folder}"{shlex.quote(slash + rest)}' if folder.startswith("$") else shlex.quote(file)
+    return _KEEP.format(file=word, grace=math.ceil(grace))
 
 
 __all__ = ["CLOCK", "POWER_FILE", "POWER_OFF", "command", "keep_line"]

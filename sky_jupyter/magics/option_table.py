@@ -11,7 +11,7 @@ from typing import Any
 
 from ..plugins.parse import FACTORIES
 from ..pool.pool import DEFAULT_GRACE
-from ..providers import AWS, SSH, Kubeflow, Kubernetes, Local, line_options
+from ..providers import AWS, SSH, Kubeflow, Kubernetes, Local, Slurm, line_options
 from ..spec import accelerators
 from ..spec.options import DEFAULT_EXIT_TIMEOUT
 from ..spec.pool_spec import (
@@ -32,6 +32,7 @@ PROVIDERS: dict[str, Callable[..., Any]] = {
     "aws": AWS,
     "kubeflow": Kubeflow,
     "kubernetes": Kubernetes,
+    "slurm": Slurm,
 }
 MAX_RANK = 1 << 20
 # What may be given more than once: all of it counts.
@@ -287,7 +288,7 @@ AWS_OPTIONS = (
     Option("--subnet", "ID", str, "a subnet's id", "aws: the subnet (those of the default VPC)"),
     Option("--ami", "ID", str, "an image's id", "aws: the image that the machines boot (Ubuntu, with drivers)"),
     Option("--iam-instance-profile", "NAME", str, "a name or ARN", "aws: the machines' role (none)"),
-    Option("--reservation", "ID", str, "a reservation's id", "aws: the capacity reservation to launch into"),
+    Option("--reservation", "ID", str, "a reservation's id", "aws, slurm: the reservation to run in"),
     Option("--ssh-from", "CIDR", str, "a network, or any", "aws: who may reach the machines' port 22 (this machine)"),
 )
 OFFLINE = Switch("--offline", "send the machines all packages from here; they need no internet (not with local)")
@@ -390,8 +391,9 @@ POOL: tuple[Option, ...] = (
     Option("--disk-gb", "N", _number, "a number above 0", "disk that a machine that is made must have"),
     Option("--max-hourly-cost", "N", _number, "a number of dollars above 0", "what a machine may cost an hour"),
 )
-ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
+ACCEPT = Switch("--accept-host-keys", "ssh, slurm: take the key of a host that is not known yet, and keep it")
 HOST_SWITCHES = (ACCEPT, OFFLINE)
+PROVIDER_OPTIONS["slurm"] += (*(option for option in AWS_OPTIONS if option.key == "reservation"), ACCEPT)
 CROWDED = Switch("--yes", "local nodes may be more processes than this machine bears")
 SPOT = Switch("--spot", "buy machines at spot prices: they may be taken away (--allocation spot)")
 POOL_SWITCHES = (

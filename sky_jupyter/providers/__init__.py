@@ -3,6 +3,7 @@
 from .aws import AWS
 from .kubeflow import Kubeflow, Kubernetes
 from .local import Local
+from .slurm import Slurm
 from .ssh import SSH
 
-__all__ = ["AWS", "SSH", "Kubeflow", "Kubernetes", "Local"]
+__all__ = ["AWS", "SSH", "Kubeflow", "Kubernetes", "Local", "Slurm"]

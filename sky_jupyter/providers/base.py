@@ -29,6 +29,7 @@ __all__ = [
     "Order",
     "Provider",
     "Provisioner",
+    "account_of",
     "can_stop",
     "has_prices",
     "has_queue",
@@ -295,6 +296,12 @@ class LoggingProvider(Provider, Protocol):
         ProvisionError
             When there is no such log, for a reason that the message says.
         """
+
+
+def account_of(provider: Provisioner) -> str:
+    """Return the name of the account that pays; a provider that has an option ``account`` says it by another method."""
+    named: Callable[[], str] = getattr(provider, "account_name", None) or provider.account
+    return named()
 
 
 def has_console(provider: Provider) -> TypeGuard[LoggingProvider]:

@@ -11,7 +11,7 @@ from ..errors import SpecError
 from ..plugins.core import entry_points
 from ..spec.accelerators import Accelerator
 from ..spec.pool_spec import PoolSpec
-from . import AWS, Kubeflow, Kubernetes, Local
+from . import AWS, Kubeflow, Kubernetes, Local, Slurm
 from .values import Offer
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HEADS = ("type", "accelerators", "vCPU", "memory", "region", "zone", "on demand", "spot")
 _RIGHT = (2, 3, 6, 7)
-_PROVIDERS = {"aws": AWS, "kubeflow": Kubeflow, "kubernetes": Kubernetes, "local": Local}
+_PROVIDERS = {"aws": AWS, "kubeflow": Kubeflow, "kubernetes": Kubernetes, "local": Local, "slurm": Slurm}
 _UNKNOWN = "?"
 _SPOT = "spot"
 

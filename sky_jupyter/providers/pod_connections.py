@@ -1,4 +1,4 @@
-"""Connections of a provider's machines that are pods: over the session's link if it has one."""
+"""Connections of a provider's machines that are pods or nodes of a job: over the session's link if it has one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..machines.base import Machine
+    from ..machines.batch.step_target import StepTarget
     from ..machines.pods.pod_target import PodTarget
     from .base import ConnectionSession
 
@@ -21,4 +22,16 @@ def opener(session: ConnectionSession) -> Callable[[PodTarget], Machine]:
     return lambda target: link.connect(target, address=target.address or None)
 
 
-__all__ = ["opener"]
+def step_opener(session: ConnectionSession, *, accept: bool = False) -> Callable[[StepTarget], Machine]:
+    """Return a function that connects to a node of a job, behind its login host."""
+    if session.open_link is None:
+        from ..machines.batch.step_machine import StepMachine
+        from ..machines.ssh.session import Access
+
+        access = Access.of(accept, session.prompts)
+        return lambda target: StepMachine.connect(target, access)
+    link = session.open_link()
+    return lambda target: link.connect(target, accept=accept, address=target.address, prompts=session.prompts)
+
+
+__all__ = ["opener", "step_opener"]

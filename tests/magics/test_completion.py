@@ -49,7 +49,7 @@ def live(monkeypatch):
         ("%%sky --plugins=jax,k", ["--plugins=jax,keras"]),
         ('%%sky --plugins "jax,k', ['"jax,keras']),
         ('%%sky --plugins "', [f'"{name}' for name in sorted(FACTORIES)]),
-        ("%%sky --provider ", ["aws", "kubeflow", "kubernetes", "local", "ssh"]),
+        ("%%sky --provider ", ["aws", "kubeflow", "kubernetes", "local", "slurm", "ssh"]),
         ("%%sky --accelerator h10", []),
         ("%%sky --accelerator H10", ["H100", "H100-80GB", "H100-94GB"]),
         ("%%sky --on h", ["head"]),

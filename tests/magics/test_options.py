@@ -396,7 +396,7 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--nodez 2", "unknown option --nodez; did you mean '--nodes'?"),
         ("--node 2", "did you mean '--nodes'?"),
         ("--rank-per-node=2", "unknown option --rank-per-node; did you mean '--ranks-per-node'?"),
-        ("--qwxzq", "options are --nodes, --ranks-per-node"),
+        ("--zzjjvv", "options are --nodes, --ranks-per-node"),
         ("-n 2", "unknown option -n"),
         ("2", "'2' is not an option"),
         ("--plugins jax, keras", "a value with a space in it needs quotes"),

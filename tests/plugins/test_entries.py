@@ -70,7 +70,7 @@ def test_a_registered_plugin_is_one_like_ours(install: Install) -> None:
 def test_a_registered_provider_is_found_by_its_name(install: Install) -> None:
     install("sky-fog", providers="fog = sky_fog:Fog")
     assert type(parse("--provider fog --nodes 2", cell=True).spec().provider).__name__ == "Fog"
-    assert candidates("%%sky --provider ") == ["aws", "fog", "kubeflow", "kubernetes", "local", "ssh"]
+    assert candidates("%%sky --provider ") == ["aws", "fog", "kubeflow", "kubernetes", "local", "slurm", "ssh"]
     with pytest.raises((SpecError, UsageError), match="unknown provider 'frog'; did you mean 'fog'"):
         parse("--provider frog", cell=True)
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import MachineError, SpecError
 from ...util.validate import Check, is_flag, is_text, list_of, number, optional, whole
+from ..batch.step_target import StepTarget
 from ..pods.pod_target import PodTarget
 from ..ssh.target import Target
 
 if TYPE_CHECKING:
     from ..ssh.session_machine import SessionMachine
 
-AnyTarget = Target | PodTarget
+AnyTarget = Target | PodTarget | StepTarget
 
 _TEXTS = ("keys", "certificates", "known_hosts", "system_known_hosts")
 # What a target's values are, but for its jump.
@@ -33,6 +34,10 @@ _POD: Mapping[str, Check] = {
     **dict.fromkeys(("name", "namespace", "pod", "uid", "container", "address"), is_text),
     "kubeconfig": list_of(is_text),
     "context": optional(is_text),
+}
+_STEP: Mapping[str, Check] = {
+    **dict.fromkeys(("name", "node", "incarnation", "folder", "address"), is_text),
+    **dict.fromkeys(("enter", "raw"), list_of(is_text)),
 }
 _MAX_JUMPS = 16
 
@@ -52,6 +57,13 @@ def _pod(facts: dict[str, Any]) -> PodTarget:
     if not _fits(facts, _POD):
         raise _no_target()
     return PodTarget(**{**facts, "kubeconfig": tuple(facts["kubeconfig"])})
+
+
+def _step(facts: dict[str, Any]) -> StepTarget:
+    if not _fits(facts, _STEP, "login"):
+        raise _no_target()
+    login = None if facts["login"] is None else _host(facts["login"])
+    return StepTarget(**{**facts, "enter": tuple(facts["enter"]), "raw": tuple(facts["raw"]), "login": login})
 
 
 def _fits(facts: Any, checks: Mapping[str, Check], *more: str) -> bool:
@@ -78,6 +90,12 @@ def _connect_pod(target: Any, access: Any, address: str | None) -> SessionMachin
     return PodMachine.connect(target, address)
 
 
+def _connect_step(target: Any, access: Any, address: str | None) -> SessionMachine:
+    from ..batch.step_machine import StepMachine
+
+    return StepMachine.connect(target, access, address)
+
+
 class TargetKind(NamedTuple):
     """Row of the table: name, class of the targets, and how they are read and connected to."""
 
@@ -88,7 +106,11 @@ class TargetKind(NamedTuple):
 
 
 # A host's form names no kind: it is that of links and records of earlier versions.
-_KINDS = (TargetKind("", Target, _host, _connect_host), TargetKind("pod", PodTarget, _pod, _connect_pod))
+_KINDS = (
+    TargetKind("", Target, _host, _connect_host),
+    TargetKind("pod", PodTarget, _pod, _connect_pod),
+    TargetKind("step", StepTarget, _step, _connect_step),
+)
 
 
 def from_target(target: AnyTarget) -> dict[str, Any]:
@@ -113,7 +135,7 @@ def connect(target: AnyTarget, access: Any, address: str | None) -> SessionMachi
 
     Parameters
     ----------
-    target : Target or PodTarget
+    target : Target, PodTarget or StepTarget
         The machine.
     access : Access
         Keys and prompts, for the kinds that log in.

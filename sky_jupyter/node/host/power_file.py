@@ -24,11 +24,11 @@ class PowerFile:
     Parameters
     ----------
     path : str
-        The file; with "", nothing is written.
+        The file; with "", nothing is written. Names of environment variables stand for their values.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path) if path else None
+        self._path = Path(os.path.expandvars(path)) if path else None
         self._next = 0.0
 
     def keep(self, seconds: float, *, at_once: bool = False) -> None:

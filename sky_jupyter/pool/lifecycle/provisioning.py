@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, Unanswered
-from ...providers.base import Provisioner, can_stop, has_prices, has_queue, is_provisioner
+from ...providers.base import Provisioner, account_of, can_stop, has_prices, has_queue, is_provisioner
 from ...providers.values import STOPPED, MachineRecord, Order
 from ...util.pool_cost import purchase
 from ...util.text import first_line
@@ -301,7 +302,7 @@ class Provisioning:
         self, spec: PoolSpec, count: int, before: Sequence[str], halt: threading.Event, left: set[str], *, move: bool
     ) -> list[str]:
         if self._account is None:
-            account = str(self._ask(spec, halt, _provisioner(spec).account))
+            account = str(self._ask(spec, halt, functools.partial(account_of, _provisioner(spec))))
             # Another account's list has none of the pool's machines: all would be bought again.
             check_account(account, self._known())
             self._account = account

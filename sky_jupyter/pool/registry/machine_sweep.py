@@ -93,6 +93,8 @@ def end_machines(
     list of str
         What is not known to be gone, or why it is not known; empty when all machines are.
     """
+    from ...providers.base import account_of
+
     regions = list(dict.fromkeys(row.region for row in rows if row.region))
     began, now = time.monotonic(), time.time()
     visible = provider.visible_within
@@ -108,7 +110,7 @@ def end_machines(
         try:
             if not checked:
                 if any(row.account for row in rows):
-                    check_account(provider.account(), rows)
+                    check_account(account_of(provider), rows)
                 checked = True
             records = provider.list(pool, regions)
             left = [record.id for record in records if record.must_go]

@@ -1,0 +1,227 @@
+"""Session with a node of a batch job: each command is a step of the job, and one of them is watched."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import GONE, LinkLost, MachineError, Unreachable
+from ..forwards import ByteStream
+from ..ssh.types import shown
+from . import waiter
+from .login_session import LocalLogin, LoginSession, SSHLogin
+from .step_target import StepTarget
+
+if TYPE_CHECKING:
+    from ..ssh.session import Access
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_READY = b"sky-ready\n"
+# Tenths of a second for which a step waits for the job's own script, which may load modules first.
+_TENTHS = 1200
+_BEGIN_PATIENCE = 150.0
+_READ = 1 << 16
+_MOST_SAID = 1 << 16
+# What srun, and the schedulers' like, say of a job that is over.
+_OVER = re.compile(
+    r"job id specified|already completing|job has expired|is not running|no longer running|unknown job", re.IGNORECASE
+)
+# A connection from the node itself, by what every cluster has.
+_DIAL = "exec 5<>/dev/tcp/{host}/{port} || exit 9; printf + ; cat <&5 & cat >&5; kill $! 2>/dev/null"
+
+
+class StepSession:
+    """Connection to a node of a batch job, made by `StepSession.open`; thread-safe.
+
+    Parameters
+    ----------
+    target : StepTarget
+        The node.
+    login : LoginSession
+        The login host; closed with the session.
+    """
+
+    def __init__(self, target: StepTarget, login: LoginSession) -> None:
+        self.target, self.address = target, target.address
+        self._login = login
+        self._lock = threading.Lock()
+        self._reason: LinkLost | None = None
+        self._on_lost: list[Callable[[LinkLost], None]] = []
+        self._closing = threading.Event()
+        self._watched: Any = None
+        # Whether the login host may not connect to the node: then a step does.
+        self._relays = False
+
+    @classmethod
+    def open(cls, target: StepTarget, access: Access | None = None) -> StepSession:
+        """Connect to a node.
+
+        Parameters
+        ----------
+        target : StepTarget
+            The node.
+        access : Access, optional
+            Keys and prompts, for a login host behind SSH.
+
+        Returns
+        -------
+        StepSession
+            The session.
+
+        Raises
+        ------
+        MachineError
+            When that fails: reason ``"gone"`` if the job is over, `Unreachable` if it may work later.
+        """
+        made = cls(target, _login(target, access))
+        try:
+            made._begin()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _begin(self) -> None:
+        folder = shlex.quote(self.target.folder)
+        wait = f"i=0; until [ -e {folder}/ready ]; do i=$((i+1)); [ $i -lt {_TENTHS} ] || exit 9; sleep 0.1; done"
+        self._watched = watched = self._login.channel(self._entered(f"{wait}; echo sky-ready; exec cat"))
+        over = threading.Timer(_BEGIN_PATIENCE, watched.close)
+        over.daemon = True
+        over.start()
+        said = b""
+        try:
+            while _READY not in said and (data := watched.recv(_READ)):
+                said = (said + data)[-_MOST_SAID:]
+            if _READY not in said:
+                raise OSError
+        except (OSError, EOFError):
+            raise self._refusal(said) from None
+        finally:
+            over.cancel()
+        threading.Thread(target=self._watch, name=f"sky-step-watch-{self.target.name}", daemon=True).start()
+        threading.Thread(target=self._drain, name=f"sky-step-errors-{self.target.name}", daemon=True).start()
+        self._login.on_lost(lambda reason: self._lose("broken", str(reason)))
+
+    def _refusal(self, said: bytes) -> MachineError:
+        with contextlib.suppress(OSError, EOFError):
+            self._watched.settimeout(1.0)
+            while len(said) < _MOST_SAID and (data := self._watched.recv_stderr(_READ)):
+                said += data
+        words, name = shown(said.decode("utf-8", "replace")), self.target.name
+        if _OVER.search(words):
+            return MachineError(name, GONE, f"its job is over ({words})")
+        if not words:
+            words = "the job's own script has not begun there: see its log by %sky console"
+        return Unreachable(name, "waiting", f"no command runs on {self.target}: {words}")
+
+    def _drain(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while self._watched.recv_stderr(_READ):
+                pass
+
+    def _watch(self) -> None:
+        """Notice the end of a step that does nothing but wait."""
+        with contextlib.suppress(OSError, EOFError):
+            while self._watched.recv(_READ):
+                pass
+        self._lose("broken", f"a step on {self.target} has ended: its job may have, or the login host")
+
+    def _entered(self, command: str) -> list[str]:
+        return [*self.target.enter, "/bin/sh", "-c", command]
+
+    # Using it
+
+    @property
+    def alive(self) -> bool:
+        """True while the connection is alive, as far as is known."""
+        return self._reason is None and not self._closing.is_set()
+
+    def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
+        """Call a function when the connection breaks; at once if it has."""
+        with self._lock:
+            reason = self._reason
+            if reason is None:
+                self._on_lost.append(tell)
+        if reason is not None:
+            tell(reason)
+
+    def channel(self, command: str) -> Any:
+        """Run a command in a shell of the node; return its streams."""
+        return self._opened(waiter.within(self.target.folder, command))
+
+    def surviving_channel(self) -> Any:
+        """Return the streams of a shell that outlives its step: it runs the script that it reads, as `scripts.LAUNCH`.
+
+        The job's own script starts it.
+        """
+        return self._opened(waiter.handover(self.target.folder))
+
+    def _opened(self, script: str) -> Any:
+        if self._closing.is_set() or self._reason is not None:
+            raise self._reason or LinkLost(self.target.name, "closed", "the connection was closed")
+        return self._login.channel(self._entered(script))
+
+    def open_stream(self, host: str, port: int) -> ByteStream:
+        """Connect to an address: from the login host, or from the node where the login host may not.
+
+        Raises MachineError if it is refused.
+        """
+        if not self._relays:
+            try:
+                return self._login.open_stream(self.address if host in _LOOPBACK else host, port)
+            except MachineError as error:
+                refused = error
+        stream = self._login.channel([*self.target.raw, "bash", "-c", _DIAL.format(host=shlex.quote(host), port=port)])
+        with contextlib.suppress(OSError, EOFError):
+            if stream.recv(1) == b"+":
+                self._relays = self._relays or host not in _LOOPBACK
+                made: ByteStream = stream
+                return made
+        stream.close()
+        if not self._relays:
+            raise refused
+        raise MachineError(self.target.name, "refused", f"{self.target} refused a connection to {host}:{port}")
+
+    def listen(self, port: int, accept: Callable[[Any], None]) -> int:
+        """Raise MachineError: nothing of ours listens on a login host, and a node may not call it."""
+        raise MachineError(
+            self.target.name, "relay", f"{self.target} cannot listen on a port for us; nodes reach one another"
+        )
+
+    def unlisten(self, port: int) -> None:
+        """Do nothing: it listens on no port."""
+
+    def status(self, channel: Any) -> int:
+        """Wait for a channel's command; return its status, or minus the signal."""
+        return self._login.status(channel)
+
+    # Ending it
+
+    def _lose(self, reason: str, message: str) -> None:
+        with self._lock:
+            if self._reason is not None or self._closing.is_set():
+                return
+            self._reason = LinkLost(self.target.name, reason, message)
+            tell, self._on_lost = self._on_lost, []
+        for one in tell:
+            one(self._reason)
+
+    def close(self) -> None:
+        """Close the connection. Commands that survive keep running."""
+        self._closing.set()
+        if self._watched is not None:
+            self._watched.close()
+        self._login.close()
+
+
+def _login(target: StepTarget, access: Access | None) -> LoginSession:
+    if target.login is None:
+        return LocalLogin()
+    return SSHLogin(target.login, access)
+
+
+__all__ = ["StepSession"]

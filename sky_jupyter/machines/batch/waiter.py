@@ -1,0 +1,103 @@
+"""Waiter: the shell script that a job runs on each of its nodes. It is what starts the pool's processes there.
+
+A process that is started over the login host dies with its step, so the waiter starts all that is to survive. It is
+asked by a pipe with a name. It ends as `wait_script` does, by the power file: the pool has ended, nobody has used the
+node for the time of its lease, or the deadline has passed. It needs a POSIX shell, ``mkfifo`` and ``/proc``.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from ...node.host.power_file import GRACE
+from ..power_watchdog import CLOCK
+from .login_session import CLEAN
+
+# The power file of a node, as `node.host.power_file` and `power_watchdog.keep_line` read it there.
+POWER_FILE = "$SKY_JOB_FOLDER/power"
+_BEGIN = """\
+folder=$1; grace=$2; until=$3
+umask 077
+[ ! -O "$folder" ] || rm -rf "$folder"
+mkdir "$folder" || {
+    echo "sky: $folder cannot be made on $(hostname), or belongs to somebody else"; exit 1; }
+file=$folder/power
+SKY_JOB_FOLDER=$folder; export SKY_JOB_FOLDER
+"""
+_LOOP = """\
+export -p > "$folder/env"
+mkfifo "$folder/start"
+# Kept open by itself: a reader that waits for the next writer would not hear of the end.
+exec 3<>"$folder/start"
+( trap '' HUP
+  while IFS= read -r one <&3; do
+      case $one in "$folder"/*) ;; *) continue;; esac
+      ( exec 3<&-; exec <"$one/0" >"$one/1" 2>"$one/2"; rm -rf "$one"; cd; exec /bin/sh -c "$0" ) &
+  done ) & starter=$!
+trap 'kill "$starter" 2>/dev/null; rm -rf "$folder"; exit 0' TERM INT HUP
+say() { echo "sky: $(hostname): $1"; }
+read_end
+end=$((up + grace))
+echo "$end" > "$file"
+say "waiting for the pool; without a sign of it this node ends after $grace s"
+: > "$folder/ready"
+why=
+while [ -z "$why" ]; do
+    sleep 1 & wait "$!"
+    uptime
+    read_end
+    if [ "$said" = 0 ]; then why='its pool has ended, or does not have this node any more'
+    elif [ "$up" -ge "$last" ]; then why='its time is over: the deadline of the pool (ttl) has passed'
+    elif [ "$up" -ge "$end" ]; then why='nobody has used it for the time of its lease: the notebook is gone'; fi
+done
+say "$why"
+kill "$starter" 2>/dev/null
+rm -rf "$folder"
+exit 0
+"""
+
+
+def script(until: float | None, folder: str, launch: str, *, grace: float = GRACE) -> str:
+    """Return a shell command that runs the waiter.
+
+    Parameters
+    ----------
+    until : float or None
+        Unix time at which it ends in any case.
+    folder : str
+        Shell word of the node's own folder; it may name variables.
+    launch : str
+        Script that reads a line from its input and runs it: what is started for each request.
+    grace : float
+        Seconds after which it ends if nobody writes the power file.
+
+    Returns
+    -------
+    str
+        The command.
+    """
+    limit = "" if until is None else str(math.ceil(until))
+    text = _BEGIN + CLOCK + CLEAN + "\n" + _LOOP
+    return f"sh -c {shlex.quote(text)} {shlex.quote(launch)} {folder} {math.ceil(grace)} {shlex.quote(limit)}"
+
+
+def handover(folder: str) -> str:
+    """Return a script for a step of the job: it has the waiter start a shell, and passes its streams on."""
+    where = shlex.quote(folder)
+    return (
+        f"d={where}/$$; umask 077; [ -p {where}/start ] && mkdir $d && mkfifo $d/0 $d/1 $d/2 || "
+        "{ echo 'the job does not wait on this node any more' >&2; exit 1; }; "
+        f"echo $d >>{where}/start; "
+        # In the order in which the other end opens them.
+        "exec 4<&0; cat <&4 >$d/0 & i=$!; cat <$d/1 & o=$!; cat <$d/2 >&2; wait $o; kill $i 2>/dev/null; exit 0"
+    )
+
+
+def within(folder: str, command: str) -> str:
+    """Return a script for a step of the job: it runs a shell command with the environment of the job's own script."""
+    where = shlex.quote(folder)
+    return f"[ ! -r {where}/env ] || . {where}/env; {CLEAN}; cd; exec /bin/sh -c {shlex.quote(command)}"
+
+
+__all__ = ["POWER_FILE", "handover", "script", "within"]

@@ -1,0 +1,280 @@
+"""`BatchProvider`: what providers of a batch scheduler's jobs have in common. One job is one pool's machines.
+
+A scheduler's own provider has its options as fields, and implements the methods of "What a scheduler implements".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+
+from ...errors import MachineError, OrderSpent, ProvisionError, SpecError
+from ...machines.batch import waiter
+from ...util.validate import check_flag
+from .. import pool_listing
+from ..line_options import LineOption
+from ..values import ENDED, RUNNING, MachineRecord, Offer, Order
+from . import batch_job, login_calls
+from .batch_job import BatchJob, JobMark
+
+if TYPE_CHECKING:
+    from ...machines.base import Machine
+    from ...machines.batch.step_target import StepTarget
+    from ...machines.ssh.target import Target
+    from ...spec.pool_spec import PoolSpec
+    from ..base import ConnectionSession
+    from ..pool_listing import BoughtPool
+    from .login_calls import LoginCalls
+
+P = TypeVar("P", bound="BatchProvider")
+_lock = threading.Lock()
+# Orders whose job this process has ended: an order that is sent once more must not make another one.
+_ended: set[tuple[str, str]] = set()
+
+
+class BatchStep(NamedTuple):
+    """How commands are run on a node of a job, from the login host; see `StepTarget`."""
+
+    enter: tuple[str, ...]
+    raw: tuple[str, ...]
+    address: str
+
+
+@dataclass(frozen=True)
+class BatchProvider(ABC):
+    """Base of providers of a batch scheduler's jobs."""
+
+    kind: ClassVar[str] = "batch"
+    provisions = True
+    survives_manager = True
+    queues = True
+    has_prices = False
+    power_file = waiter.POWER_FILE
+    supported_options = ()
+    notice = ""
+    visible_within = 0.0
+
+    line_options: ClassVar[Mapping[str, LineOption]] = {
+        "login": LineOption("U@HOST", "a host, as for ssh", "the cluster's login host (this machine)", finds=True),
+    }
+
+    login: str | None = None
+    offline: bool = field(default=False, compare=False)
+    accept_host_keys: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_flag("offline", self.offline)
+        check_flag("accept_host_keys", self.accept_host_keys)
+        if self.login is not None:
+            from ...machines.ssh.target import HostAddress
+
+            HostAddress.parse(self.login)
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.login})" if self.login else self.kind
+
+    # -- what a scheduler implements ---------------------------------------------------------------
+
+    @abstractmethod
+    def script(self, spec: PoolSpec, count: int, order: Order) -> str:
+        """Return the job's script, which runs `waiter.script` on each of its nodes."""
+
+    @abstractmethod
+    def submit(self, calls: LoginCalls, script: str) -> str:
+        """Submit a script; return the job's id. Raises ProvisionError if it is refused."""
+
+    @abstractmethod
+    def listed(self, calls: LoginCalls) -> Sequence[BatchJob]:
+        """Return this user's jobs that have a mark, those that have ended lately too."""
+
+    @abstractmethod
+    def steps(self, calls: LoginCalls, job: BatchJob) -> Mapping[str, BatchStep]:
+        """Return how commands are run on each node that a running job has."""
+
+    @abstractmethod
+    def remark(self, calls: LoginCalls, job: BatchJob, mark: JobMark) -> None:
+        """Replace the mark of a job."""
+
+    @abstractmethod
+    def cancel(self, calls: LoginCalls, jobs: Sequence[str]) -> None:
+        """End jobs; ignore those that have ended."""
+
+    def keep(self, calls: LoginCalls, job: BatchJob, nodes: Sequence[str]) -> None:
+        """Give back all other nodes of a running job; by default they stay, unused, until it ends."""
+        return
+
+    def test(self, calls: LoginCalls, script: str) -> None:
+        """Raise ProvisionError if a script would be refused; by default nothing is known before."""
+        return
+
+    # -- what every provider says ------------------------------------------------------------------
+
+    @property
+    def target(self) -> Target | None:
+        """The login host; None for this machine."""
+        if self.login is None:
+            return None
+        from ...machines.ssh.target import resolve
+
+        return resolve(self.login)
+
+    @property
+    def calls(self) -> LoginCalls:
+        """The commands on the login host."""
+        return login_calls.of(self.target, accept=self.accept_host_keys)
+
+    def default_nodes(self) -> int:
+        """Return 1."""
+        return 1
+
+    def spares(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """Return None: nodes are asked for as needed."""
+        return None
+
+    def resized(self: P, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> P:
+        """Return the same provider; raise SpecError if machines are added by name."""
+        if add:
+            raise SpecError("nodes are given by the scheduler, not added by name: say how many there shall be")
+        return self
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the fields that are set."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+
+    @classmethod
+    def restore(cls: type[P], recipe: Mapping[str, Any]) -> P:
+        """Return a provider made from its recipe."""
+        return cls(**recipe)
+
+    def account_name(self) -> str:
+        """Return the login host."""
+        return self.login or "this machine"
+
+    def pools(self) -> Sequence[BoughtPool]:
+        """Return the user's pools by their jobs' marks, those of other computers too."""
+        return pool_listing.pools(self)
+
+    def all_regions(self) -> Sequence[str]:
+        """Return nothing: a login host has one cluster."""
+        return ()
+
+    def forget(self, pool: str) -> None:
+        """Do nothing: no files are kept of a pool."""
+        return
+
+    def offers(self, spec: PoolSpec) -> Sequence[Offer]:
+        """Return one offer: what the scheduler gives, it says when it is asked."""
+        asked = spec.accelerator
+        return [Offer("job", None, asked.kind if asked else "", asked.count if asked else 0)]
+
+    def jobs(self) -> Sequence[BatchJob]:
+        """Return the user's jobs, listed a few seconds ago at most."""
+        calls = self.calls
+        return calls.jobs(lambda: self.listed(calls))
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
+        """Submit a job of so many nodes; return its machines' ids, also if an earlier call submitted it."""
+        calls = self.calls
+        with _lock:
+            if (order.pool, order.token) in _ended:
+                raise OrderSpent(f"{self}: the job of this order was cancelled")
+        for job in self.jobs():
+            if (job.mark.pool, job.mark.token) == (order.pool, order.token):
+                if job.state == ENDED:
+                    raise OrderSpent(f"{self}: job {job.id} of this order has ended: {job.reason}")
+                return [job.machine(index) for index in range(job.mark.count)]
+        script = self.script(spec, count, order)
+        self.test(calls, script)
+        try:
+            id = self.submit(calls, script)
+        finally:
+            calls.changed()
+        return [f"{id}/{index}" for index in range(count)]
+
+    def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
+        """Return the machines of a pool's jobs, or of all."""
+        return [one for job in self.jobs() if pool in (None, job.mark.pool) for one in job.records()]
+
+    def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
+        """Return the state of machines; ``"ended"`` for those whose job is not known any more."""
+        found = {one.id: one for job in self.jobs() for one in job.records()}
+        return [found.get(id) or MachineRecord(id, ENDED, reason="the scheduler knows no such job") for id in ids]
+
+    def destroy(self, ids: Sequence[str]) -> None:
+        """End jobs whose machines are all named; give back single nodes of the others."""
+        calls, jobs = self.calls, {job.id: job for job in self.jobs()}
+        over = []
+        for id, several in batch_job.by_job(ids).items():
+            job = jobs.get(id)
+            if job is None or not job.records()[0:] or all(one.state == ENDED for one in job.records()):
+                continue
+            left = [one for one in job.records() if one.is_there and one.id not in several.values()]
+            if not left:
+                over.append(job)
+            elif job.state == RUNNING:
+                job = self._marked(calls, job)
+                self.keep(calls, job, [one.zone for one in left])
+                calls.changed()
+        if over:
+            with _lock:
+                _ended.update((job.mark.pool, job.mark.token) for job in over)
+            try:
+                self.cancel(calls, [job.id for job in over])
+            finally:
+                calls.changed()
+
+    def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
+        """Connect to the nodes of running jobs, over the session's link if it has one."""
+        from .. import pod_connections, ssh_connections
+
+        found = self._targets(ids)
+        open = pod_connections.step_opener(session, accept=self.accept_host_keys)
+        return ssh_connections.connect_all(lambda name: open(found[name]), ids)
+
+    def _targets(self, ids: Sequence[str]) -> dict[str, StepTarget]:
+        from ...machines.batch.step_target import StepTarget
+
+        calls, login, found = self.calls, self.target, {}
+        jobs = {job.id: job for job in self.jobs()}
+        for id, several in batch_job.by_job(ids).items():
+            job = jobs.get(id)
+            if job is None or job.state != RUNNING:
+                told = "the scheduler knows no such job" if job is None else f"it is {job.state}: {job.reason}"
+                raise MachineError(next(iter(several.values())), "closed", told)
+            job = self._marked(calls, job)
+            steps = self.steps(calls, job)
+            for index, name in several.items():
+                node = job.first_nodes[index] if index < len(job.first_nodes) else ""
+                if node not in steps:
+                    raise MachineError(name, "gone", f"node {node or index} does not belong to job {id} any more")
+                step = steps[node]
+                folder = node_folder(job.incarnation, node)
+                found[name] = StepTarget(
+                    *(f"{name} ({node})", node, job.incarnation, step.enter, step.raw, folder, step.address, login)
+                )
+        return found
+
+    def _marked(self, calls: LoginCalls, job: BatchJob) -> BatchJob:
+        """Return a running job, whose mark has the nodes that it began with."""
+        start = f"{job.restarts}/"
+        if job.mark.hosts.startswith(start) or len(job.nodes) != job.mark.count:
+            return job
+        mark = replace(job.mark, hosts=start + ",".join(job.nodes))
+        with contextlib.suppress(ProvisionError):
+            self.remark(calls, job, mark)
+            calls.changed()
+        return replace(job, mark=mark)
+
+
+def node_folder(incarnation: str, node: str) -> str:
+    """Return the folder of a job's start on a node's own disk; ``incarnation`` and ``node`` may name variables."""
+    return f"/tmp/sky-job-{incarnation}.{node}"
+
+
+__all__ = ["BatchProvider", "BatchStep", "node_folder"]

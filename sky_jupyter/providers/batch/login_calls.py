@@ -1,0 +1,131 @@
+"""Commands of a scheduler on its login host: one connection for each login, kept while it is used."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import MachineError, ProvisionError, Unanswered
+from ...machines.batch.login_session import LocalLogin, LoginSession, SSHLogin
+from ...machines.ssh.types import Ran, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...machines.ssh.target import Target
+    from .batch_job import BatchJob
+
+# The scheduler is asked for its jobs at most so often, for all pools.
+ASKED = 5.0
+_PATIENCE = 60.0
+_lock = threading.Lock()
+_logins: dict[tuple[int, Target | None], LoginCalls] = {}
+
+
+class LoginCalls:
+    """Commands on a login host, and the jobs that were listed there last; thread-safe.
+
+    Parameters
+    ----------
+    target : Target, optional
+        The host; None for this machine.
+    accept : bool
+        Whether a host without a known key is accepted.
+    """
+
+    def __init__(self, target: Target | None, *, accept: bool = False) -> None:
+        self._target, self._accept = target, accept
+        self._connecting, self._listing = threading.Lock(), threading.Lock()
+        self._session: LoginSession | None = None
+        self._jobs: Sequence[BatchJob] = ()
+        self._listed = -ASKED
+        self._changed = False
+
+    def __str__(self) -> str:
+        return "this machine" if self._target is None else str(self._target)
+
+    def run(self, argv: Sequence[str], stdin: str = "") -> Ran:
+        """Run a command and return its status and outputs; raise Unanswered if it gave none."""
+        try:
+            return self._open().run(argv, stdin.encode(), _PATIENCE)
+        except (MachineError, OSError, EOFError, TimeoutError) as error:
+            raise Unanswered(f"{argv[0]} on {self} gave no answer: {error}") from None
+
+    def ask(self, argv: Sequence[str], stdin: str = "") -> str:
+        """Return what a command prints; raise ProvisionError if it fails."""
+        done = self.run(argv, stdin)
+        if done.status:
+            raise ProvisionError(self.refusal(argv, done))
+        return done.out.decode("utf-8", "replace")
+
+    def refusal(self, argv: Sequence[str], done: Ran) -> str:
+        """Return in words that a command failed."""
+        if done.status == 127:
+            return (
+                f"{self} has no {argv[0]}: start this on the cluster's login host, or name that: --login user@host "
+                "(sky.Slurm(login=…))"
+            )
+        said = shown((done.err or done.out).decode("utf-8", "replace"))
+        return f"{argv[0]} on {self} failed: {said or f'status {done.status}'}"
+
+    def changed(self) -> None:
+        """Note that a command has changed a job: what was listed before does not hold."""
+        self._changed = True
+
+    def jobs(self, listed: Callable[[], Sequence[BatchJob]]) -> Sequence[BatchJob]:
+        """Return the jobs, as ``listed`` lists them or has done so a moment ago."""
+        with self._listing:
+            if self._changed or time.monotonic() - self._listed >= ASKED:
+                self._changed = False
+                try:
+                    self._jobs = listed()
+                except BaseException:
+                    self._changed = True
+                    raise
+                self._listed = time.monotonic()
+            return self._jobs
+
+    def _open(self) -> LoginSession:
+        with self._connecting:
+            session = self._session
+            if session is None or not session.alive:
+                self.close()
+                session = LocalLogin() if self._target is None else self._dial(self._target)
+                self._session = session
+            return session
+
+    def _dial(self, target: Target) -> LoginSession:
+        from ...machines.ssh.session import Access
+
+        return SSHLogin(target, Access.of(self._accept))
+
+    def close(self) -> None:
+        """Close the connection; the next command opens another one."""
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(OSError, EOFError):
+                session.close()
+
+
+def of(target: Target | None, *, accept: bool = False) -> LoginCalls:
+    """Return the calls of a login host: the same for all providers of this process."""
+    with _lock:
+        key = (os.getpid(), target)
+        if key not in _logins:
+            _logins[key] = LoginCalls(target, accept=accept)
+        return _logins[key]
+
+
+@atexit.register
+def _close_all() -> None:
+    for (pid, _), one in _logins.items():
+        if pid == os.getpid():
+            one.close()
+
+
+__all__ = ["ASKED", "LoginCalls", "of"]

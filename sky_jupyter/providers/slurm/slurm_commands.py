@@ -1,0 +1,145 @@
+"""Slurm's commands in fixed formats: their words, and what their output means."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import ProvisionError
+from ..batch.batch_job import BatchJob, JobMark, waiting
+from ..batch.batch_provider import BatchStep
+from ..values import ENDED, ENDING, QUEUED, RUNNING
+
+if TYPE_CHECKING:
+    from ..batch.login_calls import LoginCalls
+
+# The comment is last: it is the one that may have any letter.
+_FORMAT = "%i|%T|%r|%S|%e|%V|%P|%D|%N|%Q|%k"
+_FIELDS = 11
+# States of `squeue`. In the others, the job has ended.
+_WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED")
+_RUNS = ("RUNNING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
+_GOES = ("COMPLETING",)
+_ENDS: Mapping[str, str] = {
+    "COMPLETED": "the job has ended: its lease is over, or its pool has",
+    "CANCELLED": "the job was cancelled (scancel)",
+    "TIMEOUT": "the job has reached its time limit",
+    "DEADLINE": "the job has reached its deadline",
+    "PREEMPTED": "the job was preempted by another one",
+    "NODE_FAIL": "a node of the job failed",
+    "BOOT_FAIL": "a node of the job did not boot",
+    "OUT_OF_MEMORY": "the job has used more memory than it asked for (--mem)",
+    "FAILED": "the job's script failed: its log says why (%sky console)",
+    "REVOKED": "the job was moved to another cluster",
+}
+_RELEASE = re.compile(r"slurm\S* (\d+)\.(\d+)")
+_NODE = re.compile(r"\bNodeName=(\S+)")
+_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
+
+
+def listed(calls: LoginCalls) -> list[BatchJob]:
+    """Return this user's jobs that have a mark, by one `squeue`."""
+    text = calls.ask(["squeue", "--me", "-h", "-t", "all", "-o", _FORMAT])
+    rows = [row for line in text.splitlines() if len(row := line.split("|", _FIELDS - 1)) == _FIELDS]
+    marked = [(row, mark) for row in rows if (mark := JobMark.parse(row[-1])) is not None]
+    more = {row[0]: _more(calls, row[0]) for row, _ in marked if row[1] in (*_WAITS, *_RUNS, *_GOES, "FAILED")}
+    nodes = expanded(calls, [row[8] for row, _ in marked])
+    return [_job(row, mark, nodes.get(row[8], ()), *more.get(row[0], (0, False))) for row, mark in marked]
+
+
+def _more(calls: LoginCalls, id: str) -> tuple[int, bool]:
+    """Return how often a job was queued again, and if it was preempted, which `squeue` does not say."""
+    done = calls.run(["scontrol", "-o", "show", "job", id])
+    said = done.out.decode("utf-8", "replace")
+    restarts = re.search(r"\bRestarts=(\d+)", said)
+    return int(restarts[1]) if restarts else 0, bool(re.search(r"\bPreemptTime=\d", said))
+
+
+def _job(row: Sequence[str], mark: JobMark, nodes: tuple[str, ...], restarts: int, preempted: bool) -> BatchJob:
+    id, said, why, started, ends, submitted, queue = row[:7]
+    begins = _moment(started)
+    if said in _WAITS:
+        state, reason, nodes = QUEUED, waiting(said, why, begins), ()
+    elif said in _RUNS:
+        state, reason = RUNNING, ""
+    else:
+        state = ENDING if said in _GOES else ENDED
+        reason = _ENDS.get(said, f"the job is {said.lower()}")
+        if said == "FAILED" and preempted:
+            # The script ended by itself within the grace time, so that Slurm does not call it preempted.
+            reason = _ENDS["PREEMPTED"]
+        reason += f" ({why})" if why not in ("None", "", said, "NonZeroExitCode") else ""
+    return BatchJob(id, mark, state, reason, nodes, restarts, queue, _moment(submitted), begins, _moment(ends))
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def expanded(calls: LoginCalls, lists: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of lists such as ``n[0-3]``; `scontrol` is asked for those that have brackets."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in dict.fromkeys(lists):
+        if "[" in one:
+            found[one] = tuple(calls.ask(["scontrol", "show", "hostnames", one]).split())
+        else:
+            found[one] = tuple(filter(None, one.split(",")))
+    return found
+
+
+def steps(calls: LoginCalls, job: BatchJob) -> dict[str, BatchStep]:
+    """Return how commands are run on a job's nodes."""
+    text = calls.ask(["scontrol", "-o", "show", "node", ",".join(job.nodes)])
+    found = {}
+    for line in text.splitlines():
+        name, address = _NODE.search(line), _ADDRESS.search(line)
+        if name is not None:
+            node = name[1]
+            where = ["--overlap", "--quiet", "--cpu-bind=none", "-N1", "-n1", f"--jobid={job.id}", "-w", node]
+            found[node] = BatchStep(
+                ("srun", *where), ("srun", "--unbuffered", *where), address[1] if address is not None else node
+            )
+    return found
+
+
+def submit(calls: LoginCalls, script: str) -> str:
+    """Submit a script by its standard input; return the job's id."""
+    said = calls.ask(["sbatch", "--parsable"], script)
+    # Sites' own plugins may say more, before it.
+    id = said.strip().splitlines()[-1].partition(";")[0].strip() if said.strip() else ""
+    if not id.isdecimal():
+        raise ProvisionError(f"sbatch on {calls} gave no job's id, but {said[:200]!r}")
+    return id
+
+
+def test(calls: LoginCalls, script: str) -> None:
+    """Raise ProvisionError if Slurm would refuse a script: its partition, account, or what it asks for."""
+    done = calls.run(["sbatch", "--test-only"], script)
+    if done.status:
+        raise ProvisionError(calls.refusal(["sbatch", "--test-only"], done))
+
+
+def cancel(calls: LoginCalls, jobs: Sequence[str]) -> None:
+    """End jobs; ignore those that have ended."""
+    done = calls.run(["scancel", *jobs])
+    said = done.err.decode("utf-8", "replace")
+    if done.status and not re.search(r"invalid job id|already completing", said, re.IGNORECASE):
+        raise ProvisionError(calls.refusal(["scancel"], done))
+
+
+def keep(calls: LoginCalls, job: BatchJob, nodes: Sequence[str]) -> None:
+    """Shrink a running job to some of its nodes."""
+    calls.ask(["scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(nodes)}"])
+
+
+def remark(calls: LoginCalls, job: BatchJob, mark: JobMark) -> None:
+    """Replace a job's comment."""
+    calls.ask(["scontrol", "update", f"JobId={job.id}", f"Comment={mark}"])
+
+
+__all__ = ["cancel", "expanded", "keep", "listed", "remark", "steps", "submit", "test"]

@@ -1,0 +1,127 @@
+"""`sky.Slurm` is a value that is valid once it exists, and its script says what was asked for."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from typing import Any
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.providers import kinds
+from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark
+from sky_jupyter.providers.slurm import slurm_commands
+from sky_jupyter.providers.values import Order
+from sky_jupyter.spec.pool_spec import PoolSpec
+
+FULL = sky.Slurm(
+    login="me@cluster:2222",
+    partition="gpu,long",
+    account="lab",
+    qos="high",
+    time="90m",
+    gpus_per_node="a100:4",
+    constraint="a100&nvlink",
+    mem="64G",
+    cpus_per_task=8,
+    exclusive=True,
+    reservation="course",
+    setup="module load cuda\nexport A='b c'",
+    extra=("--mail-type=END", "!no-kill"),
+)
+ORDER = Order("p1", "t1", until=2e9, owner="laptop 1", name="p")
+
+
+@pytest.mark.parametrize("provider", [sky.Slurm(), FULL])
+def test_it_is_the_same_after_a_pickle_and_from_its_recipe(provider: sky.Slurm) -> None:
+    recorded = kinds.restore("slurm", json.dumps(provider.recipe()))
+    assert recorded == pickle.loads(pickle.dumps(provider)) == provider
+    assert hash(recorded) == hash(provider)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"login": "a b"}, "host 'a b'"),
+        ({"time": "soon"}, "time must be such as '2h'"),
+        ({"partition": "a b"}, "partition must be a partition"),
+        ({"gpus_per_node": "many"}, "gpus_per_node must be a number of GPUs"),
+        ({"gpus_per_node": 4, "gres": "gpu:4"}, "say the same"),
+        ({"cpus_per_task": 0}, "cpus_per_task must be a whole number from 1"),
+        ({"extra": ("mail",)}, "extra must be options"),
+        ({"extra": ("--a\n#SBATCH --b",)}, "extra must be options"),
+        ({"setup": 1}, "setup must be shell lines"),
+    ],
+)
+def test_what_is_wrong_is_told_at_once(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(sky.SpecError, match=re.escape(said)):
+        sky.Slurm(**fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [("2h", "120"), ("90m", "90"), ("30s", "1"), (15, "15"), ("1-12:00:00", "1-12:00:00"), ("1d", "1440")],
+)
+def test_a_time_limit_is_read_as_people_write_it(given: Any, limit: str) -> None:
+    assert sky.Slurm(time=given).time == limit
+
+
+def test_the_script_has_what_was_asked_for() -> None:
+    text = FULL.script(PoolSpec(provider=FULL, nodes=4), 4, ORDER)
+    lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    asked = ["nodes=4", "time=90", "partition=gpu,long", "account=lab", "gpus-per-node=a100:4", "mem=64G", "exclusive"]
+    assert {f"--{one}" for one in (*asked, "no-requeue", "export=NONE", "mail-type=END")} <= set(lines)
+    assert "--no-kill" not in lines
+    assert "module load cuda\nexport A='b c'\n" in text
+
+
+def test_an_accelerator_asks_for_gpus() -> None:
+    spec = PoolSpec(provider=sky.Slurm(), accelerator="A100:2")  # type: ignore[arg-type]
+    assert "#SBATCH --gpus-per-node=2\n" in sky.Slurm().script(spec, 1, ORDER)
+
+
+@pytest.mark.parametrize("name", ["p", "a:b|c d\n", "ä"])
+def test_a_job_is_found_by_its_mark(name: str) -> None:
+    mark = JobMark("pool", "token", 3, 2e9, "laptop 1", name, "1/n0,n1")
+    assert JobMark.parse(str(mark)) == mark
+    assert "\n" not in str(mark)
+    assert JobMark.parse("somebody's own comment") is None
+
+
+def test_nodes_keep_their_numbers_when_one_is_lost() -> None:
+    mark = JobMark("pool", "token", 3, hosts="0/n0,n1,n2")
+    states = [one.state for one in BatchJob("7", mark, "running", nodes=("n0", "n2")).records()]
+    assert states == ["running", "ended", "running"]
+    again = BatchJob("7", mark, "running", nodes=("n4", "n5", "n6"), restarts=1)
+    assert [one.zone for one in again.records()] == ["n4", "n5", "n6"]
+
+
+@pytest.mark.parametrize(
+    ("row", "state", "said"),
+    [
+        ("PENDING|Resources", "queued", "the job is pending (Resources)"),
+        ("CONFIGURING|None", "queued", "configuring"),
+        ("RUNNING|None", "running", ""),
+        ("TIMEOUT|TimeLimit", "ended", "time limit"),
+        ("CANCELLED|None", "ended", "cancelled"),
+        ("PREEMPTED|None", "ended", "preempted"),
+        ("NODE_FAIL|NodeDown", "ended", "a node of the job failed"),
+    ],
+)
+def test_endings_are_told_apart(row: str, state: str, said: str) -> None:
+    class Calls:
+        def ask(self, argv: list[str], stdin: str = "") -> str:
+            return (
+                f"7|{row}|N/A|N/A|2026-11-24T01:00:00|gpu|1|n0|1|{JobMark('p', 't', 1)}\n8|RUNNING|None||||||||other\n"
+            )
+
+        def run(self, argv: list[str], stdin: str = "") -> Any:
+            from sky_jupyter.machines.ssh.types import Ran
+
+            return Ran(0, b"JobId=7 Restarts=0", b"")
+
+    (job,) = slurm_commands.listed(Calls())  # type: ignore[arg-type]
+    assert job.state == state
+    assert said in job.reason
