@@ -78,7 +78,7 @@ def test_the_script_has_what_was_asked_for() -> None:
 
 
 def test_an_accelerator_asks_for_gpus() -> None:
-    spec = PoolSpec(provider=sky.Slurm(), accelerator="A100:2")  # type: ignore[arg-type]
+    spec = PoolSpec(provider=sky.Slurm(), accelerator=sky.accelerators.A100(count=2))
     assert "#SBATCH --gpus-per-node=2\n" in sky.Slurm().script(spec, 1, ORDER)
 
 
