@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PoolError
@@ -16,6 +16,7 @@ from . import kernel_requests, pool_facts
 if TYPE_CHECKING:
     from ..pool.pool import Pool
     from ..pool.runs.log_reader import PagesContext
+    from .terminal_lines import TerminalLine
 
 Attach = Callable[[PoolRow], "Pool"]
 """Becomes the manager of a pool that has none."""
@@ -143,6 +144,21 @@ class PoolAccess:
             return str(self.ask(row, {"action": "where"})["text"])
         with self.attached(row) as pool:
             return str(pool.where())
+
+    @contextlib.asynccontextmanager
+    async def terminals(self, row: PoolRow) -> AsyncIterator[tuple[TerminalLine, float | None]]:
+        """Yield the way to a pool for terminals; the pool stays with its manager.
+
+        With it comes how long nobody may type: None where somebody else manages the pool.
+        """
+        from .terminal_lines import KernelLine, PoolLine
+
+        if row.owner_lives:
+            async with KernelLine(self.manager(row), row.name) as line:
+                yield line, None
+        else:
+            with self.attached(row) as pool:
+                yield PoolLine(pool), pool.spec.lease
 
     @contextlib.contextmanager
     def attached(self, row: PoolRow) -> Iterator[Pool]:

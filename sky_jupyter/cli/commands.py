@@ -220,6 +220,36 @@ def attach(given: argparse.Namespace) -> int:
     return 0
 
 
+def shell(given: argparse.Namespace) -> int:
+    """Open a terminal on a rank's node; return the exit status of its program."""
+    import asyncio
+    import shlex
+
+    from .remote_terminal import BROKEN, RemoteTerminal
+
+    words = given.program
+    command = (words[0] if len(words) == 1 else shlex.join(words)) if words else None
+    if command is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise PoolError("a shell needs a terminal; without one, give a command: sky-jupyter shell POOL RANK -- COMMAND")
+
+    async def run(access: PoolAccess) -> int:
+        opened = False
+        try:
+            async with access.terminals(access.find(given.pool)) as (line, idle):
+                terminal = RemoteTerminal(line, given.at, command, idle)
+                await terminal.open()
+                opened = True
+                return await terminal.run()
+        except PoolError as error:
+            if not opened:
+                raise
+            print(f"sky-jupyter: {' '.join(str(error).split())}", file=sys.stderr)
+            return BROKEN
+
+    with _opened() as access:
+        return asyncio.run(run(access))
+
+
 def mcp(given: argparse.Namespace) -> int:
     """Serve the pools to an agent over standard input and output, until that ends."""
     try:

@@ -30,7 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0, or 1 for what could not be done, 2 for a wrong command line, 130 after a Ctrl-C.
     """
-    given = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # All behind the dashes is a program's on the node.
+    end = words.index("--") if words[:1] == ["shell"] and "--" in words else len(words)
+    given = parser().parse_args(words[:end])
+    given.program = words[end + 1 :]
     try:
         status = int(given.command(given))
         sys.stdout.flush()
@@ -60,12 +64,15 @@ def parser() -> argparse.ArgumentParser:
     where = _verb(verbs, "where", commands.where, "show what each rank is doing: its stack")
     down = _verb(verbs, "down", commands.down, "end a pool; what its ranks have in memory is lost")
     attach = _verb(verbs, "attach", commands.attach, "manage a kept pool from an IPython in this terminal")
+    shell = _verb(verbs, "shell", commands.shell, "open a terminal on a rank's node, or run a command: -- COMMAND")
     mcp = _verb(verbs, "mcp", commands.mcp, "serve the pools to an agent, by the Model Context Protocol over stdio")
     mcp.add_argument("--allow-run", action="store_true", help="let the agent run cells; otherwise it may look")
     for verb in (pools, runs, logs, where, down):
         verb.add_argument("--json", action="store_true", help="print JSON")
     for verb in (runs, where, attach):
         verb.add_argument("pool", nargs="?", metavar="POOL", help="its name or id; not needed where there is one")
+    shell.add_argument("pool", metavar="POOL", help="its name or id")
+    shell.add_argument("at", nargs="?", type=_rank, default=0, metavar="RANK", help="on the node of this rank (0)")
     down.add_argument("pool", metavar="POOL", help="its name or id")
     logs.add_argument("what", nargs="?", metavar="POOL|RUN", help="a pool, whose newest run is meant, or a run's id")
     logs.add_argument("--run", metavar="RUN", help="a run of that pool, or how its id begins")
@@ -90,6 +97,12 @@ def _ranks(text: str) -> frozenset[int]:
         return frozenset(ranks(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} are no ranks: give numbers such as 0 or 0,2-3") from None
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal() or len(text) > 7:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rank: give a number such as 0")
+    return int(text)
 
 
 def _lines(text: str) -> int:

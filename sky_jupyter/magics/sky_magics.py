@@ -21,7 +21,7 @@ from ..display.base import frontends
 from ..display.base.prompts import agrees
 from ..display.notebook import pool_panel
 from ..errors import PoolError, SkyError, SpecError
-from ..pool import frontend_requests
+from ..pool import frontend_requests, terminal_requests
 from ..pool.lifecycle import status
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
@@ -606,6 +606,7 @@ def load(shell: Any) -> None:
     shell.sky_magics = magics
     tracebacks.install(shell)
     frontend_requests.install(shell)
+    terminal_requests.install(shell)
     busy.install(shell)
     auto.install(shell, magics.auto)
     shell.input_transformers_cleanup.append(_with_body)
@@ -629,6 +630,7 @@ def unload(shell: Any) -> None:
     cell_inspection.remove(magics.inspector)
     tracebacks.remove(shell)
     frontend_requests.remove(shell)
+    terminal_requests.remove(shell)
     busy.remove(shell)
     auto.remove(shell, magics.auto)
     if _with_body in shell.input_transformers_cleanup:

@@ -42,6 +42,7 @@ from ..protocol.host_config import CONFIG, HostConfig, member_name
 from ..protocol.journal_events import error_text
 from ..protocol.rpc import AgentCall
 from ..protocol.version import PROTOCOL
+from ..runtime import rank_environment
 from ..runtime.instance_info import PLAIN, InstanceInfo
 from ..serialization import code_portability, pickling
 from ..system import gpus as accelerators
@@ -58,6 +59,7 @@ from .name_listing import NameListing
 from .shared_state_client import SharedStateProxy
 from .stream_relay import StreamRelay
 from .task_calls import TaskRunner
+from .terminals import TerminalService
 from .value_export import ValueExport
 
 _BATCH = 0.05
@@ -163,6 +165,7 @@ class Agent:
         self.comms = comm_hooks.load(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
         self.streams = StreamRelay(self)
         self.inputs = InputRelay(self)
+        self.terminals = TerminalService(self.ranks, self.folder)
         self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape))
         self.interruptions = InterruptionWatch(config.notice, node, self.ranks.values, self.on_notice)
         for number, rank in self.ranks.items():
@@ -547,6 +550,8 @@ class Agent:
             self.streams.on_ask(tell, content, data)
         elif content.get("to") == "input":
             self.inputs.on_ask(rank, tell, content)
+        elif content.get("to") == rank_environment.TO:
+            self.terminals.on_told(content)
 
     def on_kernel_end(self, rank: int) -> None:
         """Clean up after a rank's kernel has ended; report an unexpected end."""

@@ -151,7 +151,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
         await asyncio.wait([asyncio.ensure_future(stop.wait()), connected], return_when=asyncio.FIRST_COMPLETED)
         if connected.done():
             connected.result()
-        await agent.sky_end_kernels(agent.config.exit_timeout)
+        await asyncio.gather(agent.terminals.close(), agent.sky_end_kernels(agent.config.exit_timeout))
     except Exception:
         # A normal exit would wait for Dask's own tasks; an agent that cannot start has nothing to save.
         traceback.print_exc()

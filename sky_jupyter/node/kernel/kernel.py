@@ -50,7 +50,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
-from ..runtime import interruption, launcher_variables
+from ..runtime import interruption, launcher_variables, rank_environment
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
 from ..serialization import code_portability, exceptions, pickling, result_values, surrogates
 from ..serialization.global_names import global_reads
@@ -256,6 +256,8 @@ class SkyKernel(IPythonKernel):
         keep([POOL_VARIABLE, pickling.BLOBS, project_modules.VARIABLE])
         if (channel := agent_channel.of_rank()) is not None:
             channel.hears[interruption.TOPIC] = interruption.hear
+            tell = functools.partial(rank_environment.tell, channel.tell)
+            channel.hears[rank_environment.TOPIC] = lambda content, data: tell(content)
         pickling.Pickler.reader = content.get("python", "")
         info = instance_info()
         before = dict(os.environ)

@@ -126,6 +126,15 @@ INSPECT_NAMES = AgentCall(
 # Questions of code on ranks to the user.
 ANSWER_INPUT = AgentCall("answer_input", "inputs", required=("run", "id", "value"), idempotent=True)
 
+# Terminals of people. Agents of earlier versions have none, and answer None.
+OPEN_TERMINAL = AgentCall(
+    "open_terminal", "terminals", required=("id", "rank", "size", "term"), optional=("command",), idempotent=True
+)
+READ_TERMINAL = AgentCall("read_terminal", "terminals", required=("id", "after"), idempotent=True)
+WRITE_TERMINAL = AgentCall("write_terminal", "terminals", required=("id", "at", "data"), idempotent=True)
+RESIZE_TERMINAL = AgentCall("resize_terminal", "terminals", required=("id", "size"), idempotent=True)
+CLOSE_TERMINAL = AgentCall("close_terminal", "terminals", required=("id",), idempotent=True, timeout=10.0)
+
 # Function calls and their streams.
 FIND_CALLS = AgentCall("find_calls", "tasks", required=("calls",))
 CANCEL_CALLS = AgentCall("cancel_calls", "tasks", required=("calls",), optional=("hard",))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -12,18 +11,10 @@ import psutil
 
 from ...errors import CommandError
 from ..system.processes import exit_text
-from .instance_info import instance_info
+from .rank_environment import environment
 
 # Seconds that an interrupted command has to end by itself.
 _PATIENCE = 3.0
-
-
-def environment() -> dict[str, str]:
-    """Return this rank's environment, with its numbers, and the programs of its Python found first."""
-    programs = os.path.dirname(sys.executable)
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    info, path = instance_info(), os.pathsep.join([programs, *(one for one in folders if one != programs)])
-    return {**os.environ, "PATH": path, "SKY_RANK": str(info.rank), "SKY_NODE": str(info.node)}
 
 
 def shell() -> str:
@@ -73,4 +64,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-__all__ = ["environment", "run", "shell"]
+__all__ = ["run", "shell"]
