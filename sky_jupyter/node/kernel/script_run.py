@@ -26,7 +26,7 @@ import psutil
 
 from ...errors import ScriptError
 from ..runtime.instance_info import POOL_VARIABLE, InstanceInfo, instance_info
-from ..runtime.shell_command import environment
+from ..runtime.rank_environment import environment
 from ..shared.shared_types import SharedCounter, SharedDict
 from ..system import processes
 from .project_modules import included
