@@ -16,7 +16,17 @@ In Skyward's vocabulary, on the same pools as ``%%sky``.
 
 from __future__ import annotations
 
-from ..session.pools import attach_pool, describe, get_files, kept_row, pull_value, put_files, resize_pool, start_pool
+from ..session.pools import (
+    attach_pool,
+    describe,
+    get_files,
+    join_pool,
+    kept_row,
+    pull_value,
+    put_files,
+    resize_pool,
+    start_pool,
+)
 from .calls import Group, PendingCall, StreamedGroup, gather
 from .compute import Compute
 from .files_of_rank import files
@@ -40,6 +50,7 @@ __all__ = [
     "function",
     "gather",
     "get_files",
+    "join_pool",
     "kept_row",
     "pull_value",
     "put_files",

@@ -477,6 +477,8 @@ VERBS = {
     "stop": "stop bought machines: what runs there ends, their disks stay and cost; see `start`",
     "start": "start the machines of a stopped pool, and the pool on them",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
+    "join": "run cells here on a pool that another notebook manages, in turn with it",
+    "leave": "end what `join` began; the pool goes on",
     "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
     "names": "each name that the nodes have: type, shape, size, ranks' differences, and origin",
     "cost": "what bought machines cost: by the hour and so far, of ended pools too",
@@ -510,7 +512,7 @@ _OFF = Positional("off", _off, "options, or off", "run cells in the notebook aga
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
 NAMED = (
-    *("up", "status", "restart", "where", "interrupt", "down", "stop", "start", "attach"),
+    *("up", "status", "restart", "where", "interrupt", "down", "stop", "start", "attach", "join", "leave"),
     *("names", "cost", "runs", "freeze"),
 )
 # The verbs that run a script: what stands behind it is its own.
@@ -584,6 +586,7 @@ TARGETS = {
     "resize": (_COUNT,),
     **dict.fromkeys(NAMED, (_POOL,)),
     "attach": (replace(_POOL, help="which pool (the one there is)"),),
+    "join": (replace(_POOL, help="which pool, by its name or id"),),
     "cost": (replace(_POOL, help="of which pool (all)"),),
     "runs": (replace(_POOL, help="of which pool (all)"),),
     "sweep": (replace(_POOL, help="also this pool of another computer, by its name or id"),),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ..pool.open_pools import pools
 from ..pool.registry.ended_pools import changes
-from ..session.pools import kept_row
+from ..pool.registry.rows import PoolRow
+from ..session.pools import kept_row, managed_row
 from ..spec.pool_spec import PoolSpec
 from ..util.redaction import without_secrets
 from ..util.text import nearest
@@ -62,12 +63,18 @@ def _rows(ways: Sequence[tuple[str, str]]) -> list[str]:
     return [f"  {what + ':':{width}}{how}" for what, how in ways]
 
 
+def ways_to_managed(row: PoolRow) -> str:
+    """Say how a pool that another notebook manages can be used."""
+    over = f", `%sky attach {row.name} --take-over` takes it over" if row.keep or row.provider != "local" else ""
+    return f"pool {row.name!r} is managed by {row.who}; `%sky join {row.name}` runs cells there as its guest{over}"
+
+
 def name_alone(given: ParsedLine) -> str:
     """Explain why a name without pool options starts no pool; empty if it does."""
     name = given.name or ""
-    row = kept_row(name)
+    row = kept_row(name) or managed_row(name)
     if row is not None and row.owner_lives:
-        return f"pool {name!r} is managed by {row.who}; `%sky attach {name} --take-over` takes it over"
+        return ways_to_managed(row)
     if row is not None:
         return leftover_pools.kept(row)
     if given.verb is not None:

@@ -37,7 +37,9 @@ from ..session.pools import (
     describe,
     end_pool,
     get_files,
+    join_pool,
     kept_row,
+    leave_pool,
     put_files,
     resize_pool,
     restart_pool,
@@ -153,6 +155,7 @@ class SkyMagics(Magics):
 
     def add_packages(self, pool: Pool, requirements: Sequence[str]) -> None:
         """Install packages on a live pool's nodes, for this pool alone."""
+        pool.lifecycle.refuse_guest("given more packages")
         with display.DelayedView("packages", failed="not installed", pool=pool.spec.name) as late:
             installed = pool.packages.add(requirements, late.on_event, late.refresh)
         if installed:
@@ -247,6 +250,7 @@ class SkyMagics(Magics):
 
     def do_restart(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
+        pool.lifecycle.refuse_guest("restarted")
         cells.gather(pool, self.shell.user_ns, over=True)
         spec = given.spec(pool.spec)
         if pool.spec.differences(spec):
@@ -261,6 +265,7 @@ class SkyMagics(Magics):
 
     def do_resize(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
+        pool.lifecycle.refuse_guest("resized")
         nodes = None if given.target is None else int(given.target)
         if pool.planned(nodes, given.add, given.remove).is_of(pool.spec):
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, as it was")
@@ -316,7 +321,8 @@ class SkyMagics(Magics):
             return
         busy = pool.current is not None and bool(pool.current.left)
         pool.interrupt()
-        print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else 'nothing runs'}")
+        idle = "this notebook runs nothing there" if pool.is_guest else "nothing runs"
+        print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else idle}")
 
     def do_where(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
@@ -356,15 +362,19 @@ class SkyMagics(Magics):
             print(leftover_pools.end_left(given.name, pools.gone(given.name)))
             pools.forget(given.name)
             return
-        for pool in pools.all() if given.all else [pools.need(given.name)]:
+        managed = [pool for pool in pools.all() if not pool.is_guest]
+        for pool in managed if given.all else [pools.need(given.name)]:
+            pool.lifecycle.refuse_guest("ended")
             _take_limits(pool, given)
             end_pool(pool, print)
             print(f"pool {pool.spec.name}: ended{_unsure(pool)}")
 
     def do_attach(self, given: ParsedLine) -> None:
         pool = pools.get(given.name) if given.name is not None else None
-        if pool is None or pool.state == "taken":
-            if pool is not None:
+        if pool is None or pool.state == "taken" or pool.is_guest:
+            if pool is not None and pool.is_guest:
+                leave_pool(pool)
+            elif pool is not None:
                 pools.discard(pool)
             pool = attach_pool(given.name, take_over=given.take_over)
         pools.use(pool)
@@ -373,6 +383,20 @@ class SkyMagics(Magics):
             cells.follow(pool, id, self.shell.user_ns)
         if not running:
             print("nothing runs on it; `%sky runs` lists what ran, and `%sky wait RUN` brings a result back")
+
+    def do_join(self, given: ParsedLine) -> None:
+        if given.name is None:
+            raise UsageError("%sky join: which pool? `%sky join NAME`; the side panel and `%sky status` list them")
+        pool = pools.get(given.name)
+        if pool is None or not pool.is_guest:
+            pool = join_pool(given.name)
+        pools.use(pool)
+
+    def do_leave(self, given: ParsedLine) -> None:
+        pool = pools.need(given.name)
+        cells.gather(pool, self.shell.user_ns)
+        leave_pool(pool)
+        print(f"pool {pool.spec.name}: left; it goes on where it is managed")
 
     def do_wait(self, given: ParsedLine) -> None:
         pool, id = runs_table.find(given)
@@ -553,6 +577,8 @@ def _cell(pool: Pool, code: str, source: str, count: int, given: ParsedLine) -> 
 
 def _take_limits(pool: Pool, given: ParsedLine) -> None:
     """Pass a line's exit timeout and budget on to a live pool."""
+    if pool.is_guest and given.pool.get("exit_timeout") is not None:
+        pool.lifecycle.refuse_guest("given another exit timeout")
     pool.exit_timeout = given.pool.get("exit_timeout", pool.exit_timeout)
     most = given.pool.get("max_cost")
     if most is not None and most != pool.spec.max_cost:

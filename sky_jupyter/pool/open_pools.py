@@ -157,10 +157,11 @@ class OpenPools:
         current = self._current == pool.spec.name
         if current:
             self._current = next(reversed(self._by_name), None)
-        if not pool.spec.provider.survives_manager or pool.state == "taken":
+        gone = gone or pool.gone
+        if (gone is None and not pool.spec.provider.survives_manager) or pool.state == "taken":
             return
         gone = gone or Gone.of(pool.spec, f"has ended: {pool.why_expired}" if pool.expired else "was ended")
-        if current and (pool.expired or self._current is None):
+        if current and (pool.expired or self._current is None or pool.is_guest):
             self.miss(gone)
         else:
             self._gone[gone.name] = gone
@@ -170,7 +171,7 @@ class OpenPools:
         for pool in self.all():
             if pool.owner == os.getpid():
                 with contextlib.suppress(Exception):
-                    if pool.spec.keep:
+                    if pool.spec.keep or pool.is_guest:
                         pool.release()
                     else:
                         pool.down()

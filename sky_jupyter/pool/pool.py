@@ -38,6 +38,7 @@ from .execution.user_answers import answer_questions
 from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.pool_link import PoolLink
+from .lifecycle import guest
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLifecycle
@@ -47,6 +48,7 @@ from .lifecycle.state_machine import PoolState
 from .lifecycle.status import StatusCache
 from .lifecycle.ttl import Expiry
 from .rank_names import RankNames
+from .registry.ended_pools import Gone
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_leftovers import Traces
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 DEFAULT_GRACE = 5.0
 _MOST_SOURCES = 200
 T = TypeVar("T")
+_CALLED = "called with functions on single ranks (`f(x) @ pool`, on all ranks, and cells are a guest's too)"
 _READ_TIMEOUT = TIMEOUTS.answers.read
 # The timeout of an answer while a process of the pool stands still, and the interval of polls.
 _HALTED, _LOOK = TIMEOUTS.answers.halted, TIMEOUTS.polls.answer
@@ -170,6 +173,40 @@ class Pool:
             take_stock(pool)
             pool.sources.extend(row.code for row in reversed(pool.registry.runs(pool.id, _MOST_SOURCES)) if row.cell)
             remote.tidy(pool.hosts, [id for id, facts in pool.runs().items() if not facts["over"]])
+        return pool
+
+    @classmethod
+    def join(
+        cls, row: PoolRow, prompts: Prompts | None = None, *, listener: Listener = ignore, tick: Tick = no_tick
+    ) -> Pool:
+        """Become a guest of a pool that another process manages; see docs/guests.md.
+
+        Parameters
+        ----------
+        row : PoolRow
+            The pool's row in the registry.
+        prompts : Prompts, optional
+            Asks for passphrases if a new link has to be made; by default nothing is asked.
+        listener : callable
+            Receives the phases.
+        tick : callable
+            Called every poll.
+
+        Returns
+        -------
+        Pool
+            The pool, on which cells run in turn with those of others.
+
+        Raises
+        ------
+        PoolError
+            If it is not ready, or cannot be reached.
+        """
+        refuse_elsewhere(row)
+        record = PoolRecord.read(row)
+        pool = cls(record.spec, prompts)
+        pool.listener = listener
+        guest.join(pool.lifecycle, row, record, tick)
         return pool
 
     def begin_cell(
@@ -285,6 +322,7 @@ class Pool:
     ) -> Call:
         """Call a function on one rank; return its future. Thread-safe."""
         self.require_live()
+        self.lifecycle.refuse_guest(_CALLED)
         if self.submitter is None:
             self.submitter = PoolExecutor(self)
         return self.submitter.submit(function, shared, listener)
@@ -295,6 +333,9 @@ class Pool:
 
     def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self.require_live()
+        self.lifecycle.require_same()
+        if not ranks:
+            self.lifecycle.refuse_guest(_CALLED)
         run = Run(new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
         run.capture, run.shape = self.pythons.fitting(capture), self.shape
         if not ranks:
@@ -377,6 +418,7 @@ class Pool:
     @property
     def dask(self) -> Client:
         """Return a client of plain Dask workers; see `Compute.dask`."""
+        self.lifecycle.refuse_guest("given Dask workers")
         return self.lifecycle.workers.client()
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
@@ -457,6 +499,7 @@ class Pool:
         Its events come from the first on. Nodes that had not begun it when that manager ended begin now; none begins
         twice. Raises PoolError if no node knows it.
         """
+        self.lifecycle.refuse_guest("shown from here what others run: `%sky logs RUN` has it")
         run, facts = self._known(id, listener)
         run.folder, run.brought = self.hosts[0].blobs / run.key, bool(self.machines)
         self.current = run
@@ -621,6 +664,8 @@ class Pool:
 
         Machines that come back are waited for if these ranks, or any, are to be on them.
         """
+        if self.supervisor.turns.shared:
+            wait_ticking(loop().submit(self.supervisor.look_at_others()), tick)
         if self.supervisor.mending:
             nodes = None if ranks is None else {rank // self.spec.ranks_per_node for rank in ranks}
             with self.explaining_end(), self.watchdog.telling(listener):
@@ -701,6 +746,11 @@ class Pool:
         run.capture = run.capture.without_bindings()
         # The result does not reference the run, with its listener and output.
         return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True, events=run.events)
+
+    def note_others(self, namespace: dict[str, Any]) -> None:
+        """Record in the ledger which names other notebooks have assigned on the ranks, and this one lacks."""
+        wrote = [name for name in self.supervisor.turns.take_wrote() if name not in namespace]
+        self.ledger.nodes_wrote(wrote, namespace, world_size=self.spec.world_size)
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Record in the ledger which names a run has assigned."""
@@ -854,6 +904,7 @@ class Pool:
 
     def raise_budget(self, amount: float) -> None:
         """Replace its budget: the dollars that it may cost in all."""
+        self.lifecycle.refuse_guest("given another budget")
         self.lifecycle.meter.raise_budget(amount)
 
     @property
@@ -925,6 +976,16 @@ class Pool:
     def has_control(self) -> bool:
         """Return whether there is, or was, a client of the agents."""
         return self.lifecycle.has_control
+
+    @property
+    def is_guest(self) -> bool:
+        """Return whether another process manages it."""
+        return self.lifecycle.guest is not None
+
+    @property
+    def gone(self) -> Gone | None:
+        """Return what became of the pool of a guest; None while it is there, and for a manager."""
+        return None if self.lifecycle.guest is None else self.lifecycle.guest.gone
 
     @property
     def pythons(self) -> PoolPythons:

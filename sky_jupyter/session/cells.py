@@ -280,7 +280,13 @@ def gather(pool: Pool, namespace: dict[str, Any], *, over: bool = False) -> None
 
 def running(pool: Pool) -> list[str]:
     """Return the runs that go on on a pool and that are not detached."""
-    return [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]
+    runs = pool.runs().items()
+    # A guest sees to its own.
+    return [
+        id
+        for id, facts in runs
+        if not (facts["over"] or id in pool.detached or facts["begin"].get("guest") or pool.is_guest)
+    ]
 
 
 def detach(pool: Pool, id: str) -> Detached:
@@ -340,6 +346,7 @@ def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = Non
 def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
     """Tell the ledger which kernels are new; return what is new and what is lost."""
     pool.calls.note_writes(namespace)
+    pool.note_others(namespace)
     fresh = pool.take_restarted()
     if not fresh:
         return "", ""

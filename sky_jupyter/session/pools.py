@@ -146,6 +146,7 @@ def renew_taken(pool: Pool) -> None:
 
 def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
     """End a pool and forget it; show ranks that take long if its start was shown, or ``tell`` them."""
+    pool.lifecycle.refuse_guest("ended")
     told = tell or (_show if pool.spec.options.console else _log.info)
     pool.down(lambda text: told(f"pool {pool.spec.name}: {text}"))
     pools.discard(pool)
@@ -159,6 +160,7 @@ def _show(text: str) -> None:
 def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
     """Stop a pool's machines and forget the pool here; return what was done, and until when the disks stay."""
     name = pool.spec.name
+    pool.lifecycle.refuse_guest("stopped")
     until = stop_start.stop(pool.lifecycle, lambda text: tell(f"pool {name}: {text}"))
     pools.discard(pool, Gone(name, f"pool {name!r} on {pool.spec.provider} was stopped", f"%sky start {name}"))
     if pool.unended != []:
@@ -214,6 +216,16 @@ def kept_row(name: str) -> PoolRow | None:
     return max(rows, key=lambda row: (not row.owner_lives, row.began), default=None)
 
 
+def managed_row(name: str) -> PoolRow | None:
+    """Return the newest pool of this name that another live process manages here; None if there is none."""
+    registry = Registry()
+    try:
+        rows = [row for row in registry.pools() if row.name == name and row.is_here and row.owner_lives]
+    finally:
+        registry.close()
+    return max((row for row in rows if not row.is_mine), key=lambda row: row.began, default=None)
+
+
 def _take_in(pool: Pool) -> None:
     """Register a pool that is live, with its files, widgets and values."""
     pools.add(pool)
@@ -226,7 +238,8 @@ def _take_in(pool: Pool) -> None:
         pool.farewell = display.aside
         pool.ask = background_prompts.ask
     pool.shows = lambda title: display.DelayedView(title, "here", "not fetched", pool=pool.spec.name)
-    widgets.attach(pool)
+    if not pool.is_guest:
+        widgets.attach(pool)
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: threading.Event | None = None) -> Pool:
@@ -287,6 +300,87 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     _take_in(pool)
     view.finish(f"{describe(pool.spec)} attached")
     return pool
+
+
+def join_pool(name: str, *, given_up: threading.Event | None = None) -> Pool:
+    """Become a guest of a pool that another notebook manages, and make it the current one.
+
+    Parameters
+    ----------
+    name : str
+        Its name or id.
+    given_up : threading.Event, optional
+        When set, this ends.
+
+    Returns
+    -------
+    Pool
+        The pool, on which cells run in turn with those of others.
+
+    Raises
+    ------
+    PoolError
+        When there is no such pool, it is not ready, or it cannot be reached.
+    """
+    row = _row_to_join(name)
+    live = pools.get(row.name)
+    if live is not None and live.state == "taken":
+        pools.discard(live)
+    elif live is not None:
+        raise PoolError(f"this notebook has a pool {row.name!r} already: `%sky status` shows it")
+    view = display.start_view(f"pool {row.name}")
+    with _failing(view, "not joined"), person.answering(_until(given_up, view.refresh)) as tick:
+        pool = Pool.join(row, person.prompts, listener=view.on_event, tick=tick)
+    _take_in(pool)
+    view.finish(f"{describe(pool.spec)} joined as a guest; {managed_by(row)}")
+    return pool
+
+
+def managed_by(row: PoolRow) -> str:
+    """Say who manages a pool."""
+    return f"it is managed by {row.who}" if row.owner_lives else "nobody manages it"
+
+
+def _row_to_join(name: str) -> PoolRow:
+    """Return the pool of this name or id that can be joined; raise PoolError if there is none."""
+    registry = Registry()
+    try:
+        rows = registry.pools()
+    finally:
+        registry.close()
+    # Of several of one name the one with a manager, and then the newest, is meant.
+    same = [row for row in rows if row.id == name] or [row for row in rows if row.name == name]
+    row = max(same, key=lambda row: (row.is_here, row.owner_lives, row.began), default=None)
+    if row is None:
+        others = [row.name for row in rows if not row.is_mine and row.owner_lives]
+        raise PoolError(
+            f"no pool {name!r} lives{nearest(name, others)}; those of other notebooks: {', '.join(others) or 'none'}"
+        )
+    if row.is_mine:
+        raise PoolError(f"pool {row.name!r} is managed by this notebook: `%%sky --name {row.name}` uses it")
+    if row.state in _UNJOINED:
+        raise PoolError(f"pool {row.name!r} {_UNJOINED[row.state]}; {managed_by(row)}")
+    if row.provider == "local" and row.is_here and not (row.host_lives and (row.keep or row.owner_lives)):
+        raise PoolError(f"pool {row.name!r} has ended with the notebook that managed it")
+    return row
+
+
+# States in which a pool cannot be joined.
+_UNJOINED = {
+    "starting": "is being started: join it when it is ready",
+    "ending": "is being ended",
+    "stopped": "is stopped, and `%sky start` starts it",
+}
+
+
+def leave_pool(pool: Pool) -> None:
+    """End the use of a pool as its guest; raise PoolError for a pool that this process manages."""
+    if not pool.is_guest:
+        name = pool.spec.name
+        raise PoolError(f"this notebook manages pool {name!r}, and is no guest: `%sky down {name}` ends it")
+    name = pool.spec.name
+    pool.release()
+    pools.discard(pool, Gone(name, f"this notebook has left pool {name!r}", f"%sky join {name}"))
 
 
 def _elsewhere(name: str) -> str:

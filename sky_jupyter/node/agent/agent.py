@@ -56,6 +56,7 @@ from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
 from .name_inspection import NameInspection
 from .name_listing import NameListing
+from .run_turns import RunTurns
 from .shared_state_client import SharedStateProxy
 from .stream_relay import StreamRelay
 from .task_calls import TaskRunner
@@ -71,6 +72,7 @@ _SIGNALS = 100
 # neither here nor in the scheduler; the journal has what it missed.
 _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
+LATE = "its turn is over, and another notebook's run has begun since: run it again"
 
 
 class Agent:
@@ -116,6 +118,9 @@ class Agent:
         self.manager = 0
         self.heard = time.monotonic()
         self.runs: dict[str, RunRecord] = {}
+        # The turns of several notebooks, and the latest in which a run has begun here.
+        self.turns = RunTurns(self)
+        self.turn = 0
         self.noise: re.Pattern[str] | None = None
         # Keys of the latest signals: a manager that got no answer repeats its call.
         self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
@@ -200,6 +205,10 @@ class Agent:
         """
         if run in self.runs:
             return {"state": "known", "first": 0, "count": 0, "data": b""}
+        turn = (about or {}).get("turn", self.turn)
+        if turn < self.turn:
+            raise PoolError(LATE)
+        self.turn = turn
         record = self.begin(run, ranks, content, about)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(record.over.wait(), _LINGER)
@@ -617,6 +626,15 @@ class Agent:
             # Batches that were sent to the previous manager do not reach this one.
             self.taken_in = self.forwarded
         self.manager, self.heard = manager, time.monotonic()
+
+    def admit(self, guest: str, call: AgentCall) -> None:
+        """Accept a call of a guest; it does not count as the manager's.
+
+        Raises PoolError if only the manager may make it.
+        """
+        if not call.guests:
+            raise PoolError(f"only the notebook that manages the pool may do that ({call.name})")
+        self.turns.hear(guest)
 
     @property
     def working(self) -> bool:

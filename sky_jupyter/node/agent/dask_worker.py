@@ -64,7 +64,7 @@ class AgentWorker(control.WithoutHttp, Worker):
         )
         for call in rpc.AGENT_CALLS:
             handler = agent.handler(call)
-            self.handlers[call.op] = self.check_fencing_token(handler) if call.fenced else handler
+            self.handlers[call.op] = self.check_caller(call, handler) if call.fenced else handler
 
     async def listen(self, port_or_addr: Any = None, allow_offload: bool = False, **options: Any) -> None:
         """Listen without offloading messages to a thread.
@@ -73,11 +73,14 @@ class AgentWorker(control.WithoutHttp, Worker):
         """
         await super().listen(port_or_addr, allow_offload=allow_offload, **options)
 
-    def check_fencing_token(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a handler so that it refuses a manager that has been replaced."""
+    def check_caller(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a handler so that it refuses a manager that has been replaced, and a guest where it may not call."""
 
-        async def checked(manager: int = 0, **arguments: Any) -> Any:
-            self.agent.obey(manager)
+        async def checked(manager: int = 0, guest: str = "", **arguments: Any) -> Any:
+            if guest:
+                self.agent.admit(guest, call)
+            else:
+                self.agent.obey(manager)
             return await handler(**arguments)
 
         return checked

@@ -31,7 +31,7 @@ class _Job:
     places: list[Path]
     task: asyncio.Task[dict[str, Any]]
     # Of the call that began it.
-    turn: list[int]
+    turn: list[Any]
 
 
 class ValueExport:
@@ -62,7 +62,7 @@ class ValueExport:
                 stale.unlink(missing_ok=True)
 
     async def sky_fetch_values(
-        self, keys: dict[int, str], wanted: list[str], turn: list[int], content: dict[str, Any]
+        self, keys: dict[int, str], wanted: list[str], turn: list[Any], content: dict[str, Any]
     ) -> dict[int, Any]:
         """Start writing ranks' values to files; return the progress of each.
 
@@ -74,8 +74,9 @@ class ValueExport:
             The manager's key of each rank's fetch; ranks of other nodes are ignored.
         wanted : list of str
             All keys that it still wants; of the others those are dropped that an earlier call began.
-        turn : list of int
-            When the manager listed them: its generation, and the number of the call. Calls may overtake each other.
+        turn : list
+            When the manager listed them: its generation, the number of the call, and a guest's id. Calls may overtake
+            each other.
         content : dict
             Request to the rank; see `ResultStore.export`.
 
@@ -85,7 +86,9 @@ class ValueExport:
             For each rank ``"waits"``, whether it is busy with something else; ``"there"`` and ``"total"``,
             bytes; and ``"end"``, its end event, once it has one.
         """
-        self._drop([key for key, job in self._jobs.items() if key not in wanted and job.turn < turn])
+        # Those of another notebook are not this one's to drop.
+        earlier = [key for key, job in self._jobs.items() if job.turn[2:] == turn[2:] and job.turn < turn]
+        self._drop([key for key in earlier if key not in wanted])
         mine = {rank: key for rank, key in keys.items() if rank in self.ranks}
         for rank, key in mine.items():
             if key not in self._jobs:
@@ -109,7 +112,7 @@ class ValueExport:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _begin(self, number: int, key: str, turn: list[int], content: dict[str, Any]) -> None:
+    def _begin(self, number: int, key: str, turn: list[Any], content: dict[str, Any]) -> None:
         rank, request = self.ranks[number], f"fetch-{key}"
         places = [folder / f"{self.name}{key}" for folder in self.folders if folder.is_dir()]
         asked = {**content, "kind": "fetch", "places": list(map(str, places))}

@@ -28,7 +28,9 @@ class AgentCall:
     timeout : float, optional
         Seconds to wait for the answer, unless the caller sets a timeout of its own.
     fenced : bool
-        Whether only the pool's current manager may call it.
+        Whether only the pool's current manager may call it, and its guests.
+    guests : bool
+        Whether guests may.
     """
 
     name: str
@@ -38,6 +40,7 @@ class AgentCall:
     idempotent: bool = False
     timeout: float | None = None
     fenced: bool = True
+    guests: bool = True
 
     @property
     def op(self) -> str:
@@ -60,20 +63,30 @@ READ_EVENTS = AgentCall("read_events", required=("run", "start"), idempotent=Tru
 READ_PAGE = AgentCall("read_page", required=("run", "start", "most"), idempotent=True)
 ACK_OUTPUT = AgentCall("ack_output", optional=("mark",), idempotent=True)
 
+# Turns of the notebooks that share a pool.
+TAKE_TURN = AgentCall(
+    "take_turn",
+    "turns",
+    required=("run", "who", "label", "lease"),
+    optional=("seen", "wait", "hold", "ahead", "force", "gone"),
+    idempotent=True,
+)
+LEAVE_TURN = AgentCall("leave_turn", "turns", required=("run", "who"), optional=("news",), idempotent=True, timeout=5.0)
+
 # The node and its kernels.
 PING = AgentCall("ping", idempotent=True)
 STATUS = AgentCall("status", optional=("since",), idempotent=True)
 SIGNAL_KERNELS = AgentCall("signal_kernels", required=("number",), optional=("ranks", "run", "key"))
 ABORT_COLLECTIVES = AgentCall("abort_collectives", optional=("ranks",))
 RESTART_KERNELS = AgentCall("restart_kernels", optional=("ranks",))
-END_KERNELS = AgentCall("end_kernels", required=("patience",), optional=("ranks",))
+END_KERNELS = AgentCall("end_kernels", required=("patience",), optional=("ranks",), guests=False)
 SAMPLE_STACKS = AgentCall("sample_stacks", required=("native", "known", "window", "within"), idempotent=True)
 LIST_PACKAGES = AgentCall("list_packages", idempotent=True, timeout=60.0)
 # Managers and agents of all versions know this call by this name: it tells them whether they are compatible.
 PYTHON = AgentCall("python", idempotent=True)
 
 # A node has another machine.
-CHANGE_ADDRESSES = AgentCall("change_addresses", required=("addresses",), idempotent=True)
+CHANGE_ADDRESSES = AgentCall("change_addresses", required=("addresses",), idempotent=True, guests=False)
 # Agents tell each other that a machine is about to be taken away.
 NOTE_INTERRUPTION = AgentCall("note_interruption", "interruptions", required=("node", "notice"), fenced=False)
 
@@ -84,7 +97,7 @@ ENTER_PLUGINS = AgentCall(
 )
 REINITIALIZE = AgentCall("reinitialize", required=("ports", "job", "patience"), optional=("ranks",))
 CHECK_PLUGINS = AgentCall("check_plugins", required=("patience",))
-LEAVE_PLUGINS = AgentCall("leave_plugins", optional=("ranks", "patience"))
+LEAVE_PLUGINS = AgentCall("leave_plugins", optional=("ranks", "patience"), guests=False)
 
 # Files and blobs.
 COMPARE_FILES = AgentCall(
@@ -104,7 +117,7 @@ LIST_FOLDER = AgentCall(
 )
 READ_RANGE = AgentCall("read_range", "files", required=("path", "start", "length"), idempotent=True, timeout=60.0)
 DELETE_CODE = AgentCall("delete_code", "files", required=("names",), idempotent=True, timeout=10.0)
-DELETE_BLOBS = AgentCall("delete_blobs", "files", required=("keep",), idempotent=True, timeout=10.0)
+DELETE_BLOBS = AgentCall("delete_blobs", "files", required=("keep",), idempotent=True, timeout=10.0, guests=False)
 LINK_BLOBS = AgentCall("link_blobs", "files", required=("run", "files"))
 STORE_BLOBS = AgentCall("store_blobs", "files", required=("run", "names"))
 CACHE_STATS = AgentCall("cache_stats", "files", timeout=10.0)
@@ -136,24 +149,29 @@ RESIZE_TERMINAL = AgentCall("resize_terminal", "terminals", required=("id", "siz
 CLOSE_TERMINAL = AgentCall("close_terminal", "terminals", required=("id",), idempotent=True, timeout=10.0)
 
 # Function calls and their streams.
-FIND_CALLS = AgentCall("find_calls", "tasks", required=("calls",))
-CANCEL_CALLS = AgentCall("cancel_calls", "tasks", required=("calls",), optional=("hard",))
-FORGET_CALLS = AgentCall("forget_calls", "tasks", required=("attempts",))
+FIND_CALLS = AgentCall("find_calls", "tasks", required=("calls",), guests=False)
+CANCEL_CALLS = AgentCall("cancel_calls", "tasks", required=("calls",), optional=("hard",), guests=False)
+FORGET_CALLS = AgentCall("forget_calls", "tasks", required=("attempts",), guests=False)
 READ_STREAM = AgentCall(
-    "read_stream", "streams", required=("run", "number", "start", "read"), optional=("wants",), idempotent=True
+    "read_stream",
+    "streams",
+    required=("run", "number", "start", "read"),
+    optional=("wants",),
+    idempotent=True,
+    guests=False,
 )
-ACK_STREAM = AgentCall("ack_stream", "streams", required=("run", "read"), idempotent=True)
+ACK_STREAM = AgentCall("ack_stream", "streams", required=("run", "read"), idempotent=True, guests=False)
 FEED_STREAM = AgentCall(
-    "feed_stream", "streams", required=("run", "input", "number", "items", "answer"), idempotent=True
+    "feed_stream", "streams", required=("run", "input", "number", "items", "answer"), idempotent=True, guests=False
 )
-CLOSE_STREAM = AgentCall("close_stream", "streams", required=("run",), idempotent=True)
+CLOSE_STREAM = AgentCall("close_stream", "streams", required=("run",), idempotent=True, guests=False)
 
 # Widgets.
-OPEN_COMMS = AgentCall("open_comms", "comms", idempotent=True)
-SEND_COMMS = AgentCall("send_comms", "comms", required=("messages",))
+OPEN_COMMS = AgentCall("open_comms", "comms", idempotent=True, guests=False)
+SEND_COMMS = AgentCall("send_comms", "comms", required=("messages",), guests=False)
 
 # The user's own Dask cluster.
-START_DASK = AgentCall("start_dask", "user_dask", optional=("scheduler",), timeout=120.0)
+START_DASK = AgentCall("start_dask", "user_dask", optional=("scheduler",), timeout=120.0, guests=False)
 
 AGENT_CALLS = tuple(value for value in list(globals().values()) if isinstance(value, AgentCall))
 

@@ -160,6 +160,17 @@ class Repairs:
 
 
 @dataclass(frozen=True)
+class TurnLeases:
+    """Turns of the notebooks that share a pool: ``renewal`` < ``lease``."""
+
+    # A guest that has not been heard for this long is gone; a request for a turn is repeated after the waits.
+    lease: float = 10.0
+    renewal: float = 2.0
+    first_wait: float = 0.3
+    wait: float = 1.0
+
+
+@dataclass(frozen=True)
 class Answers:
     """Requests to nodes that are idle, or beside a run."""
 
@@ -291,6 +302,7 @@ class Timeouts:
     end: End = field(default_factory=End)
     interrupts: Interrupts = field(default_factory=Interrupts)
     repairs: Repairs = field(default_factory=Repairs)
+    turns: TurnLeases = field(default_factory=TurnLeases)
     answers: Answers = field(default_factory=Answers)
     transfers: Transfers = field(default_factory=Transfers)
     polls: Polls = field(default_factory=Polls)

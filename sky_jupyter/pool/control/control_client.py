@@ -79,10 +79,14 @@ class Control:
         The manager's fencing token; agents refuse a lower one than they have seen.
     shape : int
         How often the pool was resized: agents of an earlier shape are ignored.
+    guest : str
+        The id of a guest, which has no fencing token; "" for the manager.
     """
 
-    def __init__(self, watcher: Watcher, *, direct: bool, generation: int, shape: int = 0) -> None:
+    def __init__(self, watcher: Watcher, *, direct: bool, generation: int, shape: int = 0, guest: str = "") -> None:
         self.direct = direct
+        self.guest = guest
+        self._caller: dict[str, Any] = {"guest": guest} if guest else {"manager": generation}
         self.shape = shape
         # Whether the scheduler has agents of other shapes, and whether some are about to join.
         self.crowded = self.joining = False
@@ -478,7 +482,7 @@ class Control:
         absent = [node for node in nodes if node not in self.addresses or (node in self.off and call is not rpc.PING)]
         if absent:
             raise self.is_lost(absent[0])
-        arguments["manager"] = self.generation
+        arguments |= self._caller
         by_address = {self.addresses[node]: node for node in nodes}
         if self.direct and len(by_address) <= _DIRECT:
             calls = (getattr(self.client.rpc(address), call.op)(**arguments) for address in by_address)

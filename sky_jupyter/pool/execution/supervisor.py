@@ -9,7 +9,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 from ...errors import NodeLost, PoolError, SkyError
@@ -21,7 +21,7 @@ from ...util.background_tasks import BackgroundTasks
 from ...util.text import first_line, rank_label
 from ..base.event_log import PoolEvents
 from ..base.event_loop import loop
-from ..base.events import NoticeEvent
+from ..base.events import NoticeEvent, ignore
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 from ..runs.hang_detector import AFTER, HangDetector
@@ -30,6 +30,7 @@ from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
 from .batch_extension import BatchExtension
 from .interruption_notices import InterruptionNotices
+from .turns import Turns
 from .unresponsive_processes import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -133,8 +134,10 @@ class Supervisor:
         # When kernels ended by themselves while they were idle, by rank.
         self._ends: dict[int, list[float]] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
-        # would wait for each other.
+        # would wait for each other. The lock is for those of this notebook, the turns for those of several.
         self._turn = asyncio.Lock()
+        self.turns = Turns(self._ask_head)
+        self._is_yielding = False
         self._tasks = BackgroundTasks()
 
     async def renew(self, ranks: Sequence[int]) -> None:
@@ -210,8 +213,12 @@ class Supervisor:
             raise NodeLost("the pool is not connected")
         return await self.control.ask(call, nodes, **arguments)
 
+    async def _ask_head(self, call: AgentCall, **arguments: Any) -> Any:
+        return (await self.control.ask(call, [0], **arguments))[0]
+
     def close(self) -> None:
         """Cancel the tasks of the pool, and forget its lost nodes."""
+        self.turns.reset()
         for extension in self.extensions.values():
             extension.close()
         for task in [*self._tasks, *self._repairs]:
@@ -227,8 +234,108 @@ class Supervisor:
         """Run to the end: start, supervise, and begin repairs."""
         async with self._turn:
             # A run that was given up while it waited is not begun.
+            if run.left and await self._take_turn(run):
+                try:
+                    await self._execute_alone(run, content, grace, timeout)
+                finally:
+                    self._pass_on(run)
+
+    async def _take_turn(self, run: Run) -> bool:
+        """Wait for a run's turn among the notebooks; return False if it is not to begin."""
+
+        def over() -> bool:
+            return not run.left or bool(run.why)
+
+        def tell(text: str) -> None:
+            if text:
+                run.listener(NoticeEvent(text, run.id))
+
+        taking = self.keep_task(self.turns.take(run.id, tell, over))
+        waiting = self.keep_task(run.until(over, None))
+        await asyncio.wait([taking, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not taking.done():
+            taking.cancel()
+            await self.turns.leave(run.id)
+        elif (error := taking.exception()) is not None:
+            run.lose(run.left, f"it was given no turn: {first_line(error)}")
+            return False
+        elif (taken := taking.result()) is not None:
+            fresh, stale = taken
+            for id in stale:
+                await self._end_stale(id)
+            self.restarted.update(fresh)
+            if ranks := fresh & set(run.left):
+                # They lack what its notebook believes that they have.
+                run.lose(run.left, f"another notebook had new kernels made for {rank_label(ranks)}: run it again")
             if run.left:
-                await self._execute_alone(run, content, grace, timeout)
+                return True
+            self._pass_on(run)
+        run.stop(f"{run.why} while it waited for its turn")
+        return False
+
+    def _pass_on(self, run: Run) -> None:
+        """Leave a run's turn to others once what it broke is repaired."""
+        sure = frozenset() if run.failed else run.capture.names.sure
+        self.turns.wrote(sure.union(run.writes))
+        self.turns.leave_soon(run.id, self.settle_repairs)
+
+    async def _yield_standing_turn(self) -> None:
+        """End the manager's standing turn, after what runs: a guest has asked for one."""
+        try:
+            async with self._turn:
+                await self.settle_repairs()
+                await self.turns.leave()
+        finally:
+            self._is_yielding = False
+
+    @contextlib.asynccontextmanager
+    async def _repairing(self, *, force: bool = False) -> AsyncIterator[None]:
+        """Have a turn for a repair, ahead of other notebooks' runs; ``force`` ends the one that runs."""
+        if self.turns.held:
+            yield
+            return
+        name, taken = f"repair-{secrets.token_hex(4)}", None
+        # Without its head a pool has no order of runs.
+        with contextlib.suppress(NodeLost, OSError):
+            taken = await self.turns.take(name, lambda text: None, lambda: self.turns.held, ahead=True, force=force)
+        try:
+            yield
+        finally:
+            if taken is not None:
+                await self.turns.leave(name)
+
+    async def _end_stale(self, id: str) -> None:
+        """End the run of a notebook that is gone, and repair what that breaks."""
+        answers = await self.control.ask(rpc.LIST_RUNS, runs=[id])
+        begun = {node: runs[id]["begin"] for node, runs in answers.items() if id in runs}
+        ranks = next((begin.get("ranks") for begin in begun.values()), None)
+        if ranks:
+            run = Run(id, {rank: rank // self.spec.ranks_per_node for rank in ranks}, ignore)
+            self.runs[id] = run
+            for node in begun:
+                await self.read(run, node, 0)
+            self.lose_unbegun(run, list(begun))
+            run.apart = any(begin.get("apart") is True for begin in begun.values())
+            if run.left:
+                run.why = ": its notebook has ended"
+                await (self._stop_apart(run, asked=False) if run.apart else self._stop(run, to_the_end=True))
+            self.mend(run)
+            await self.settle_repairs()
+            del self.runs[id]
+            self.news.append(f"run {id} was stopped: its notebook, which had joined the pool, has ended")
+        await self.turns.leave(id)
+
+    async def leave_turns(self) -> None:
+        """End the requests for turns of what has not begun, and the standing turn, if the agents can be told."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.turns.leave(), _REACH_PATIENCE)
+
+    async def look_at_others(self) -> None:
+        """Learn what other notebooks have changed, if there are any."""
+        if self.turns.shared:
+            with contextlib.suppress(NodeLost, OSError):
+                self.restarted.update(await self.turns.look())
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         nodes = {outcome.node for outcome in run.outcomes.values()}
@@ -242,6 +349,8 @@ class Supervisor:
         if run.shape != self.control.shape:
             run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")
         about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time(), "apart": run.apart}
+        if self.turns.shared:
+            about |= {"turn": self.turns.number, "guest": self.turns.guest}
         start = self.keep_task(self._start(run, content, about))
         await self._attend(run, grace, timeout)
         start.cancel()
@@ -272,6 +381,9 @@ class Supervisor:
                         # The first answer got lost with its connection.
                         self.keep_task(self.read(run, node, run.next(node)))
                     self._take(run, node, answer["first"], answer["count"], answer["data"])
+                    if self.turns.shared:
+                        # Of what others have printed, nothing is acknowledged here.
+                        self.keep_task(self._tell_heard(node))
                 return
 
     async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int], *, over: bool) -> None:
@@ -311,7 +423,8 @@ class Supervisor:
         finally:
             silence.cancel()
             self.working.discard(run)
-        self.mend(run)
+        if not (run.failed and self.turns.guest) or await self.turns.still_held():
+            self.mend(run)
 
     async def look(self, run: Run, native: bool) -> StackReport:
         """Return the ranks' stacks, sampled over a long window."""
@@ -569,7 +682,8 @@ class Supervisor:
         return f"; recreate {'; '.join(filter(None, gone))}" if any(gone) else ""
 
     def _mend_with(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._is_broken:
+        # A guest repairs what its own runs break, while it has its turn.
+        if self._is_broken or (self.turns.guest and not self.turns.held):
             work.close()
             return
         before = self._repair
@@ -578,7 +692,8 @@ class Supervisor:
             try:
                 if before is not None:
                     await asyncio.wait([before])
-                await work
+                async with self._repairing():
+                    await work
             except NodeLost:
                 # The next run reports the node; it is repaired when it is back.
                 pass
@@ -604,6 +719,10 @@ class Supervisor:
 
         A restart of all replaces repairs that are under way.
         """
+        async with self._repairing(force=True):
+            await self._restart(ranks)
+
+    async def _restart(self, ranks: Sequence[int] | None) -> None:
         why, busy = "its kernel was replaced by `%sky restart`", self.busy
         everyone = list(range(self.spec.world_size))
         if ranks is not None and (chosen := self._to_replace(ranks)) != everyone:
@@ -663,7 +782,7 @@ class Supervisor:
 
     def on_kernel_end(self, rank: int, text: str) -> None:
         """Replace a kernel that ended by itself while it was idle."""
-        if 0 <= rank < self.spec.world_size:
+        if 0 <= rank < self.spec.world_size and not self.turns.guest:
             self._mend_with(self._replace_ended(rank, text))
 
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
@@ -811,6 +930,9 @@ class Supervisor:
             if "interruption" in batch:
                 self._take_notice(batch["node"], batch["interruption"])
                 return
+            if "turn" in batch:
+                self._on_wanted()
+                return
             if "ended" in batch:
                 self.on_kernel_end(int(batch["ended"]), str(batch["text"]))
                 return
@@ -818,10 +940,14 @@ class Supervisor:
                 for name, extension in self.extensions.items():
                     if name in batch:
                         extension.on_batch(batch)
-                self._note_taken(batch.get("node"), batch.get("mark"))
+                if not self.turns.guest:
+                    self._note_taken(batch.get("node"), batch.get("mark"))
                 return
             # The name of a call's attempt begins with the call's id.
             run = self.runs.get(batch["run"]) or self.runs.get(batch["run"].partition(".")[0])
+            if run is None and self.turns.shared:
+                # Its own notebook acknowledges it.
+                return
             if run is not None and run.accepts(batch["run"], batch["node"]):
                 self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -829,6 +955,14 @@ class Supervisor:
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
         if isinstance(batch, dict):
             self._note_taken(batch.get("node"), batch.get("mark"))
+
+    def _on_wanted(self) -> None:
+        """Ask for turns from now on: a guest wants to run something."""
+        if not self.turns.guest:
+            self.turns.shared = True
+            if not self._is_yielding:
+                self._is_yielding = True
+                self.keep_task(self._yield_standing_turn())
 
     def _take_notice(self, node: Any, facts: Any) -> None:
         """Handle a node's notice that its machine is taken away, or None."""
@@ -874,6 +1008,9 @@ class Supervisor:
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
         self.events.own.note("lost", why, node=node)
+        if self.turns.guest:
+            # The manager sees to it.
+            return
         if not revived:
             self.on_node_lost(node)
         # Made now: the node may be back before its repair's turn comes.
@@ -889,6 +1026,10 @@ class Supervisor:
             extension.look(node)
         if kept:
             self.keep_task(self._catch_up(node))
+        elif self.turns.guest:
+            per_node = self.spec.ranks_per_node
+            self.restarted.update(range(node * per_node, (node + 1) * per_node))
+            self._lost.discard(node)
         elif node in self._returned:
             self._returned.pop(node).set()
         else:

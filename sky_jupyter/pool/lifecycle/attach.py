@@ -31,10 +31,12 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
     pool.incarnations = dict(record.incarnations)
     pool.provisioning = Provisioning(pool.registry, pool.id)
     pool.generation = pool.registry.own(row.id, take_over=take_over)
+    # There may be guests, which an earlier manager has let run something.
+    pool.supervisor.turns.shared = True
     pool.logger.open()
     try:
         with pool.watchdog.telling(pool.listener):
-            wait_ticking(loop().submit(_join(pool, record)), tick)
+            wait_ticking(loop().submit(connect(pool, record)), tick)
         pool.become_ready()
     except BaseException as error:
         _not_joined(pool, row, error)
@@ -52,7 +54,8 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
         pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
 
 
-async def _join(pool: PoolLifecycle, record: PoolRecord) -> None:
+async def connect(pool: PoolLifecycle, record: PoolRecord) -> None:
+    """Connect to the hosts and agents of a pool that another process has started."""
     if not pool.spec.provider.survives_manager:
         pool.hosts = [launch.adopt(host) for host in record.hosts]
     else:
@@ -86,7 +89,8 @@ def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
     pool.machines = [host.machine for host in pool.hosts if not host.here]
     remote_host.relay(pool.hosts, record.scheduler)
     pool.link.listen(pool.host_events.on_link, pool.is_off)
-    pool.keep_link()
+    if pool.guest is None:
+        pool.keep_link()
 
 
 def _not_joined(pool: PoolLifecycle, row: PoolRow, error: BaseException) -> None:

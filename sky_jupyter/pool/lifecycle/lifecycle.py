@@ -55,6 +55,7 @@ from .ttl import Expiry
 
 if TYPE_CHECKING:
     from ...machines.ssh.types import Prompts
+    from .guest import Guest
 
 AGENT_TIMEOUT = TIMEOUTS.start.agents
 _END_PATIENCE = TIMEOUTS.end.others
@@ -89,6 +90,9 @@ class PoolLifecycle:
     before_end : callable
         Called first when the pool is ended.
     """
+
+    # What it knows of the manager if this process is a guest; None for the manager.
+    guest: Guest | None = None
 
     def __init__(
         self,
@@ -215,6 +219,7 @@ class PoolLifecycle:
 
     def change_spec(self, spec: PoolSpec) -> None:
         """Replace the spec, for later managers as well."""
+        self.refuse_guest("changed")
         self.spec = spec
         if self.has_control:
             self.write_record(direct=self.control.direct)
@@ -311,19 +316,29 @@ class PoolLifecycle:
             loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
 
     def write_record(self, *, direct: bool) -> None:
-        """Write the record from which a later manager attaches."""
-        if self.spec.keep or self.link is not None:
-            hosts = tuple(host.facts() for host in self.hosts)
-            left = self.expiry.left
-            ends = None if left is None else time.time() + left
-            ids = tuple(self.ids)
-            record = PoolRecord(
-                self.spec, self.scheduler_there, ids, hosts, direct, self.shape, ends, dict(self.incarnations)
-            )
-            record.write(self.hosts[0].folder)
+        """Write the record from which a later manager attaches, and guests join."""
+        hosts = tuple(host.facts() for host in self.hosts)
+        left = self.expiry.left
+        ends = None if left is None else time.time() + left
+        ids = tuple(self.ids)
+        record = PoolRecord(
+            self.spec, self.scheduler_there, ids, hosts, direct, self.shape, ends, dict(self.incarnations)
+        )
+        record.write(self.hosts[0].folder)
+
+    def refuse_guest(self, done: str) -> None:
+        """Raise PoolError if this process is a guest, which cannot have that ``done`` to the pool."""
+        if self.guest is not None:
+            self.guest.refuse(done)
+
+    def require_same(self) -> None:
+        """Raise PoolError if the pool has ended or changed that this process is a guest of."""
+        if self.guest is not None and (gone := self.guest.find_over()) is not None:
+            loop().loop.call_soon_threadsafe(self._lose_as_guest, self.guest, gone.text)
+            raise PoolError(gone.refusal("%%sky --provider local"))
 
     def release(self) -> None:
-        """Release a kept pool, so that another manager can attach."""
+        """Release a kept pool, so that another manager can attach; a guest leaves."""
         if self.states.is_over or self.owner != os.getpid():
             return
         self.states.to(PoolState.ENDED)
@@ -332,9 +347,10 @@ class PoolLifecycle:
         self.workers.close()
         self._over("let go of; it lives on")
         with contextlib.suppress(Exception):
-            loop().call(self._disconnect(), timeout=5)
+            loop().call(self.disconnect(), timeout=5)
         with contextlib.suppress(Exception):
-            self.registry.release(self.id)
+            if self.guest is None:
+                self.registry.release(self.id)
             self.registry.close()
         self._leave_link()
 
@@ -352,9 +368,12 @@ class PoolLifecycle:
             return
         self.expiry.stop()
         self.meter.stop()
-        asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
+        asyncio.ensure_future(self.disconnect())  # noqa: RUF006 - it ends by itself
 
-    async def _disconnect(self) -> None:
+    async def disconnect(self) -> None:
+        """Close the client of the agents, which go on."""
+        if self.state is PoolState.ENDED and self.has_control:
+            await self.supervisor.leave_turns()
         self.supervisor.close()
         if self.has_control:
             await self.control.close()
@@ -395,7 +414,8 @@ class PoolLifecycle:
 
     def make_control(self, *, direct: bool) -> Control:
         """Return a new client of the hosts' agents, not yet connected."""
-        control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
+        guest = "" if self.guest is None else self.guest.id
+        control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape, guest=guest)
         self._control = self.supervisor.control = control
         self.host_events.watch()
         return control
@@ -412,6 +432,9 @@ class PoolLifecycle:
             interrupt kills them at once, and is raised when the pool has ended.
         """
         self._before_end()
+        if self.guest is not None:
+            self.release()
+            return
         ours = not self.states.is_over and self.owner == os.getpid()
         if ours:
             self._ender = threading.get_ident()
@@ -627,6 +650,7 @@ class PoolLifecycle:
 
     def changing(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Exclude other changes of the pool; see `StateMachine.changing`."""
+        self.refuse_guest(what)
         return self.states.changing(what)
 
     def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
@@ -810,15 +834,40 @@ class PoolLifecycle:
 
     def mark_broken(self, why: str) -> None:
         """Set the state to BROKEN, and fail what runs."""
+        if self.guest is not None:
+            # Only its manager can make it anew.
+            self._lose_as_guest(self.guest, why)
+            return
         if not self._stop_control(why):
             return
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+
+    def _lose_as_guest(self, guest: Guest, why: str) -> None:
+        """Forget a pool whose guest this process was."""
+        if self.states.is_over:
+            return
+        unwatched, why = not self._is_watched, guest.lose(why).text
+        self.states.offer(PoolState.ENDED, why)
+        self.supervisor.lose_all(why)
+        if self.has_control:
+            self.control.why_closed = why
+        if unwatched:
+            self.farewell(why)
+        self._over("left: its manager has ended or changed it")
+        asyncio.ensure_future(self._part())  # noqa: RUF006 - it ends by itself
+
+    async def _part(self) -> None:
+        await self.disconnect()
+        await asyncio.to_thread(self._leave_link)
 
     def lose_head(self, why: str, *, ended: bool = False) -> None:
         """Do the same without a head; read runs from nodes' disks.
 
         ``ended`` says that its provider has taken its machine away.
         """
+        if self.guest is not None:
+            self.mark_broken(why)
+            return
         if taken := self.supervisor.interruptions.why_lost(0):
             why = self._anew = f"{taken}: it was the head's"
         elif ended:
@@ -913,6 +962,8 @@ class PoolLifecycle:
     def require_live(self, *, restarting: bool = False) -> None:
         """Raise PoolError if the pool cannot run, or is not ours."""
         self.must_be_ours()
+        if self.guest is not None and self.guest.gone is not None:
+            raise PoolError(self.guest.gone.refusal("%%sky --provider local"))
         self.states.require_live(restarting=restarting)
         if not self.has_control:
             raise self.states.not_started()

@@ -18,6 +18,7 @@ from ..context import PoolContext
 from ..runs.result import aborted
 
 if TYPE_CHECKING:
+    from ..execution.supervisor import Supervisor
     from ..execution.unresponsive_processes import Watchdog
     from ..transfer.python_versions import PoolPythons
 
@@ -35,6 +36,9 @@ class PluginSetupContext(PoolContext, Protocol):
 
     @property
     def watchdog(self) -> Watchdog: ...
+
+    @property
+    def supervisor(self) -> Supervisor: ...
 
     @property
     def generation(self) -> int:
@@ -82,7 +86,8 @@ class PluginSetup:
         names = [*own, *(f"{name}.programs" for name in own)]
         ports = (await self.pool.control.ask(rpc.FREE_PORTS, [0], count=len(names)))[0]
         self._epoch += 1
-        return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{self.pool.generation}.{self._epoch}"
+        who = f"{self.pool.generation}{self.pool.supervisor.turns.guest}"
+        return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{who}.{self._epoch}"
 
     async def again(self, ended: Sequence[int]) -> bool:
         """Reinitialize frameworks, ``ended`` in new kernels; return if ok."""
@@ -115,7 +120,9 @@ class PluginSetup:
         for node, failed in failures.items():
             for text in failed.values():
                 raise BootstrapError("plugins", text, node=node)
-        self.pool.watchdog.renew(range(self.pool.spec.world_size) if ranks is None else ranks)
+        renewed = range(self.pool.spec.world_size) if ranks is None else ranks
+        self.pool.watchdog.renew(renewed)
+        self.pool.supervisor.turns.renewed(renewed)
 
     def _nodes(self, ranks: Sequence[int] | None) -> list[int] | None:
         """Return the nodes of these ranks, the only ones to ask."""

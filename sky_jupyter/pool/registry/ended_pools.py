@@ -40,7 +40,8 @@ class Gone:
         ``others`` are the names of live pools.
         """
         use = f", `--name {others[0]}` uses one that lives ({', '.join(others)})" if others else ""
-        makes = "starts it again" if self.again.startswith("%sky start ") else "makes it anew"
+        words = {"start": "starts it again", "join": "joins it once it lives"}
+        makes = words.get(self.again.split()[1], "makes it anew")
         return f"{self.text}. `{self.again}` {makes}{use}, and `{cell}` uses this machine"
 
 

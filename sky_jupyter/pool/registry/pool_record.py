@@ -1,4 +1,4 @@
-"""Record in a kept pool's folder, from which a later manager attaches.
+"""Record in a pool's folder, from which a later manager attaches, and a guest joins.
 
 The folder and the file are readable by their user only, like the pool's keys. The file is JSON, so that every version
 can read what kind of pool it is and how to end it; the user's own plugins are a pickle in it, which is loaded last.
@@ -95,6 +95,13 @@ class PoolRecord:
             # Records of earlier versions lack them.
             incarnations = {str(id): str(one) for id, one in told.get("incarnations", {}).items()}
             return cls(spec, scheduler, ids, hosts, direct, shape, ends, incarnations)
+
+    @staticmethod
+    def read_shape(row: PoolRow) -> int:
+        """Return how often a pool was resized, without unpickling; raise PoolError if it cannot be read."""
+        told = _told(row)
+        with _readable(row):
+            return int(told["shape"])
 
     @staticmethod
     def hosts_of(row: PoolRow) -> list[dict[str, Any]]:

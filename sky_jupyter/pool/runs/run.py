@@ -372,6 +372,14 @@ class Run:
                 self._tell(OutputEvent(self.id, rank, event))
         self._note_end()
 
+    def stop(self, why: str) -> None:
+        """End the remaining ranks as interrupted, before they have begun; ``why`` as in "by you"."""
+        for rank in self.left:
+            event = {"kind": "end", "rank": rank, "status": "interrupted", "why": why}
+            self.outcomes[rank].status, self.outcomes[rank].end = "interrupted", event
+            self._tell(OutputEvent(self.id, rank, event))
+        self._note_end()
+
     def _note_end(self) -> None:
         for rank, outcome in self.outcomes.items() if self.questions else ():
             if outcome.status != "running":

@@ -189,7 +189,7 @@ class ValueFetch(TransferJob):
             asked = {
                 "keys": keys,
                 "wanted": sorted(self.pool.wanted),
-                "turn": [self.control.generation, next(_turns)],
+                "turn": [self.control.generation, next(_turns), *filter(None, [self.control.guest])],
                 "content": content,
             }
             try:

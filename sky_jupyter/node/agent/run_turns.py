@@ -1,0 +1,254 @@
+"""Turns of the notebooks that run cells on one pool: the head's agent gives them, one at a time.
+
+The pool's manager has a standing turn from the start on, and asks for nothing, until a guest asks for the first time.
+docs/design-guests.md says why it is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...util.text import cleaned
+from ..protocol.journal_events import is_count
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+# The interval at which a waiting request looks for runs and leases that have ended.
+_LOOK = 0.25
+_LONGEST_WAIT = 5.0
+_MOST_NAMES = 20_000
+_MOST_LABEL = 300
+
+
+@dataclass
+class _Ticket:
+    """Request for a turn: the run's id, and its notebook ("" for the manager)."""
+
+    run: str
+    who: str
+    label: str
+    # The manager's fencing token when it asked.
+    generation: int
+    # When it was last asked for, and since when without a pause.
+    heard: float
+    since: float
+    turn: int = 0
+
+
+class RunTurns:
+    """Queue of the notebooks' runs, and what a notebook has to know of the others' runs; made with the agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._waiting: list[_Ticket] = []
+        self._holder: _Ticket | None = None
+        # Whether the manager has the turn without a request.
+        self._standing = True
+        self._last = 0
+        # Runs of guests that are gone: the next notebook ends them.
+        self._stale: list[str] = []
+        # When each guest was last heard.
+        self._guests: dict[str, float] = {}
+        # What runs have changed: the number and notebook of the last change of each name, and of each rank's kernel.
+        self._changes = 0
+        self._wrote: dict[str, tuple[int, str]] = {}
+        self._fresh: dict[int, tuple[int, str]] = {}
+        self._moved = asyncio.Event()
+
+    def hear(self, guest: str) -> None:
+        """Note a call of a guest."""
+        self._guests[guest] = time.monotonic()
+
+    async def sky_take_turn(
+        self,
+        run: str,
+        who: str,
+        label: str,
+        lease: float,
+        seen: int = 0,
+        wait: float = 0.0,
+        hold: int = 0,
+        ahead: bool = False,
+        force: bool = False,
+        gone: int = 0,
+    ) -> dict[str, Any]:
+        """Wait for a run's turn, or renew it; return it, or what it waits for.
+
+        Parameters
+        ----------
+        run : str
+            The run, or "" to ask only for others' changes.
+        who : str
+            The guest's id; "" for the manager.
+        label : str
+            Its name for people.
+        lease : float
+            Seconds without a request after which a guest counts as gone.
+        seen : int
+            Number of the last change that it knows.
+        wait : float
+            Seconds to wait for the turn.
+        hold : int
+            The turn, to renew one that it has.
+        ahead : bool
+            Whether it goes ahead of all that wait.
+        force : bool
+            Whether it ends another's turn as well.
+        gone : int
+            Fencing token of a manager whose process has ended.
+
+        Returns
+        -------
+        dict
+            ``"turn"``, 0 while there is none; ``"lost"``, whether a turn that was to be renewed is another's;
+            ``"alone"``, whether the manager needs to ask no more; ``"stale"``, runs that have to be ended first;
+            ``"ahead"``, what it waits for; and ``"wrote"``, ``"fresh"`` and ``"change"``, what others have changed.
+        """
+        if gone and gone >= self._agent.manager:
+            self._standing = False
+            if self._holder is not None and not self._holder.who:
+                self._holder = None
+        answer: dict[str, Any] = {"turn": 0, "lost": False, "stale": []}
+        if hold:
+            answer |= {"turn": hold} if self._renew(run, who, label, hold) else {"lost": True}
+        elif run:
+            ticket = self._ask(run, who, label, lease, ahead=ahead, force=force)
+            end = time.monotonic() + min(wait, _LONGEST_WAIT)
+            while self._advance(lease) is not ticket and (left := end - time.monotonic()) > 0:
+                self._moved.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._moved.wait(), min(left, _LOOK))
+            ticket.heard = time.monotonic()
+            answer |= self._told(ticket, lease)
+        return {**answer, **self._news(who, seen)}
+
+    async def sky_leave_turn(self, run: str, who: str, news: Mapping[str, Any] | None = None) -> None:
+        """End a turn or a request for one; note which names and kernels the run has changed.
+
+        The manager ends its standing turn by no run.
+        """
+        if not who and not run:
+            self._standing = False
+        if self._holder is not None and (self._holder.run, self._holder.who) == (run, who):
+            self._holder = None
+        self._waiting = [ticket for ticket in self._waiting if (ticket.run, ticket.who) != (run, who)]
+        self._stale = [one for one in self._stale if one != run]
+        if news:
+            self._changes += 1
+            change = (self._changes, who)
+            self._wrote.update({str(name): change for name in news.get("wrote", ())})
+            self._fresh.update({int(rank): change for rank in news.get("fresh", ())})
+            for name in list(self._wrote)[:-_MOST_NAMES]:
+                del self._wrote[name]
+        self._moved.set()
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _ask(self, run: str, who: str, label: str, lease: float, *, ahead: bool, force: bool) -> _Ticket:
+        now, generation = time.monotonic(), self._agent.manager
+        known = [ticket for ticket in (self._holder, *self._waiting) if ticket is not None]
+        ticket = next((one for one in known if (one.run, one.who) == (run, who)), None)
+        if ticket is None:
+            label = cleaned(label)[:_MOST_LABEL]
+            ticket = _Ticket(run, who, label, generation, now, now)
+            self._waiting.insert(0 if ahead or force else len(self._waiting), ticket)
+        elif now - ticket.heard > lease / 2:
+            # It had stopped asking, as a notebook on a laptop that slept.
+            ticket.since = now
+        ticket.heard = now
+        if force and self._holder is not ticket:
+            # Its run ends with the kernels that are replaced.
+            self._holder = None
+        if who and self._standing and self._agent.send is not None:
+            self._agent.send({"turn": "wanted", "node": self._agent.node})
+        return ticket
+
+    def _renew(self, run: str, who: str, label: str, hold: int) -> bool:
+        holder = self._holder
+        if holder is None and hold > self._last and not self._standing:
+            # An earlier agent of this node has given it.
+            now = time.monotonic()
+            self._last = hold
+            self._holder = holder = _Ticket(run, who, label, self._agent.manager, now, now, hold)
+        if holder is None or (holder.run, holder.turn) != (run, hold):
+            return False
+        holder.heard = time.monotonic()
+        return True
+
+    def _advance(self, lease: float) -> _Ticket | None:
+        """Give the turn to the next run if it is free; return who has it."""
+        now = time.monotonic()
+        self._waiting = [ticket for ticket in self._waiting if now - ticket.heard <= max(lease, _LONGEST_WAIT)]
+        self._expire(lease, now)
+        if self._holder is not None or not self._waiting:
+            return self._holder
+        first = self._waiting[0]
+        if self._standing:
+            # What the manager has anyway.
+            mine = [ticket for ticket in self._waiting if not ticket.who]
+            if not mine:
+                return None
+            first = mine[0]
+        elif self._occupied(first):
+            return None
+        self._waiting.remove(first)
+        self._standing = False
+        # It rises across this node's agents too.
+        self._last = first.turn = max(self._last + 1, int(time.time() * 1000))
+        self._holder = first
+        first.heard = now
+        self._moved.set()
+        return first
+
+    def _expire(self, lease: float, now: float) -> None:
+        """End the turn of a notebook that is gone."""
+        holder = self._holder
+        if holder is None:
+            return
+        if not holder.who:
+            # A new manager has replaced the one that had it. Whether a manager has ended is seen by its process alone.
+            if holder.generation < self._agent.manager:
+                self._holder = None
+        elif now - holder.heard > lease and any(now - ticket.since >= lease for ticket in self._waiting):
+            self._stale.append(holder.run)
+            self._holder = None
+
+    def _occupied(self, ticket: _Ticket) -> bool:
+        """Return whether a run of a manager that is gone goes on."""
+        return ticket.run not in self._agent.runs and any(self._going_on())
+
+    def _going_on(self) -> list[str]:
+        """Return the cells that run here, without those that are to be ended; calls on one rank have a dot."""
+        runs = self._agent.runs.items()
+        return [id for id, record in runs if not record.over.is_set() and "." not in id and id not in self._stale]
+
+    def _told(self, ticket: _Ticket, lease: float) -> dict[str, Any]:
+        if self._holder is ticket:
+            now = time.monotonic()
+            alone = not ticket.who and not any(now - heard < lease for heard in self._guests.values())
+            if alone and not self._waiting and not self._stale:
+                self._holder, self._standing, self._guests = None, True, {}
+                return {"turn": ticket.turn, "alone": True}
+            return {"turn": ticket.turn, "stale": self._stale}
+        if self._standing:
+            return {"ahead": {"who": "", "label": "", "standing": True}}
+        if self._holder is not None:
+            return {"ahead": {"who": self._holder.who, "label": self._holder.label, "run": self._holder.run}}
+        before = [one for one in self._waiting if one is not ticket][:1]
+        label = before[0].label if before and before[0] is self._waiting[0] else ""
+        return {"ahead": {"who": "", "label": label, "runs": self._going_on()}}
+
+    def _news(self, who: str, seen: int) -> dict[str, Any]:
+        """Return what others have changed since a change that is known."""
+        seen = seen if is_count(seen) else 0
+        return {
+            "wrote": [name for name, (number, by) in self._wrote.items() if number > seen and by != who],
+            "fresh": [rank for rank, (number, by) in self._fresh.items() if number > seen and by != who],
+            "change": self._changes,
+        }

@@ -1,0 +1,220 @@
+"""Turns of this notebook's runs on a pool that others run cells on as well; the head's agent gives them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ...errors import PoolError, SkyError
+from ...node.protocol import rpc
+from ...node.protocol.journal_events import is_count
+from ...node.protocol.rpc import AgentCall
+from ...util.background_tasks import BackgroundTasks
+from ...util.process_identity import own_name, this
+from ..base.timeouts import TIMEOUTS
+
+_LEASE, _RENEWAL = TIMEOUTS.turns.lease, TIMEOUTS.turns.renewal
+# What it waits for is told after the first of these.
+_FIRST_WAIT, _WAIT = TIMEOUTS.turns.first_wait, TIMEOUTS.turns.wait
+# Calls the head's agent; raises NodeLost if there is none.
+Ask = Callable[..., Any]
+
+
+def label() -> str:
+    """Return this notebook's name for the people who wait for it."""
+    return f"{own_name()} (process {this()[0]})"
+
+
+class Turns:
+    """Place of this notebook in the order of runs; made by the supervisor, used on its loop.
+
+    A manager that is alone has a standing turn and asks for none. docs/design-guests.md has the whole.
+
+    Parameters
+    ----------
+    ask : callable
+        ``await ask(call, **arguments)`` calls the head's agent, or raises NodeLost.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        # The id of a guest; "" for the manager. Whether runs need turns.
+        self.guest = ""
+        self.shared = False
+        # For a guest, the fencing token of a manager whose process has ended, else 0.
+        self.find_gone: Callable[[], int] = lambda: 0
+        # The number of the turn, and what holds it: a run's id, or a repair's.
+        self.number = 0
+        self._holder = ""
+        self._is_lost = False
+        # The last change of others that is known, and names that they have assigned since `take_wrote`.
+        self._seen = 0
+        self._heard_wrote: set[str] = set()
+        # Changes of this notebook that others have not been told.
+        self._wrote: set[str] = set()
+        self._fresh: set[int] = set()
+        self._leaving: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
+
+    @property
+    def held(self) -> bool:
+        """Return whether this notebook has a turn, or needs none."""
+        return not self.shared or bool(self._holder)
+
+    def reset(self) -> None:
+        """Begin anew, with new agents: they give the manager a standing turn."""
+        for task in list(self._tasks):
+            task.cancel()
+        self.shared, self.number, self._holder, self._is_lost, self._seen = bool(self.guest), 0, "", False, 0
+        self._leaving = None
+
+    def renewed(self, ranks: Iterable[int]) -> None:
+        """Note ranks that have got new kernels from this notebook."""
+        self._fresh.update(ranks)
+
+    def wrote(self, names: Iterable[str]) -> None:
+        """Note names that a run of this notebook has assigned on the ranks."""
+        self._wrote.update(names)
+
+    def take_wrote(self) -> set[str]:
+        """Return the names that others have assigned since the last call."""
+        wrote, self._heard_wrote = self._heard_wrote, set()
+        return wrote
+
+    async def look(self) -> set[int]:
+        """Learn what others have changed; return the ranks that have new kernels."""
+        return self._take_news(await self._call(run=""))
+
+    async def take(
+        self,
+        run: str,
+        tell: Callable[[str], None],
+        over: Callable[[], bool],
+        *,
+        ahead: bool = False,
+        force: bool = False,
+    ) -> tuple[set[int], list[str]] | None:
+        """Wait for a turn.
+
+        Parameters
+        ----------
+        run : str
+            The run's id, or a repair's.
+        tell : callable
+            Receives what it waits for, each time that this changes.
+        over : callable
+            Tells whether it needs no turn any more.
+        ahead : bool
+            Whether it goes ahead of all that wait.
+        force : bool
+            Whether it ends another's turn as well.
+
+        Returns
+        -------
+        tuple, or None if it is over
+            The ranks that have new kernels since others were last heard of, and runs of guests that are gone, which
+            have to be ended first.
+
+        Raises
+        ------
+        NodeLost
+            If the head has no agent.
+        """
+        told = ""
+        while not over():
+            if self._leaving is not None:
+                await asyncio.wait([self._leaving])
+            if not self.shared:
+                self._holder = run
+                return set(), []
+            answer = await self._call(run=run, wait=_WAIT if told else _FIRST_WAIT, ahead=ahead, force=force)
+            fresh = self._take_news(answer)
+            if answer["turn"]:
+                return self._take(run, answer, fresh)
+            force = False
+            if (text := self._waits_for(answer.get("ahead") or {})) != told:
+                told = text
+                tell(text)
+        await self.leave(run)
+        return None
+
+    def _take(self, run: str, answer: Mapping[str, Any], fresh: set[int]) -> tuple[set[int], list[str]]:
+        self.number, self._is_lost = int(answer["turn"]), False
+        self._holder, self.shared = run, not answer.get("alone")
+        if self.guest:
+            self._tasks.start(self._renew(run))
+        return fresh, [str(one) for one in answer.get("stale") or ()]
+
+    def _waits_for(self, before: Mapping[str, Any]) -> str:
+        who = str(before.get("label") or "")
+        if before.get("standing"):
+            return "waits for the notebook that manages the pool to end what it runs"
+        if before.get("who") == self.guest and before.get("run"):
+            # A run of this notebook's own before: it leaves at once.
+            return ""
+        if runs := before.get("runs"):
+            return f"waits for run {', '.join(map(str, runs))}, whose notebook has ended: `%sky attach` shows it"
+        return f"waits for a run of {who}" if who else "waits for its turn"
+
+    async def still_held(self) -> bool:
+        """Return whether the turn is still this notebook's: a restart by the manager ends it."""
+        if self.shared and self._holder and not self._is_lost:
+            with contextlib.suppress(SkyError, OSError):
+                answer = await self._call(run=self._holder, hold=self.number)
+                self._is_lost = bool(answer["lost"])
+        return not self._is_lost
+
+    async def _renew(self, run: str) -> None:
+        while self._holder == run and not self._is_lost:
+            await asyncio.sleep(_RENEWAL)
+            if self._holder == run:
+                await self.still_held()
+
+    def leave_soon(self, run: str, after: Callable[[], Any]) -> None:
+        """Leave the turn in the background, once ``await after()`` has returned; a standing turn stays."""
+        if not self.shared:
+            self._holder = ""
+            return
+        before = self._leaving
+
+        async def leave() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            await after()
+            await self.leave(run)
+
+        self._leaving = self._tasks.start(leave())
+
+    async def leave(self, run: str = "") -> None:
+        """Tell the others that the turn, or the wait for it, is over; without a run, the standing turn."""
+        if run == self._holder:
+            self._holder = ""
+        news = {"wrote": sorted(self._wrote), "fresh": sorted(self._fresh)}
+        self._wrote, self._fresh = set(), set()
+        with contextlib.suppress(SkyError, OSError):
+            await self._ask(rpc.LEAVE_TURN, run=run, who=self.guest, news=news)
+
+    async def _call(self, **arguments: Any) -> dict[str, Any]:
+        gone = await asyncio.to_thread(self.find_gone) if self.guest else 0
+        call: AgentCall = rpc.TAKE_TURN
+        answer = await self._ask(
+            call, who=self.guest, label=label(), lease=_LEASE, seen=self._seen, gone=gone, **arguments
+        )
+        if not (isinstance(answer, dict) and is_turn(answer.get("turn"))):
+            raise PoolError("the head's agent gave no turn that can be read")
+        return answer
+
+    def _take_news(self, answer: Mapping[str, Any]) -> set[int]:
+        """Take others' changes into account; return the ranks with new kernels."""
+        if is_count(change := answer.get("change")):
+            self._seen = change
+        wrote, fresh = answer.get("wrote"), answer.get("fresh")
+        self._heard_wrote.update(name for name in wrote or () if isinstance(name, str) and name.isidentifier())
+        return {rank for rank in fresh or () if is_count(rank)}
+
+
+def is_turn(number: Any) -> bool:
+    """Return whether a value can be a turn's number, or 0 for none."""
+    return type(number) is int and number >= 0

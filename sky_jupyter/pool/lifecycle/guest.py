@@ -1,0 +1,134 @@
+"""Guests: notebooks that run cells on a pool that another notebook manages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from ...errors import PoolError
+from ..base.event_loop import Tick, loop, wait_ticking
+from ..hosts import launch
+from ..registry.ended_pools import Gone
+from ..registry.pool_record import PoolRecord
+from ..registry.registry import PoolRow, Registry
+from . import attach
+from .state_machine import PoolState
+
+if TYPE_CHECKING:
+    from .lifecycle import PoolLifecycle
+
+
+class Guest:
+    """What a guest knows of its pool's manager; made when it joins, held by the lifecycle.
+
+    Parameters
+    ----------
+    registry : Registry
+        The registry, from which it reads only.
+    row : PoolRow
+        The pool, as it was when the guest joined.
+    shape : int
+        How often the pool had been resized then.
+    """
+
+    def __init__(self, registry: Registry, row: PoolRow, shape: int) -> None:
+        self._registry, self._row, self._shape = registry, row, shape
+        self.id = f"g{secrets.token_hex(4)}"
+        # What became of the pool, once it is over.
+        self.gone: Gone | None = None
+
+    def look(self) -> PoolRow | None:
+        """Return the pool's row now; None if it has ended."""
+        return next((row for row in self._registry.pools() if row.id == self._row.id), None)
+
+    def find_gone(self) -> int:
+        """Return the fencing token of the last manager if its process has ended, else 0."""
+        with contextlib.suppress(PoolError):
+            row = self.look()
+            if row is not None and not row.owner_lives:
+                return row.generation
+        return 0
+
+    def refuse(self, done: str) -> None:
+        """Raise PoolError: only the manager can have that ``done`` to the pool, as in "ended"."""
+        row = self.look() or self._row
+        name = row.name
+        ways = [f"`%sky leave {name}` ends its use here"]
+        if row.outlives or row.keep or row.provider != "local":
+            over = " --take-over" if row.owner_lives else ""
+            ways.append(f"`%sky attach {name}{over}` makes this notebook its manager")
+        where = f"is managed by {row.who}, where it can be {done}" if row.owner_lives else "has no manager"
+        raise PoolError(
+            f"this notebook is a guest of pool {name!r}, and cannot have it {done}. It {where}; {'; '.join(ways)}"
+        )
+
+    def find_over(self) -> Gone | None:
+        """Return what became of the pool that the guest has joined; None if it is there as it was."""
+        name, who = self._row.name, self._row.who
+        anew = f"%sky join {name}"
+        row = self.look()
+        if row is None or row.state == "ending":
+            return Gone(name, f"pool {name!r} was ended: it was managed by {who}", f"%sky up --name {name}")
+        if row.state == "stopped":
+            return Gone(name, f"pool {name!r} was stopped by {who}", f"%sky start {name}")
+        if not (row.keep or row.provider != "local" or row.owner_lives):
+            text = f"pool {name!r} has ended with what managed it, {who}"
+            return Gone(name, text, f"%sky up --name {name}")
+        if row.state != "ready":
+            return Gone(name, f"pool {name!r} is being made anew by {row.who}", anew)
+        with contextlib.suppress(PoolError):
+            if PoolRecord.read_shape(row) != self._shape or row.folders != self._row.folders:
+                return Gone(name, f"the nodes of pool {name!r} were changed by {row.who}", anew)
+        return None
+
+    def lose(self, why: str) -> Gone:
+        """Return, and keep, what became of the pool; ``why`` is what was seen of it."""
+        name = self._row.name
+        try:
+            found = self.find_over()
+        except PoolError:
+            found = None
+        text = f"pool {name!r} is gone ({why}): it was managed by {self._row.who}"
+        self.gone = found or Gone(name, text, f"%sky join {name}")
+        return self.gone
+
+
+def join(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, tick: Tick) -> None:
+    """Become a guest of a pool; its manager stays who it is."""
+    pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
+    pool.incarnations, pool.generation = dict(record.incarnations), row.generation
+    pool.guest = guest = Guest(pool.registry, row, record.shape)
+    turns = pool.supervisor.turns
+    turns.guest, turns.find_gone = guest.id, guest.find_gone
+    turns.reset()
+    pool.logger.open()
+    try:
+        with pool.watchdog.telling(pool.listener):
+            wait_ticking(loop().submit(attach.connect(pool, record)), tick)
+            wait_ticking(loop().submit(_greet(pool)), tick)
+        pool.become_ready()
+    except BaseException:
+        pool.states.to(PoolState.ENDED)
+        with contextlib.suppress(Exception):
+            loop().call(pool.disconnect(), timeout=5)
+        for host in pool.hosts:
+            host.leave()
+        if pool.link is not None:
+            pool.link.give_up()
+        raise
+    launch.settle(pool.hosts)
+    pool.logger.write(logging.INFO, "joined as a guest")
+    try:
+        pool.enter_client()
+    except Exception as error:
+        # Cells work all the same.
+        pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
+
+
+async def _greet(pool: PoolLifecycle) -> None:
+    """Learn what is known of the names that runs have assigned so far."""
+    await asyncio.wait_for(pool.supervisor.look_at_others(), attach.JOIN_TIMEOUT)
