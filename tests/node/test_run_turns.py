@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sky_jupyter.errors import PoolError
 from sky_jupyter.node.agent import run_turns
 from sky_jupyter.node.agent.run_turns import RunTurns
 
@@ -168,6 +169,13 @@ def test_each_notebook_learns_once_what_the_others_have_changed(head: Head) -> N
     head.leave("a1", "a", wrote=["y"])
     assert head.take("", "a", seen=answer["change"])["wrote"] == []
     assert head.take("", "")["wrote"] == ["y"]
+
+
+def test_a_run_whose_turn_was_over_before_its_broadcast_arrived_is_refused(head: Head) -> None:
+    for turn in (None, 5, 5, 7, None):
+        head.turns.begin(turn)
+    with pytest.raises(PoolError, match="run it again"):
+        head.turns.begin(6)
 
 
 def test_turns_rise_across_agents_of_a_node(head: Head, clock: Clock) -> None:

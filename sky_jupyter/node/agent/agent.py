@@ -72,7 +72,6 @@ _SIGNALS = 100
 # neither here nor in the scheduler; the journal has what it missed.
 _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
-LATE = "its turn is over, and another notebook's run has begun since: run it again"
 
 
 class Agent:
@@ -118,9 +117,7 @@ class Agent:
         self.manager = 0
         self.heard = time.monotonic()
         self.runs: dict[str, RunRecord] = {}
-        # The turns of several notebooks, and the latest in which a run has begun here.
         self.turns = RunTurns(self)
-        self.turn = 0
         self.noise: re.Pattern[str] | None = None
         # Keys of the latest signals: a manager that got no answer repeats its call.
         self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
@@ -205,10 +202,7 @@ class Agent:
         """
         if run in self.runs:
             return {"state": "known", "first": 0, "count": 0, "data": b""}
-        turn = (about or {}).get("turn", self.turn)
-        if turn < self.turn:
-            raise PoolError(LATE)
-        self.turn = turn
+        self.turns.begin((about or {}).get("turn"))
         record = self.begin(run, ranks, content, about)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(record.over.wait(), _LINGER)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...errors import PoolError
 from ...util.text import cleaned
 from ..protocol.journal_events import is_count
 
@@ -24,6 +25,7 @@ _LOOK = 0.25
 _LONGEST_WAIT = 5.0
 _MOST_NAMES = 20_000
 _MOST_LABEL = 300
+LATE = "its turn is over, and another notebook's run has begun since: run it again"
 
 
 @dataclass
@@ -51,6 +53,8 @@ class RunTurns:
         # Whether the manager has the turn without a request.
         self._standing = True
         self._last = 0
+        # The latest turn in which a run has begun on this node.
+        self._begun = 0
         # Runs of guests that are gone: the next notebook ends them.
         self._stale: list[str] = []
         # When each guest was last heard.
@@ -60,6 +64,13 @@ class RunTurns:
         self._wrote: dict[str, tuple[int, str]] = {}
         self._fresh: dict[int, tuple[int, str]] = {}
         self._moved = asyncio.Event()
+
+    def begin(self, turn: int | None) -> None:
+        """Note that a run begins here; raise PoolError if one of a later turn has begun before."""
+        if turn is not None:
+            if turn < self._begun:
+                raise PoolError(LATE)
+            self._begun = turn
 
     def hear(self, guest: str) -> None:
         """Note a call of a guest."""
