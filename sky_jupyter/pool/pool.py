@@ -38,7 +38,7 @@ from .execution.user_answers import answer_questions
 from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.pool_link import PoolLink
-from .lifecycle import guest
+from .lifecycle import join as joining
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLifecycle
@@ -206,7 +206,7 @@ class Pool:
         record = PoolRecord.read(row)
         pool = cls(record.spec, prompts)
         pool.listener = listener
-        guest.join(pool.lifecycle, row, record, tick)
+        joining.join(pool.lifecycle, row, record, tick)
         return pool
 
     def begin_cell(

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import secrets
-import time
-from typing import TYPE_CHECKING
 
 from ...errors import PoolError
-from ..base.event_loop import Tick, loop, wait_ticking
-from ..hosts import launch
 from ..registry.ended_pools import Gone
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import PoolRow, Registry
-from . import attach
-from .state_machine import PoolState
-
-if TYPE_CHECKING:
-    from .lifecycle import PoolLifecycle
 
 
 class Guest:
@@ -95,40 +84,3 @@ class Guest:
         text = f"pool {name!r} is gone ({why}): it was managed by {self._row.who}"
         self.gone = found or Gone(name, text, f"%sky join {name}")
         return self.gone
-
-
-def join(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, tick: Tick) -> None:
-    """Become a guest of a pool; its manager stays who it is."""
-    pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
-    pool.incarnations, pool.generation = dict(record.incarnations), row.generation
-    pool.guest = guest = Guest(pool.registry, row, record.shape)
-    turns = pool.supervisor.turns
-    turns.guest, turns.find_gone = guest.id, guest.find_gone
-    turns.reset()
-    pool.logger.open()
-    try:
-        with pool.watchdog.telling(pool.listener):
-            wait_ticking(loop().submit(attach.connect(pool, record)), tick)
-            wait_ticking(loop().submit(_greet(pool)), tick)
-        pool.become_ready()
-    except BaseException:
-        pool.states.to(PoolState.ENDED)
-        with contextlib.suppress(Exception):
-            loop().call(pool.disconnect(), timeout=5)
-        for host in pool.hosts:
-            host.leave()
-        if pool.link is not None:
-            pool.link.give_up()
-        raise
-    launch.settle(pool.hosts)
-    pool.logger.write(logging.INFO, "joined as a guest")
-    try:
-        pool.enter_client()
-    except Exception as error:
-        # Cells work all the same.
-        pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
-
-
-async def _greet(pool: PoolLifecycle) -> None:
-    """Learn what is known of the names that runs have assigned so far."""
-    await asyncio.wait_for(pool.supervisor.look_at_others(), attach.JOIN_TIMEOUT)
