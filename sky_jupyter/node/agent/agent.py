@@ -108,9 +108,7 @@ class Agent:
         # Sockets that reserve the coordinators' ports.
         self.ports = contextlib.ExitStack()
         self.folder = pool_folder / f"n{node}"
-        self.pool_folder = pool_folder
-        self.config = config
-        self.node = node
+        self.pool_folder, self.config, self.node = pool_folder, config, node
         # Tells a manager that reconnects whether the kernels are still the same.
         self.incarnation = secrets.token_hex(8)
         # Generation of the manager that is obeyed (the highest so far), and when it was last heard.
