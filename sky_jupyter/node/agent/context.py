@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,8 @@ class AgentContext(Protocol):
         The generation of the manager that is obeyed, and when it last called.
     runs : dict of str to RunRecord
         The runs and calls that are known here.
+    send : callable
+        Sends a batch to the notebooks; None while the control plane is not connected.
     ranks : mapping of int to RankKernel
         The ranks of this node by their numbers.
     """
@@ -39,6 +41,7 @@ class AgentContext(Protocol):
     manager: int
     heard: float
     runs: dict[str, RunRecord]
+    send: Callable[[dict[str, Any]], None] | None
 
     @property
     def ranks(self) -> Mapping[int, RankKernel]: ...

@@ -18,7 +18,7 @@ from ...util.text import cleaned
 from ..protocol.journal_events import is_count
 
 if TYPE_CHECKING:
-    from .agent import Agent
+    from .context import AgentContext
 
 # The interval at which a waiting request looks for runs and leases that have ended.
 _LOOK = 0.25
@@ -46,7 +46,7 @@ class _Ticket:
 class RunTurns:
     """Queue of the notebooks' runs, and what a notebook has to know of the others' runs; made with the agent."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: AgentContext) -> None:
         self._agent = agent
         self._waiting: list[_Ticket] = []
         self._holder: _Ticket | None = None
