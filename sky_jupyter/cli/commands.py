@@ -29,7 +29,8 @@ _HOUR = 3600.0
 
 
 @contextlib.contextmanager
-def _opened() -> Iterator[PoolAccess]:
+def opened() -> Iterator[PoolAccess]:
+    """Yield access to the pools; tell the registry's warnings at its end."""
     access = PoolAccess(_attach)
     try:
         yield access
@@ -49,7 +50,7 @@ def _attach(row: PoolRow) -> Pool:
 
 def pools(given: argparse.Namespace) -> int:
     """List the pools."""
-    with _opened() as access:
+    with opened() as access:
         found = access.pools()
     if given.json:
         _print_json({"pools": found})
@@ -70,7 +71,7 @@ def _pool_line(pool: dict[str, Any]) -> tuple[str, ...]:
 
 def runs(given: argparse.Namespace) -> int:
     """List the runs."""
-    with _opened() as access:
+    with opened() as access:
         row = None if given.pool is None else access.find(given.pool)
         found = access.runs(row, given.last)
     if given.json:
@@ -90,7 +91,7 @@ def _run_line(run: RunRow) -> tuple[str, ...]:
 
 def logs(given: argparse.Namespace) -> int:
     """Show the output of a run, or follow it."""
-    with _opened() as access:
+    with opened() as access:
         row, run = _meant(access, given.what, given.run)
         with access.log(row) as source:
             homes = source.homes(run.id)
@@ -128,7 +129,7 @@ def _show(source: Any, run: RunRow, ranks: list[int], given: argparse.Namespace)
     for rank, text in texts.items():
         if len(texts) > 1:
             print(f"── rank {rank}")
-        _write(text)
+        write(text)
     return 0
 
 
@@ -152,31 +153,31 @@ def _follow(source: Any, run: RunRow, ranks: Collection[int], given: argparse.Na
         if given.json:
             print(json.dumps({"rank": rank, "text": plain(text)}), flush=True)
         elif len(ranks) == 1:
-            _write(text, whole=False)
+            write(text, whole=False)
         else:
             *lines, open_lines[rank] = (open_lines.get(rank, "") + text).split("\n")
             for line in lines:
-                _write(f"{rank}: {line}\n")
+                write(f"{rank}: {line}\n")
     for rank, line in sorted(open_lines.items()):
         if line:
-            _write(f"{rank}: {line}\n")
+            write(f"{rank}: {line}\n")
     return 0
 
 
 def where(given: argparse.Namespace) -> int:
     """Show what each rank is doing."""
-    with _opened() as access:
+    with opened() as access:
         text = access.where(access.find(given.pool))
     if given.json:
         _print_json({"text": plain(text)})
     else:
-        _write(text)
+        write(text)
     return 0
 
 
 def down(given: argparse.Namespace) -> int:
     """End a pool: by the kernel that manages it, else from here."""
-    with _opened() as access:
+    with opened() as access:
         row = _named(access, given.pool)
         done = True
         if row is not None and row.owner_lives:
@@ -201,7 +202,7 @@ def _named(access: PoolAccess, name: str) -> PoolRow | None:
 
 def attach(given: argparse.Namespace) -> int:
     """Open an IPython that manages a pool."""
-    with _opened() as access:
+    with opened() as access:
         row = access.find(given.pool)
     magic = f"%sky attach {row.id}{' --take-over' if given.take_over else ''}"
     if row.owner_lives and not given.take_over:
@@ -276,7 +277,7 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _write(text: str, *, whole: bool = True) -> None:
+def write(text: str, *, whole: bool = True) -> None:
     """Write what ranks printed; of control sequences only colours reach a terminal."""
     text = cleaned(text)
     text = text if sys.stdout.isatty() else plain(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import SkyError
 from ..util.text import visible
-from . import commands
+from . import commands, script_command
 
 # As other programs end that a Ctrl-C stopped.
 _INTERRUPTED = 130
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # All behind the dashes is a program's on the node.
     end = words.index("--") if words[:1] == ["shell"] and "--" in words else len(words)
-    given = parser().parse_args(words[:end])
+    given = _script(words) or parser().parse_args(words[:end])
     given.program = words[end + 1 :]
     try:
         status = int(given.command(given))
@@ -67,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     shell = _verb(verbs, "shell", commands.shell, "open a terminal on a rank's node, or run a command: -- COMMAND")
     mcp = _verb(verbs, "mcp", commands.mcp, "serve the pools to an agent, by the Model Context Protocol over stdio")
     mcp.add_argument("--allow-run", action="store_true", help="let the agent run cells; otherwise it may look")
+    for name, help in script_command.VERBS.items():
+        # What stands behind these is read as `%sky` reads it; see `_script`.
+        verbs.add_parser(name, help=help)
     for verb in (pools, runs, logs, where, down):
         verb.add_argument("--json", action="store_true", help="print JSON")
     for verb in (runs, where, attach):
@@ -82,6 +85,13 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--last", type=_lines, default=20, metavar="N", help="the newest N (20)")
     attach.add_argument("--take-over", action="store_true", help="also from another notebook, which loses it")
     return top
+
+
+def _script(words: list[str]) -> argparse.Namespace | None:
+    """Return what a line that runs a script asks for; None for another one."""
+    if not words or words[0] not in script_command.VERBS:
+        return None
+    return argparse.Namespace(command=script_command.script, verb=words[0], words=words[1:])
 
 
 def _verb(verbs: Any, name: str, command: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:

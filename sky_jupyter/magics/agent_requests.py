@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import math
+import shlex
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from ..pool.pool import Pool
 from ..session import cells
 from ..session.pools import pull_value
 from ..util.text import format_ranks, plain
+from .option_table import SCRIPTS
 
 # What is sent to an agent of a value; and what a name may have that is brought here for that.
 MOST_TEXT = 20_000
@@ -105,9 +107,30 @@ def _run(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
     if not begun:
         raise PoolError("no run was begun: the notebook itself answers such a cell")
     (run,) = begun
+    return _begun(pool, run, told, "an agent has run a cell")
+
+
+def _script(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a script as ``%sky torchrun --detach`` does; return its run's id."""
+    verb, _, rest = str(request["line"]).partition(" ")
+    if verb not in SCRIPTS:
+        raise PoolError(f"{verb!r} runs no script")
+    launch, rest = ("launch ", rest.removeprefix("launch ")) if verb == "accelerate" else ("", rest)
+    _must_be_free(pool)
+    before = set(pool.detached)
+    told = _OwnText(sys.stdout)
+    with contextlib.redirect_stdout(told):
+        # Not by IPython, which puts names of the notebook into braces.
+        get_ipython().sky_magics.sky(f"{verb} {launch}--detach --name {shlex.quote(pool.spec.name)} {rest}")
+    (run,) = set(pool.detached) - before
+    return _begun(pool, run, told, "a script was run from a terminal")
+
+
+def _begun(pool: Pool, run: str, told: _OwnText, what: str) -> dict[str, Any]:
+    """Return the answer on a run that was begun."""
     notes = [line for line in told.getvalue().splitlines() if not line.startswith(f"run {run} ")]
     # The person sees these at the next cell on the pool.
-    pool.supervisor.news += [*notes, f"an agent has run a cell: `%sky logs {run}` shows what it printed"]
+    pool.supervisor.news += [*notes, f"{what}: `%sky logs {run}` shows what it printed"]
     return {"run": run, "notes": notes}
 
 
@@ -142,4 +165,8 @@ def _must_be_free(pool: Pool) -> None:
         raise PoolError(f"pool {pool.spec.name} is busy with run {', '.join(on)}; wait until it is over")
 
 
-_ACTIONS: Mapping[str, Callable[[Pool, Mapping[str, Any]], dict[str, Any]]] = {"run": _run, "value": _value}
+_ACTIONS: Mapping[str, Callable[[Pool, Mapping[str, Any]], dict[str, Any]]] = {
+    "run": _run,
+    "script": _script,
+    "value": _value,
+}

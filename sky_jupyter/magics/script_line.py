@@ -121,17 +121,17 @@ def _named(flag: str, table: Mapping[str, LauncherOption], flags: Mapping[str, b
 
 def _script(verb: str, found: Sequence[tuple[LauncherOption, str]], prog: str) -> Script:
     """Return the script's options from its launcher's."""
-    script = Script(verb, "file", "")
+    script = Script(verb, "file", "", accelerate=verb not in ("run", "torchrun"))
     idle: list[str] = []
-    env: dict[str, str] = {}
+    passed: list[str] = []
     given: dict[str, str] = {}
     for option, value in found:
         if option.refused:
             raise UsageError(f"{prog}: {option.flags[0]} cannot hold on a pool: {option.refused}")
         if option.dest == "pool":
             idle.append(option.flags[0])
-        elif option.variable:
-            env[option.variable] = value or "true"
+        elif option.dest == "accelerate":
+            passed += [option.flags[0], *([value] if option.metavar else [])]
         else:
             given[option.dest] = value
     if "module" in given and "no_python" in given:
@@ -147,14 +147,15 @@ def _script(verb: str, found: Sequence[tuple[LauncherOption, str]], prog: str) -
     if idle:
         flags = ", ".join(dict.fromkeys(idle))
         script = replace(script, notes=(f"not heeded, as the pool does that by itself: {flags}",))
-    return replace(script, env=env)
+    return replace(script, options=tuple(passed))
 
 
 def _nodes(script: Script, text: str, prog: str) -> Script:
     match = _NODES.match(text)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < least <= most:
-        raise UsageError(f"{prog}: --nnodes takes a number of nodes such as 2, or 1:4, not {text!r}")
+        flag, form = ("--num_machines", "2") if "accelerate" in prog else ("--nnodes", "2, or 1:4")
+        raise UsageError(f"{prog}: {flag} takes a number of nodes such as {form}, not {text!r}")
     return replace(script, nodes=(least, most))
 
 
@@ -188,6 +189,7 @@ _READERS: Mapping[str, Callable[[Script, str, str], Script]] = {
     "nodes": _nodes,
     "per_node": _per_node,
     "processes": _processes,
+    "config": lambda script, text, prog: replace(script, config=text),
     "restarts": _restarts,
     "id": lambda script, text, prog: replace(script, id=text),
     "role": lambda script, text, prog: replace(script, role=text),

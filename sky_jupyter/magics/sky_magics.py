@@ -136,7 +136,7 @@ class SkyMagics(Magics):
         if self.inspector.answer_question(source, given):
             return
         pool = self.pool_for(given)
-        cells.run_cell(pool, _cell(pool, code, source, count, given), self.shell.user_ns)
+        cells.run_cell(pool, cell_of(pool, code, source, count, given), self.shell.user_ns)
 
     def pool_for(self, given: ParsedLine) -> Pool:
         """Return the pool that the options mean; start it if there is none."""
@@ -204,7 +204,7 @@ class SkyMagics(Magics):
             given = replace(given, pool={**script.pool_options(), **given.pool})
         pool = self.pool_for(replace(given, verb=None))
         count = self.shell.displayhook.prompt_count
-        script_runs.run_script(pool, script, _cell(pool, "", "", count, given), self.shell.user_ns)
+        script_runs.run_script(pool, script, cell_of(pool, "", "", count, given), self.shell.user_ns)
 
     do_run = do_torchrun = do_accelerate = on_ranks_apart
 
@@ -552,8 +552,27 @@ def _shown_ranks(pool: Pool, given: ParsedLine) -> tuple[list[int], list[int]]:
     return ranks, shown
 
 
-def _cell(pool: Pool, code: str, source: str, count: int, given: ParsedLine) -> Cell:
-    """Return a cell with the options of its line."""
+def cell_of(pool: Pool, code: str, source: str, count: int, given: ParsedLine) -> Cell:
+    """Return a cell with the options of its line.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool.
+    code : str
+        Its text, before IPython transforms it.
+    source : str
+        Its text afterwards.
+    count : int
+        Its number.
+    given : ParsedLine
+        The line.
+
+    Returns
+    -------
+    Cell
+        The cell.
+    """
     ranks, shown = _shown_ranks(pool, given)
     return Cell(
         code,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,10 +50,12 @@ class Script:
         torchrun's ``--rdzv-id``; empty for a new one.
     role : str
         torchrun's ``--role``.
-    env : mapping of str to str
-        Further variables.
-    launcher : tuple of str
-        Program before Python; see `ScriptPlan`.
+    accelerate : bool
+        Whether Accelerate sets its variables, on the nodes.
+    options : tuple of str
+        What Accelerate reads for that.
+    config : str
+        A file of ``accelerate config``.
     notes : tuple of str
         What is said before it runs.
     """
@@ -69,8 +71,9 @@ class Script:
     restarts: int = 0
     id: str = ""
     role: str = "default"
-    env: Mapping[str, str] = field(default_factory=dict)
-    launcher: tuple[str, ...] = ()
+    accelerate: bool = False
+    options: tuple[str, ...] = ()
+    config: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,10 +106,27 @@ class Script:
             )
         return replace(self, target=os.path.normpath(path))
 
+    def here(self) -> Script:
+        """Return the same with absolute paths among its launcher's options.
+
+        Returns
+        -------
+        Script
+            The script as any folder understands it.
+        """
+        if not self.config:
+            return self
+        path = str(absolute(self.config))
+        return replace(self, config=path, words=tuple(path if word == self.config else word for word in self.words))
+
     def pool_options(self) -> dict[str, int]:
         """Return the options of a pool that is made for it."""
-        options = {} if self.nodes is None else {"nodes": self.nodes[1]}
-        return options | ({"ranks_per_node": self.per_node} if isinstance(self.per_node, int) else {})
+        nodes = 1 if self.nodes is None else self.nodes[1]
+        options = {} if self.nodes is None else {"nodes": nodes}
+        each = self.per_node
+        if self.processes is not None and self.processes % nodes == 0:
+            each = self.processes // nodes
+        return options | ({"ranks_per_node": each} if isinstance(each, int) else {})
 
 
 def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]) -> None:
@@ -131,21 +151,21 @@ def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]
         When ranks failed.
     """
     ranks = _ranks(pool, script, cell.ranks)
+    nodes = len({rank // pool.spec.ranks_per_node for rank in ranks})
     plan = ScriptPlan(
         id=script.id or secrets.token_hex(4),
         kind=script.kind,
         target=script.target,
         args=list(script.args),
         ranks=ranks,
-        per_node=_per_node(pool, script),
+        per_node=_per_node(pool, _shared_out(script, nodes)),
         restarts=script.restarts,
         role=script.role,
         # Local nodes have the file itself, and so what it finds beside it.
         sent=script.kind == "file" and bool(pool.machines),
-        env=script.env,
         # torchrun's scripts find what torchrun sets, and nothing of Open MPI.
         jax=script.verb == "run",
-        launcher=list(script.launcher),
+        accelerate={"options": list(script.options), "config": _config(script)} if script.accelerate else None,
     )
     for note in script.notes:
         print(note)
@@ -189,6 +209,30 @@ def _per_node(pool: Pool, script: Script) -> int:
             "script by itself; leave it out"
         )
     return 0 if count is None or count == pool.spec.ranks_per_node else int(count)
+
+
+def _shared_out(script: Script, nodes: int) -> Script:
+    """Return the script with a number of processes on each node instead of one of all."""
+    if script.processes is None:
+        return script
+    if script.processes % nodes:
+        raise SpecError(
+            f"--num_processes {script.processes} cannot be shared out among {nodes} nodes equally: give a multiple of "
+            f"{nodes}, or choose nodes with --num_machines"
+        )
+    return replace(script, per_node=script.processes // nodes)
+
+
+def _config(script: Script) -> str | None:
+    """Return the text of the file of ``accelerate config`` that is meant; None if there is none."""
+    own = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface", "accelerate", "default_config.yaml")
+    path = absolute(script.config) if script.config else own
+    if not script.config and (not path.is_file() or "--cpu" in script.options):
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--config_file {script.config or path} cannot be read: {error}") from None
 
 
 def _modules(script: Script, *, sent: bool) -> frozenset[str]:

@@ -103,6 +103,34 @@ def test_what_a_notebook_runs_is_seen_and_stays_its_own(
     assert (after.owner, after.generation) == (before.owner, before.generation)
 
 
+SCRIPT = """
+import os, sys
+print(sys.argv[1:], os.environ["RANK"], flush=True)
+sys.exit(3 if "--fail" in sys.argv and os.environ["RANK"] == "1" else 0)
+"""
+
+
+def test_a_script_runs_from_a_terminal_by_the_notebook_that_manages_the_pool(page: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SCRIPT)
+    line = ["torchrun", "--pool", NAME, "--nnodes", "2", str(tmp_path / "says.py"), "{x}", "--epochs", "3"]
+    status, found = output(line)
+    assert status == 0, found
+    assert sorted(found.splitlines()) == [f"{rank}: ['{{x}}', '--epochs', '3'] {rank}" for rank in (0, 1)]
+    status, found = output(["run", "--pool", NAME, str(tmp_path / "says.py"), "--fail"])
+    assert status == 3
+    assert "1: ['--fail'] 1" in found
+    page.run("%sky wait")
+
+
+def test_a_wrong_line_of_a_script_is_told_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["torchrun", "--tee", "3", "train.py"]) == 2
+    assert "--tee cannot hold on a pool" in capsys.readouterr().err
+    assert main(["torchrun", "missing.py"]) == 1
+    assert "missing.py is not there" in capsys.readouterr().err
+    assert main(["torchrun", "--help"]) == 0
+    assert "--nproc-per-node" in capsys.readouterr().out
+
+
 def test_a_follower_gets_each_line_as_it_is_printed_and_ends_with_the_run(going: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-m", "sky_jupyter", "logs", "-f", NAME], stdout=subprocess.PIPE, text=True
@@ -195,6 +223,11 @@ def test_a_dead_notebooks_pool_is_looked_at_and_ended_and_goes_on_meanwhile(
     go.touch()
     assert main(["logs", "-f", NAME]) == 0
     assert "0: after 0\n" in capsys.readouterr().out
+    (tmp_path / "says.py").write_text(SCRIPT)
+    status, found = output(["torchrun", "--pool", NAME, str(tmp_path / "says.py"), "--fail"])
+    assert status == 3, found
+    assert "['--fail'] 0" in found
+    assert not access.find(NAME).owner_lives
     assert asked(capsys, "down", NAME) == {"message": f"pool {NAME}: ended", "done": True}
     assert NAME not in [one["name"] for one in asked(capsys, "pools")["pools"]]
 

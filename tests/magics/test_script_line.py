@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from sky_jupyter.magics.launcher_options import TORCHRUN
+from sky_jupyter.magics.launcher_options import ACCELERATE, TORCHRUN
 from sky_jupyter.magics.option_table import SCRIPTS, flags_of
 from sky_jupyter.magics.parsing import HelpRequested, parse
 from sky_jupyter.magics.script_line import LAUNCHERS
@@ -58,6 +58,8 @@ def test_what_the_pool_does_by_itself_is_not_heeded_and_said():
         ("torchrun --nnodes", "--nnodes takes a value"),
         ("torchrun", r"the script is missing: `%sky torchrun train\.py`"),
         ("run --nproc-per-node 2 train.py", "unknown option --nproc-per-node"),
+        ("accelerate train", "`%sky accelerate launch` runs a script, not 'train'"),
+        ("accelerate launch --gpu_ids 0 train.py", "cannot hold on a pool: the pool shares"),
         ("torchrun -m --no-python x", "contradict each other"),
         ("torchrun --standalone=1 train.py", "takes no value"),
         ("torchrun --on x train.py", "--on takes ranks"),
@@ -72,7 +74,7 @@ def test_what_is_wrong_is_said_in_a_line(line: str, said: str):
 @pytest.mark.parametrize("verb", SCRIPTS)
 def test_no_option_of_ours_is_a_launchers_too(verb: str):
     theirs = {flag for one in LAUNCHERS[verb] for flag in one.flags}
-    assert theirs.intersection(flags_of(verb)) <= {"--quiet"}
+    assert theirs.intersection(flags_of(verb)) <= set()
 
 
 @pytest.mark.parametrize("verb", SCRIPTS)
@@ -80,6 +82,28 @@ def test_help_lists_the_launchers_options_too(verb: str):
     with pytest.raises(HelpRequested) as told:
         parse(f"{verb} --help", cell=False)
     assert all(one.flags[0] in str(told.value) for one in LAUNCHERS[verb])
+
+
+def test_accelerates_options_are_kept_for_accelerate_and_its_numbers_are_the_pools():
+    line = "accelerate launch --cpu --mixed-precision=bf16 --num_processes 4 --num-machines 2 -m pkg.train --lr 1"
+    given, script = read(f"{line} --cpu")
+    assert script.options == ("--cpu", "--mixed_precision", "bf16")
+    assert (script.processes, script.nodes, script.kind, script.args) == (4, (2, 2), "module", ("--lr", "1", "--cpu"))
+    assert script.pool_options() == {"nodes": 2, "ranks_per_node": 2}
+    assert given.verb == "accelerate"
+
+
+@pytest.mark.slow
+def test_the_table_has_all_options_of_accelerate():
+    launch = pytest.importorskip("accelerate.commands.launch")
+    theirs = {
+        flag: action.nargs != 0
+        for action in launch.launch_command_parser()._actions
+        for flag in action.option_strings
+        # These are options of ours.
+        if flag not in ("-h", "--help", "--quiet", "-q", "--env")
+    }
+    assert {flag: bool(one.metavar) for one in ACCELERATE for flag in one.flags} == theirs
 
 
 @pytest.mark.slow

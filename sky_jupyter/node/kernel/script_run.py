@@ -29,6 +29,7 @@ from ..runtime.instance_info import POOL_VARIABLE, InstanceInfo, instance_info
 from ..runtime.rank_environment import environment
 from ..shared.shared_types import SharedCounter, SharedDict
 from ..system import processes
+from . import accelerate_launch
 from .project_modules import included
 
 # The variable in which the agent names all devices of a node's ranks.
@@ -131,12 +132,10 @@ class ScriptPlan:
         torchrun's ``--role``.
     sent : bool
         Whether the file is among the code that was sent; otherwise it lies where it is in the notebook.
-    env : dict of str to str
-        Further variables.
     jax : bool
         Whether ``jax.distributed.initialize()`` without arguments is to find the others.
-    launcher : list of str
-        Program before the Python of the environment; it sets more variables.
+    accelerate : dict, optional
+        The options that Accelerate reads, and the text of its file; it then sets its variables.
     """
 
     id: str
@@ -148,9 +147,8 @@ class ScriptPlan:
     restarts: int = 0
     role: str = "default"
     sent: bool = False
-    env: Mapping[str, str] | None = None
     jax: bool = False
-    launcher: Sequence[str] = ()
+    accelerate: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -270,13 +268,16 @@ class _Script:
 
     def _command(self) -> list[str]:
         plan = self.plan
-        python = [*plan.launcher] or [sys.executable]
         if plan.kind == "program":
-            return [plan.target, *plan.args]
-        if plan.kind == "module":
-            return [*python, "-m", plan.target, *plan.args]
-        path = str(included(plan.target)) if plan.sent else plan.target
-        return [*python, path, *plan.args]
+            program = [plan.target]
+        elif plan.kind == "module":
+            program = [sys.executable, "-m", plan.target]
+        else:
+            program = [sys.executable, str(included(plan.target)) if plan.sent else plan.target]
+        if plan.accelerate is not None:
+            # A file and no module: the process need not find this package.
+            program = [sys.executable, accelerate_launch.__file__, json.dumps(plan.accelerate), *program]
+        return [*program, *plan.args]
 
     def _environment(self, place: Place, attempt: int, ports: Sequence[int]) -> dict[str, str]:
         env = {name: value for name, value in environment().items() if not name.startswith(_NOT_FOR_SCRIPTS)}
@@ -320,7 +321,6 @@ class _Script:
             "JAX_COORDINATOR_BIND_ADDRESS": place_of,
             "JAX_NUM_PROCESSES": str(self.world),
             "JAX_PROCESS_ID": str(place.rank),
-            **(self.plan.env or {}),
         }
 
 

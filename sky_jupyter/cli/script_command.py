@@ -1,0 +1,196 @@
+"""``sky-jupyter torchrun --pool NAME train.py``: an unchanged script on a pool, from a terminal.
+
+Where a notebook's kernel manages the pool, that kernel begins the run, as a detached one, and this program follows its
+output. Otherwise the program manages the pool for as long as the script runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..access.pool_access import PoolAccess
+from ..errors import PoolError, ScriptError
+from ..pool.registry.registry import PoolRow
+from .commands import opened, write
+
+if TYPE_CHECKING:
+    from ..magics.parsing import ParsedLine
+    from ..pool.runs.log_reader import PagesContext
+
+VERBS = {
+    "run": "run a script on every rank of a pool, unchanged",
+    "torchrun": "the same with torchrun's options",
+    "accelerate": "`accelerate launch` with its options",
+}
+_POOL = "--pool"
+# All lines that there are.
+_ALL = 1 << 20
+_LOOK = 0.2
+_USAGE, _INTERRUPTED, _FAILED = 2, 130, 1
+_SIGNALLED = 128
+_PRESSES = 3
+_EVENTS = 200
+
+
+def script(given: argparse.Namespace) -> int:
+    """Run a script on a pool, as `%sky torchrun` does."""
+    with opened() as access:
+        return run(access, given.verb, given.words)
+
+
+def run(access: PoolAccess, verb: str, words: Sequence[str]) -> int:
+    """Run a script on a pool; return its exit status.
+
+    Parameters
+    ----------
+    access : PoolAccess
+        Access to the pools.
+    verb : str
+        ``run``, ``torchrun`` or ``accelerate``.
+    words : sequence of str
+        What stands behind it.
+
+    Returns
+    -------
+    int
+        0, the script's own, 2 for a wrong command line, or 130 after a Ctrl-C.
+    """
+    from IPython.core.error import UsageError
+
+    from ..magics.parsing import HelpRequested, parse
+
+    try:
+        name, line = _line(verb, words)
+        given = parse(line, cell=False)
+    except HelpRequested as help:
+        print(f"sky-jupyter {verb} --pool NAME: as `%sky {verb}`\n{help}")
+        return 0
+    except UsageError as error:
+        print(f"sky-jupyter: {str(error).replace('%sky', 'sky-jupyter')}", file=sys.stderr)
+        return _USAGE
+    row = access.find(name)
+    if row.owner_lives:
+        return _follow(access, row, access.evaluate(row, {"action": "script", "line": line})["run"])
+    return _managed(access, row, given)
+
+
+def _line(verb: str, words: Sequence[str]) -> tuple[str | None, str]:
+    """Return the pool's name, and the line of ``%sky`` that means the same, with absolute paths."""
+    from ..magics import script_line
+    from ..magics.option_table import options_of, switches_of
+    from ..magics.parsing import HelpRequested, parse
+
+    flags = {option.flag: True for option in options_of(verb)} | {one.flag: False for one in switches_of(verb)}
+    parts = script_line.split(verb, words, {**flags, _POOL: True})
+    if parts.script is None:
+        parse(f"{verb} --help", cell=False)
+        raise HelpRequested("")
+    ours, name = [], None
+    given = iter(parts.ours)
+    for word in given:
+        flag, equals, value = word.partition("=")
+        if flag in (_POOL, "--name"):
+            name = value if equals else next(given)
+        else:
+            ours.append(word)
+    script = parts.script.found().here()
+    head = shlex.split(script.line)
+    launch = 2 if verb == "accelerate" else 1
+    return name, shlex.join([*head[:launch], *ours, *head[launch:]])
+
+
+def _follow(access: PoolAccess, row: PoolRow, run: str) -> int:
+    """Print what a run prints; pass each Ctrl-C on to it. The third one leaves it behind."""
+    from ..access.log_pages import follow
+
+    pressed: list[int] = []
+    passed_on = 0
+
+    def wait() -> None:
+        nonlocal passed_on
+        sys.stdout.flush()
+        time.sleep(_LOOK)
+        if len(pressed) >= _PRESSES:
+            raise KeyboardInterrupt
+        if len(pressed) > passed_on:
+            passed_on = len(pressed)
+            access.ask(row, {"action": "interrupt", "run": run})
+
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        with access.log(row) as source:
+            while not _is_begun(source, run):
+                wait()
+            _print_all(follow(source, run, _ALL, wait))
+            return _INTERRUPTED if pressed else _status(source, run)
+    except KeyboardInterrupt:
+        print(f"run {run} goes on: `sky-jupyter logs -f {run}` follows it", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _is_begun(source: PagesContext, run: str) -> bool:
+    """Return whether the nodes have begun a run; the others of a local pool are waited for."""
+    from ..access.log_pages import LocalPages
+
+    with contextlib.suppress(PoolError):
+        return bool(source.page(run, None, 0, 1)) and (not isinstance(source, LocalPages) or source.is_whole(run))
+    return False
+
+
+def _print_all(pieces: Iterable[tuple[int, str]]) -> None:
+    """Print pieces of ranks' output, each line with its rank."""
+    open_lines: dict[int, str] = {}
+    for rank, text in pieces:
+        *lines, open_lines[rank] = (open_lines.get(rank, "") + text).split("\n")
+        _print(rank, lines)
+    for rank, line in sorted(open_lines.items()):
+        _print(rank, [line] if line else [])
+
+
+def _print(rank: int, lines: Sequence[str]) -> None:
+    for line in lines:
+        write(f"{rank}: {line}\n")
+
+
+def _status(source: PagesContext, run: str) -> int:
+    """Return the exit status that a run's ends stand for."""
+    status = 0
+    for page in source.page(run, None, -_EVENTS, _EVENTS):
+        for event in page.events:
+            if event.get("kind") == "end" and event.get("status") != "ok":
+                state = (event.get("raised") or {}).get("state") or {}
+                status = status or _shell_status(state.get("exit_code"))
+    return status
+
+
+def _shell_status(code: Any) -> int:
+    """Return an exit code as a shell has it: of a signal, 128 and its number."""
+    if not isinstance(code, int) or code == 0:
+        return _FAILED
+    return _SIGNALLED - code if code < 0 else code
+
+
+def _managed(access: PoolAccess, row: PoolRow, given: ParsedLine) -> int:
+    """Run it on a pool that nobody manages, as its manager for that time."""
+    from ..magics.sky_magics import cell_of
+    from ..pool.runs.result import CellError
+    from ..session.script_runs import run_script
+
+    assert given.script is not None
+    with access.attached(row) as pool:
+        try:
+            run_script(pool, given.script, cell_of(pool, "", "", 1, given), {})
+        except CellError as error:
+            print(f"sky-jupyter: {error}", file=sys.stderr)
+            codes = [one.exit_code for one in error.errors.values() if isinstance(one, ScriptError)]
+            return _shell_status(codes[0]) if codes else _FAILED
+    return 0
