@@ -40,6 +40,7 @@ LIBRARIES = {
         "_publish_status": "ipykernel: tells the front end that the kernel is busy",
     },
     "node": {
+        "_validate_launch_command": "accelerate: what its options, its file and its defaults come to",
         "_active": "threading: the threads that a fork leaves behind",
         "_limbo": "threading: those that were being started",
         "_NamedFuncPointer": "ctypes: the type of a library's function",
