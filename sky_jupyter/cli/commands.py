@@ -247,7 +247,7 @@ def shell(given: argparse.Namespace) -> int:
             print(f"sky-jupyter: {' '.join(str(error).split())}", file=sys.stderr)
             return BROKEN
 
-    with _opened() as access:
+    with opened() as access:
         return asyncio.run(run(access))
 
 
