@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def launch(pool: Pool, target: str, *args: str, detach: bool = False, **more: Any) -> Any:
     """Run a script as the magic does; return its result, or its run if nobody waits for it."""
-    script = Script("torchrun", more.pop("kind", "file"), target, args, **more).found()
+    script = Script(more.pop("verb", "torchrun"), more.pop("kind", "file"), target, args, **more).found()
     namespace: dict[str, Any] = {}
     ranks = list(range(pool.spec.world_size))
     run_script(pool, script, Cell("", "", 1, ranks, ranks, detach=detach, quiet=True), namespace)

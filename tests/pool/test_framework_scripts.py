@@ -1,0 +1,95 @@
+"""Scripts of torch, JAX and Accelerate, as they are written for torchrun and others, on a pool's ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellResult
+from tests.plugins.world import needs
+from tests.programs import ROOT
+
+from .pools import local_pool, run
+from .test_scripts import launch
+
+PAGE = (ROOT / "docs" / "from-torchrun.md").read_text(encoding="utf-8")
+PROGRAM, *CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+JAX = """
+import jax
+import jax.numpy as jnp
+
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+
+print(jax.process_index(), multihost_utils.process_allgather(jnp.ones(()) * jax.process_index()).tolist())
+"""
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+print(accelerator.mixed_precision, accelerator.process_index, ranks)
+accelerator.end_training()
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool(nodes=2) as live:
+        yield live
+
+
+def said(result: CellResult) -> list[str]:
+    """What each rank's process printed, without what gloo says of its connections."""
+    texts = [result.stdout(rank) for rank in (0, 1)]
+    return ["".join(line for line in text.splitlines(keepends=True) if "[Gloo]" not in line) for text in texts]
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return str(folder / "train.py")
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_says_the_same_by_torchrun_by_sky_torchrun_and_as_cells(tmp_path: Path) -> None:
+    needs("torch")
+    from sky_jupyter.plugins import parse_plugins
+
+    path = script(tmp_path, PROGRAM)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path, "50"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=True)
+    with local_pool(nodes=2, plugins=parse_plugins("torch")) as pool:
+        as_it_is = said(launch(pool, path, "50"))
+        # The ranks' own group is as it was.
+        cells: Any = None
+        for code in CELLS:
+            cells = run(pool, code.removeprefix("%%sky\n"), {"steps": 50})
+    by_torchrun = sorted(f"{line}\n" for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert len(by_torchrun) == 2
+    assert as_it_is == by_torchrun
+    assert said(cells) == by_torchrun
+
+
+@pytest.mark.slow
+def test_jax_finds_its_processes_without_arguments(pool: Pool, tmp_path: Path) -> None:
+    needs("jax")
+    result = launch(pool, script(tmp_path, JAX), verb="run")
+    assert said(result) == [f"{rank} [0.0, 1.0]\n" for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_accelerate_reads_its_own_options_on_the_ranks(pool: Pool, tmp_path: Path) -> None:
+    needs("accelerate")
+    options = ("--cpu", "--mixed_precision", "bf16")
+    result = launch(pool, script(tmp_path, ACCELERATE), verb="accelerate launch", accelerate=True, options=options)
+    assert said(result) == [f"bf16 {rank} [0, 1]\n" for rank in (0, 1)]
