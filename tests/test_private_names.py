@@ -47,6 +47,7 @@ LIBRARIES = {
         "_queue": "asyncio.Queue: its items, to put one first",
         "_fmt": "logging.PercentStyle: the format that it was given",
         "_topic": "ipykernel: the name of a message's topic",
+        "_is_debugpy_available": "ipykernel: whether its debugger works",
         "_filename_map": "IPython: the cells that tracebacks name",
         "_run_cell": "IPython: its code object, to know the frame that runs a cell",
         "_expects_comm": "distributed.core: what handlers are given",

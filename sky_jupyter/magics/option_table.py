@@ -188,6 +188,10 @@ def _off(text: str) -> str:
     return text
 
 
+def _debugged(text: str) -> str:
+    return text if text == "off" else _rank(text)
+
+
 def _count(text: str) -> str:
     int(text)
     return text
@@ -472,6 +476,7 @@ VERBS = {
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "debug": "debug the failure of a rank's last cell, with a prompt here: p NAME, up, down, q",
     "exec": "run a command of the shell once on each node, shown as a cell is: %sky exec -- nvidia-smi",
+    "debugger": "have the page's debugger (breakpoints, steps) debug a rank, or the notebook again: off",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool (by its name: also one that nobody manages), or --all",
     "stop": "stop bought machines: what runs there ends, their disks stay and cost; see `start`",
@@ -508,6 +513,7 @@ _SCRIPT = (
     Positional("SCRIPT", _path, "a path", "a Python file of this machine; with -m before it, a module"),
     Positional("ARG...", str, "words", "what the script finds behind its name in sys.argv"),
 )
+_DEBUGGED = Positional("RANK|off", _debugged, "a rank such as 1, or off", "which rank (says which one it is)")
 _OFF = Positional("off", _off, "options, or off", "run cells in the notebook again")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
 # The verbs behind which a pool's name may stand, as behind --name.
@@ -598,6 +604,7 @@ TARGETS = {
     "pull": (_VARIABLE,),
     "debug": (_RANK,),
     "exec": (_COMMAND,),
+    "debugger": (_DEBUGGED,),
     "copy": (_NAMES_COPIED,),
 }
 # Of those, how many have to be given.

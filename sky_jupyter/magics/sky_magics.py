@@ -29,8 +29,9 @@ from ..pool.registry.pool_record import PoolRecord
 from ..pool.runs.result import CellError
 from ..pool.transfer import send_values
 from ..providers import offer_list
-from ..session import cells, script_runs
+from ..session import cells, debug_target, script_runs
 from ..session.cells import Cell
+from ..session.debug_target import NodeCode
 from ..session.pools import (
     attach_pool,
     copy_names,
@@ -83,6 +84,7 @@ class SkyMagics(Magics):
         # Whether the cell that runs, or has just ended, ran on the nodes by `%sky auto`.
         self._ran_auto = False
         self.inspector = cell_inspection.install(shell)
+        self.debug_target = debug_target.install(shell, self.node_code)
 
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
@@ -124,6 +126,17 @@ class SkyMagics(Magics):
                 f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells"
             )
         self.on_ranks(_numbered(line, body), given)
+
+    def node_code(self, text: str) -> NodeCode | None:
+        """Return what the nodes run for a cell of the notebook; None if it runs here."""
+        lines = text.splitlines(keepends=True)
+        blank = next((at for at, line in enumerate(lines) if line.strip()), 0)
+        # IPython drops empty lines above a cell.
+        lines = _with_body(lines[blank:])
+        if lines and SKY_LINE.match(lines[0]):
+            code = _numbered(lines[0].removeprefix("%%sky").strip(), "".join(lines[1:]))
+            return NodeCode(code, blank + (not code.startswith("# %%sky")))
+        return NodeCode("".join(lines), blank) if self.auto.on and auto.goes_to_nodes(lines) else None
 
     def on_ranks(self, code: str, given: ParsedLine) -> None:
         """Run code on a pool as a cell; start the pool if there is none."""
@@ -356,6 +369,23 @@ class SkyMagics(Magics):
             ),
             self.shell.user_ns,
         )
+
+    def do_debugger(self, given: ParsedLine) -> None:
+        target = self.debug_target
+        if target is None:
+            raise UsageError(
+                "%sky debugger: only a page has a debugger, such as JupyterLab's, and none is connected here"
+            )
+        if given.target == "off":
+            target.leave()
+        elif given.target is not None:
+            pool = pools.need(given.name)
+            (rank,) = pool.check_ranks([int(given.target)])
+            target.choose(pool, rank)
+        debugged = "the notebook's own kernel"
+        if target.pool is not None:
+            debugged = f"rank {target.rank} of pool {target.pool.spec.name}, until `%sky debugger off`"
+        print(f"the page's debugger debugs {debugged}")
 
     def do_down(self, given: ParsedLine) -> None:
         if pools.get(given.name) is None if given.name is not None else not pools.all():
@@ -676,6 +706,7 @@ def unload(shell: Any) -> None:
     tracebacks.remove(shell)
     frontend_requests.remove(shell)
     terminal_requests.remove(shell)
+    debug_target.remove(shell, magics.debug_target)
     busy.remove(shell)
     auto.remove(shell, magics.auto)
     if _with_body in shell.input_transformers_cleanup:

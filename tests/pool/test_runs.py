@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sky_jupyter.display.model.run_model import RunModel
 from sky_jupyter.display.terminal.line_view import TerminalRunView
 from sky_jupyter.node.journal.journal import Journal
 from sky_jupyter.node.protocol import rpc
+from sky_jupyter.node.protocol.journal_events import stop_of
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import Event, NoticeEvent, OutputEvent
 from sky_jupyter.pool.runs.hang_detector import HangDetector
@@ -494,10 +496,15 @@ def asked(seq: int, id: str, rank: int = 0) -> dict[str, Any]:
     return {"seq": seq, "rank": rank, "kind": "asked", "id": id}
 
 
-def test_time_in_which_a_rank_waits_for_the_user_counts_for_no_time_limit() -> None:
+def stopped(seq: int, id: str, rank: int = 0) -> dict[str, Any]:
+    return {"seq": seq, "rank": rank, **stop_of(id)}
+
+
+@pytest.mark.parametrize("waits", [ask, stopped])
+def test_time_in_which_a_rank_waits_for_the_user_counts_for_no_time_limit(waits: Callable[..., dict[str, Any]]) -> None:
     heard = Heard()
-    heard.run.questions.on_ask = [].append
-    heard.run.take(0, 0, 1, encoded(ask(0, "q")))
+    heard.run.questions.on_ask = [].append if waits is ask else None
+    heard.run.take(0, 0, 1, encoded(waits(0, "q")))
 
     async def wait() -> tuple[bool, bool]:
         waiting = asyncio.ensure_future(heard.run.until_in_work(lambda: not heard.run.left, 0.05))
@@ -509,6 +516,16 @@ def test_time_in_which_a_rank_waits_for_the_user_counts_for_no_time_limit() -> N
     before = heard.run.worked
     assert asyncio.run(wait()) == (False, False)
     assert heard.run.worked - before >= 0.05
+
+
+def test_a_rank_that_a_debugger_has_stopped_asks_nothing_and_waits_until_its_end() -> None:
+    heard = Heard()
+    questions: list[Question] = []
+    heard.run.questions.on_ask = questions.append
+    heard.run.take(0, 0, 1, encoded(stopped(0, "q")))
+    assert (bool(heard.run.questions), questions) == (True, [])
+    heard.run.take(0, 1, 1, encoded(end(1)))
+    assert not heard.run.questions
 
 
 def test_time_limits_hold_where_nobody_can_be_asked() -> None:

@@ -38,6 +38,7 @@ from ..journal.run_record import RunRecord
 from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
 from ..kernel.script_run import DEVICES
+from ..protocol import debug_messages
 from ..protocol.host_config import CONFIG, HostConfig, member_name
 from ..protocol.journal_events import error_text
 from ..protocol.rpc import AgentCall
@@ -50,6 +51,7 @@ from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
 from . import comm_hooks, rank_inspection
+from .debug_relay import DebugRelay
 from .input_relay import InputRelay
 from .interruption_watch import InterruptionWatch
 from .kernel_client import RankKernel
@@ -166,6 +168,7 @@ class Agent:
         self.streams = StreamRelay(self)
         self.inputs = InputRelay(self)
         self.terminals = TerminalService(self.ranks, self.folder)
+        self.debugging = DebugRelay(self)
         self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape))
         self.interruptions = InterruptionWatch(config.notice, node, self.ranks.values, self.on_notice)
         for number, rank in self.ranks.items():
@@ -497,6 +500,7 @@ class Agent:
         if event["kind"] == "end":
             self.tasks.on_end(run, event)
             self.inputs.on_over(rank, run)
+            self.debugging.on_over(rank, run)
         if event["kind"] == "stream" and self.noise is not None:
             quiet = self.noise.sub("", event["text"])
             if quiet != event["text"]:
@@ -553,11 +557,14 @@ class Agent:
             self.inputs.on_ask(rank, tell, content)
         elif content.get("to") == rank_environment.TO:
             self.terminals.on_told(content)
+        elif content.get("to") == debug_messages.TOPIC:
+            self.debugging.on_ask(rank, content)
 
     def on_kernel_end(self, rank: int) -> None:
         """Clean up after a rank's kernel has ended; report an unexpected end."""
         self.comms.on_end(rank)
         self.inputs.on_end(rank)
+        self.debugging.on_end(rank)
         self.sharing.on_end(rank, self.ranks[rank].generation)
         self.flush_soon()
         if self.ranks[rank].surprise and self.send is not None:

@@ -39,7 +39,8 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import zmq
@@ -50,6 +51,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
+from ..protocol import debug_messages
 from ..runtime import interruption, launcher_variables, rank_environment
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
 from ..serialization import code_portability, exceptions, pickling, result_values, surrogates
@@ -72,6 +74,9 @@ from . import (
 )
 from .iopub import OutputThread
 from .shell import SkyShell, said, without_ours
+
+if TYPE_CHECKING:
+    from .rank_debugger import RankDebugger
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
@@ -98,8 +103,11 @@ class CellCompiler(XCachingCompiler):
     Stacks that are read from outside show these names.
     """
 
+    # While a debugger is attached it names them: breakpoints are set before a cell has its number.
+    named_by: ClassVar[Callable[[str], str | None]] = lambda code: None
+
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
-        return stack_dump.cell_file(raw_code, number)
+        return CellCompiler.named_by(raw_code) or stack_dump.cell_file(raw_code, number)
 
 
 class SkyKernel(IPythonKernel):
@@ -123,6 +131,8 @@ class SkyKernel(IPythonKernel):
         self.sky_modules, self.sky_added = project_modules.ProjectModules(), added_packages.Added()
         self.sky_settings = apply_settings.Following()
         self.sky_values = result_store.ResultStore(_KEEP_VALUES)
+        # Made with the first request of a page's debugger.
+        self.sky_debugger: RankDebugger | None = None
         # Answers of the user to code on this rank; set where the process gets its `input`.
         self.sky_input = user_input.UserInput()
         self._last_result: Any = None
@@ -191,6 +201,8 @@ class SkyKernel(IPythonKernel):
             if content["kind"] == "call":
                 # A call may be cancelled as soon as it begins: from here on an interrupt reaches it.
                 self.tell("sky_begin", {})
+            if self.sky_debugger is not None:
+                self.sky_debugger.of_next_request()
             self.sky_input.begin(allowed=content.get("asks") is True)
             with self.around_run(content):
                 end = await getattr(self, f"sky_{content['kind']}")(content)
@@ -258,6 +270,7 @@ class SkyKernel(IPythonKernel):
             channel.hears[interruption.TOPIC] = interruption.hear
             tell = functools.partial(rank_environment.tell, channel.tell)
             channel.hears[rank_environment.TOPIC] = lambda content, data: tell(content)
+            channel.hears[debug_messages.TOPIC] = functools.partial(self.on_debug_request, channel)
         pickling.Pickler.reader = content.get("python", "")
         info = instance_info()
         before = dict(os.environ)
@@ -359,6 +372,20 @@ class SkyKernel(IPythonKernel):
             if self._last_result is not None and self._last_result.result is value:
                 self._last_result = None
         return {"status": "ok"}
+
+    def on_debug_request(self, channel: agent_channel.AgentChannel, content: dict[str, Any], data: object) -> None:
+        """Pass a request on to the debugger; runs in the control thread."""
+        from . import rank_debugger
+
+        if self.sky_debugger is None:
+            # The agent removes the kernel's files by how their names begin.
+            files = os.path.realpath(Path(self.parent.abs_connection_file).with_suffix(".cell-"))
+            self.sky_debugger = rank_debugger.make(self, channel, files)
+        if self.sky_debugger is None:
+            rank_debugger.refuse(channel, content)
+            return
+        CellCompiler.named_by = self.sky_debugger.name
+        self.sky_debugger.on_request(content)
 
     # -- parts -------------------------------------------------------------------------------------
 

@@ -360,8 +360,14 @@ def _from_users(trace: Any) -> Any:
 
 def without_ours(error: BaseException, trace: Any) -> Any:
     """Return a traceback without our frames and a refused debugger's."""
-    steps, ours, inner = [], (__name__, user_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
+    steps: list[types.TracebackType] = []
+    ours, inner = (__name__, user_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
     while trace is not None:
+        if "pydevd" in os.path.basename(trace.tb_frame.f_code.co_filename):
+            # An interrupt at a breakpoint: pydevd's frames, and the one that was stopped, again.
+            del steps[len(steps) - (len(steps) > 1 and steps[-1].tb_frame is steps[-2].tb_frame) :]
+            trace = None
+            break
         if _module(trace) not in ours:
             steps.append(trace)
         trace = trace.tb_next

@@ -205,7 +205,7 @@ def checked(event: dict[str, Any]) -> dict[str, Any] | None:
         return {**_common(event), "wait": event.get("wait") is True}
     if isinstance(kind, str) and kind in _RICH:
         return _rich(event)
-    if kind in ("ask", "asked"):
+    if kind in ("ask", "asked", "stopped"):
         return _question(event)
     return event if isinstance(kind, str) else None
 
@@ -220,6 +220,11 @@ def _common(event: Mapping[str, Any]) -> dict[str, Any]:
 def question_of(id: str, prompt: Any, *, password: bool) -> dict[str, Any]:
     """Return the event of a question to the user; its answer is an event without a text."""
     return {"kind": "ask", "id": id, "prompt": str(prompt)[:_MOST_PROMPT], "password": password}
+
+
+def stop_of(id: str) -> dict[str, Any]:
+    """Return the event of a rank that a debugger has stopped; it goes on with the event of an answer."""
+    return {"kind": "stopped", "id": id}
 
 
 def _question(event: Mapping[str, Any]) -> dict[str, Any] | None:

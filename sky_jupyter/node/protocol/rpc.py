@@ -148,6 +148,9 @@ WRITE_TERMINAL = AgentCall("write_terminal", "terminals", required=("id", "at", 
 RESIZE_TERMINAL = AgentCall("resize_terminal", "terminals", required=("id", "size"), idempotent=True)
 CLOSE_TERMINAL = AgentCall("close_terminal", "terminals", required=("id",), idempotent=True, timeout=10.0)
 
+# The page's debugger on a rank.
+DEBUG_RANK = AgentCall("debug_rank", "debugging", required=("rank", "request"), timeout=30.0, guests=False)
+
 # Function calls and their streams.
 FIND_CALLS = AgentCall("find_calls", "tasks", required=("calls",), guests=False)
 CANCEL_CALLS = AgentCall("cancel_calls", "tasks", required=("calls",), optional=("hard",), guests=False)

@@ -64,10 +64,15 @@ class Questions:
         """Note a question and have it asked; time limits hold where nobody can be asked."""
         if self.on_ask is None or question.id in self._open or len(self._open) >= _MOST:
             return
-        if not self._open:
-            self._since = time.monotonic()
-        self._open[question.id] = question
+        self.hold(question)
         self.on_ask(question)
+
+    def hold(self, question: Question) -> None:
+        """Note that a rank waits for the user without a question: a debugger has stopped it."""
+        if question.id not in self._open and len(self._open) < _MOST:
+            if not self._open:
+                self._since = time.monotonic()
+            self._open[question.id] = question
 
     def close(self, id: str) -> None:
         """Withdraw a question: it has been answered, or its rank waits no longer."""

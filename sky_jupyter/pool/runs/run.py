@@ -293,7 +293,7 @@ class Run:
         if kind == "end":
             self._on_end(sound, outcome)
             return
-        if kind in ("ask", "asked"):
+        if kind in ("ask", "asked", "stopped"):
             self._on_question(sound, outcome)
             return
         if kind == "stream":
@@ -330,6 +330,9 @@ class Run:
         if event["kind"] == "asked":
             self.questions.close(event["id"])
             self.events.works(outcome.rank, until_now=True)
+        elif event["kind"] == "stopped" and outcome.status == "running":
+            self.questions.hold(Question(event["id"], outcome.rank, ""))
+            self.events.waits(outcome.rank, outcome.node, "is stopped by a debugger")
         elif outcome.status == "running":
             self.questions.add(Question(event["id"], outcome.rank, event["prompt"], event["password"]))
             self.events.waits(outcome.rank, outcome.node, "waits for the user")

@@ -1,0 +1,232 @@
+"""Debugger of a rank: ipykernel's, on debugpy's pydevd in this process, which a pair of sockets connects.
+
+In a notebook's kernel ipykernel starts debugpy's adapter instead. That listens on TCP ports of the loopback interface,
+and takes whoever connects: every user of the machine could run code here. Here nothing listens.
+
+The agent's requests come on the control channel, so that they are answered while a cell runs or is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ipykernel import debugger as ipykernel_debugger
+from ipykernel.debugger import DebugpyClient, DebugpyMessageQueue
+from tornado.locks import Event
+
+from ...util.background_tasks import BackgroundTasks
+from ..protocol.debug_messages import TOPIC, Message, failure, response
+from ..shared.agent_channel import AgentChannel
+
+# Events that no page shows: output goes the way of all output.
+_UNSEEN = ("output", "module", "process")
+_READ = 1 << 16
+_MISSING = (
+    "the debugger needs debugpy in the node's environment, and there it cannot be imported: `pip install debugpy` there"
+)
+
+
+class SocketPairClient(DebugpyClient):
+    """Client of the pydevd in this process; used on the control thread."""
+
+    def __init__(self, log: Any, on_event: Callable[[Message], None]) -> None:
+        super().__init__(log, None, on_event)
+        self._socket: socket.socket | None = None
+
+    def get_host_port(self) -> tuple[str, int]:
+        """Return what pages are told: there is no such port."""
+        return "127.0.0.1", 0
+
+    def connect_tcp_socket(self) -> None:
+        """Start pydevd, connected to this client."""
+        self._socket, other = socket.socketpair()
+        asyncio.get_running_loop().add_reader(self._socket, self._read, self._socket)
+        _trace(other)
+
+    def disconnect_tcp_socket(self) -> None:
+        """Close the connection; pydevd then ends its threads."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+        self._socket, self.wait_for_attach = None, True
+        self.init_event, self.init_event_seq = Event(), -1
+        self.message_queue = DebugpyMessageQueue(self._forward_event, self.log)
+
+    def _read(self, ours: socket.socket) -> None:
+        data = ours.recv(_READ)
+        if data:
+            # pydevd escapes all that is not ASCII.
+            self.receive_dap_frame(data.decode("ascii", "replace"))
+        else:
+            asyncio.get_running_loop().remove_reader(ours)
+
+    def _send_request(self, msg: Message) -> None:
+        if self._socket is None:
+            raise ConnectionError("the debugger has been stopped")
+        data = json.dumps(msg).encode()
+        self._socket.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
+
+
+class RankDebugger(ipykernel_debugger.Debugger):
+    """Debugger of this rank; made with its kernel's first request of a debugger.
+
+    Parameters
+    ----------
+    kernel : SkyKernel
+        This process's kernel.
+    channel : AgentChannel
+        The way to the agent.
+    files : str
+        How the names of the files begin in which pydevd finds the cells' source.
+    """
+
+    def __init__(self, kernel: Any, channel: AgentChannel, files: str) -> None:
+        self._channel, self._files = channel, files
+        self._turn = asyncio.Lock()
+        self._tasks = BackgroundTasks()
+        super().__init__(kernel.log, None, self._tell, None, kernel.session, kernel_files(kernel))
+        self.debugpy_client = SocketPairClient(kernel.log, self._handle_event)
+        self._tasks.start(self._tell_stops())
+
+    def on_request(self, content: Message) -> None:
+        """Answer a request of the agent."""
+        self._tasks.start(self._answer(content))
+
+    async def _answer(self, content: Message) -> None:
+        request = content.get("request", {})
+        try:
+            # pydevd's answers are taken in the order of the requests.
+            async with self._turn:
+                reply = await self.process_request(request)
+        except Exception as error:
+            reply = failure(request, f"{type(error).__name__}: {error}")
+        self._channel.tell({"to": TOPIC, "id": content.get("id"), "reply": reply or failure(request, "it is off")})
+
+    def _tell(self, event: Message) -> None:
+        if event.get("event") not in _UNSEEN:
+            self._channel.tell({"to": TOPIC, "event": event})
+
+    async def _tell_stops(self) -> None:
+        while True:
+            await self.handle_stopped_event()
+
+    def start(self) -> bool:
+        """Connect pydevd to this thread; return whether that is done."""
+        self.debugpy_initialized = True
+        return bool(super().start())
+
+    def stop(self) -> None:
+        """Stop tracing; see `of_next_request` for the main thread."""
+        super().stop()
+        import pydevd
+
+        pydevd.stoptrace()
+
+    async def attach(self, message: Message) -> Message:
+        """Handle an attach message; pydevd answers in another order than debugpy's adapter."""
+        await super().attach(message)
+        return response(message)
+
+    async def dumpCell(self, message: Message) -> Message:
+        """Write a cell's source to its file, and return the file's name."""
+        return response(message, {"sourcePath": self.file(message["arguments"]["code"])})
+
+    def file(self, code: str) -> str:
+        """Return the file of a cell's code, which pydevd wants to exist.
+
+        It does not depend on the cell's number: breakpoints are set before the cell runs.
+        """
+        check = hashlib.blake2b(code.rstrip().encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        path = Path(f"{self._files}{check}.py")
+        if not path.exists():
+            path.write_text(code, encoding="utf-8", errors="replace")
+        return str(path)
+
+    def name(self, code: str) -> str | None:
+        """Return the file name of a cell that is about to run; None while the debugger is off."""
+        if self.is_started:
+            with contextlib.suppress(OSError):
+                return self.file(code)
+        return None
+
+    def of_next_request(self) -> None:
+        """Prepare the main thread for a request: trace it, or trace it no more.
+
+        An interrupt at a breakpoint ends the tracing of its thread, and leaves it to be stopped again.
+        """
+        if self.is_started:
+            from _pydevd_bundle.pydevd_additional_thread_info import set_additional_thread_info
+            from _pydevd_bundle.pydevd_constants import get_global_debugger
+            from _pydevd_bundle.pydevd_thread_lifecycle import internal_run_thread
+
+            if (debugger := get_global_debugger()) is not None:
+                internal_run_thread(threading.current_thread(), set_additional_thread_info)
+                debugger.enable_tracing()
+        elif type(sys.gettrace()).__module__.startswith("_pydevd"):
+            sys.settrace(None)
+
+
+def make(kernel: Any, channel: AgentChannel, files: str) -> RankDebugger | None:
+    """Return this rank's debugger; None without debugpy."""
+    return RankDebugger(kernel, channel, files) if ipykernel_debugger._is_debugpy_available else None
+
+
+def refuse(channel: AgentChannel, content: Message) -> None:
+    """Answer a request on a rank without debugpy."""
+    channel.tell({"to": TOPIC, "id": content.get("id"), "reply": failure(content.get("request", {}), _MISSING)})
+
+
+def kernel_files(kernel: Any) -> list[str]:
+    """Return the files in which no cell stops: those that ran before the first cell."""
+    return list(getattr(kernel, "_kernel_modules", ()))
+
+
+def _trace(connection: socket.socket) -> None:
+    """Have pydevd trace this process's threads, and take its commands from a socket."""
+    import pydevd
+
+    connects, pydevd.start_client = pydevd.start_client, lambda host, port: connection
+    try:
+        pydevd.settrace(
+            host="127.0.0.1",
+            port=0,
+            suspend=False,
+            wait_for_ready_to_run=False,
+            block_until_connected=True,
+            notify_stdin=False,
+            patch_multiprocessing=False,
+            protocol="dap",
+        )
+    finally:
+        pydevd.start_client = connects
+    global _forks_clean  # noqa: PLW0603 - such a function cannot be removed again
+    if not _forks_clean:
+        _forks_clean = True
+        os.register_at_fork(after_in_child=_forget_in_child)
+
+
+_forks_clean = False
+
+
+def _forget_in_child() -> None:
+    """Stop tracing in a forked process: it has none of pydevd's threads, and would wait at a breakpoint for ever."""
+    from _pydevd_bundle.pydevd_constants import get_global_debugger, set_global_debugger
+
+    debugger = get_global_debugger()
+    if debugger is None:
+        return
+    debugger.pydb_disposed = True
+    set_global_debugger(None)
+    if sys.version_info >= (3, 12):
+        sys.monitoring.set_events(sys.monitoring.DEBUGGER_ID, 0)
+    sys.settrace(None)
