@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.providers import kinds
+from sky_jupyter.providers.batch import allocation_notice
 from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark
 from sky_jupyter.providers.slurm import slurm_commands
 from sky_jupyter.providers.values import Order
@@ -125,3 +128,18 @@ def test_endings_are_told_apart(row: str, state: str, said: str) -> None:
     (job,) = slurm_commands.listed(Calls())  # type: ignore[arg-type]
     assert job.state == state
     assert said in job.reason
+
+
+def test_a_notice_comes_before_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(allocation_notice.FOLDER, str(tmp_path))
+    assert allocation_notice.read() is None
+    actions = []
+    for left in (3600, 500, 60):
+        (tmp_path / allocation_notice.ENDS).write_text(f"{time.time() + left:.0f}\n")
+        notice = allocation_notice.read()
+        actions.append(notice and notice.action)
+    assert actions == [None, allocation_notice.NEAR, allocation_notice.NOW]
+    (tmp_path / allocation_notice.ENDS).unlink()
+    (tmp_path / allocation_notice.WARNED).write_text(f"{time.time():.0f}\n")
+    assert (notice := allocation_notice.read()) is not None
+    assert notice.action == allocation_notice.NOW

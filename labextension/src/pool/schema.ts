@@ -72,6 +72,8 @@ const pool = v.object({
   phases: v.array(phase),
   nodes: v.array(node),
   mark: number,
+  /** How long a scheduler gives its machines. */
+  remaining: v.optional(text),
   /** Where machines are bought. */
   cost: v.nullish(cost),
 });

@@ -43,6 +43,9 @@ export function poolFacts(pool: PoolFacts): string[] {
   if (pool.plugins.length) {
     facts.push(pool.plugins.join(", "));
   }
+  if (pool.remaining) {
+    facts.push(pool.remaining);
+  }
   if (pool.cost) {
     facts.push(costText(pool.cost));
   }

@@ -118,6 +118,7 @@ def _head(pool: HostFacts) -> str:
     if pool["why"]:
         text += f" ({pool['why']})"
     text += f", up {render.duration(pool['uptime'])}" if pool["state"] == "ready" else ""
+    text = f"{text}, {pool['remaining']}" if pool.get("remaining") else text
     return f"{text}, {pool['cost']['text']}" if pool.get("cost") else text
 
 

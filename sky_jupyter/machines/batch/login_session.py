@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..ssh.target import Target
 
 # Variables of a job in which this process or the login runs: commands would take them for arguments.
-JOB_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMIX_", "PBS_", "LSB_")
+JOB_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMIX_", "PBS_", "LSB_")
 KEPT = ("SLURM_CONF",)
 # The same as a script for the login's shell, which may be any.
 CLEAN = (

@@ -28,8 +28,10 @@ _READ = 1 << 16
 _MOST_SAID = 1 << 16
 # What srun, and the schedulers' like, say of a job that is over.
 _OVER = re.compile(
-    r"job id specified|already completing|job has expired|is not running|no longer running|unknown job", re.IGNORECASE
+    r"job id specified|already completing|has expired|is not running|no longer running|unknown job", re.IGNORECASE
 )
+# What srun says of clusters without the plugin that binds tasks.
+_NOISE = "lacks support for cpu binding"
 # A connection from the node itself, by what every cluster has.
 _DIAL = "exec 5<>/dev/tcp/{host}/{port} || exit 9; printf + ; cat <&5 & cat >&5; kill $! 2>/dev/null"
 
@@ -111,7 +113,8 @@ class StepSession:
             self._watched.settimeout(1.0)
             while len(said) < _MOST_SAID and (data := self._watched.recv_stderr(_READ)):
                 said += data
-        words, name = shown(said.decode("utf-8", "replace")), self.target.name
+        lines = [line for line in said.decode("utf-8", "replace").splitlines() if _NOISE not in line]
+        words, name = shown(" ".join(lines)), self.target.name
         if _OVER.search(words):
             return MachineError(name, GONE, f"its job is over ({words})")
         if not words:

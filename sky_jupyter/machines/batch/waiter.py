@@ -17,7 +17,7 @@ from .login_session import CLEAN
 # The power file of a node, as `node.host.power_file` and `power_watchdog.keep_line` read it there.
 POWER_FILE = "$SKY_JOB_FOLDER/power"
 _BEGIN = """\
-folder=$1; grace=$2; until=$3
+folder=$1; grace=$2; until=$3; pool=$4
 umask 077
 [ ! -O "$folder" ] || rm -rf "$folder"
 mkdir "$folder" || {
@@ -35,7 +35,9 @@ exec 3<>"$folder/start"
       case $one in "$folder"/*) ;; *) continue;; esac
       ( exec 3<&-; exec <"$one/0" >"$one/1" 2>"$one/2"; rm -rf "$one"; cd; exec /bin/sh -c "$0" ) &
   done ) & starter=$!
-trap 'kill "$starter" 2>/dev/null; rm -rf "$folder"; exit 0' TERM INT HUP
+# The scheduler ends all at once, by TERM and soon by KILL: nobody else removes what the pool has in memory.
+clear() { kill "$starter" 2>/dev/null; rm -rf "$folder" "/tmp/sky-$pool-"* "/dev/shm/sky-$pool-"* 2>/dev/null; }
+trap 'for i in 1 2 3 4 5 6 7 8; do clear; sleep 0.2; done; exit 0' TERM INT HUP
 say() { echo "sky: $(hostname): $1"; }
 read_end
 end=$((up + grace))
@@ -58,7 +60,7 @@ exit 0
 """
 
 
-def script(until: float | None, folder: str, launch: str, *, grace: float = GRACE) -> str:
+def script(until: float | None, folder: str, launch: str, pool: str, *, grace: float = GRACE) -> str:
     """Return a shell command that runs the waiter.
 
     Parameters
@@ -69,6 +71,8 @@ def script(until: float | None, folder: str, launch: str, *, grace: float = GRAC
         Shell word of the node's own folder; it may name variables.
     launch : str
         Script that reads a line from its input and runs it: what is started for each request.
+    pool : str
+        The pool's id, for what it leaves when the scheduler ends it.
     grace : float
         Seconds after which it ends if nobody writes the power file.
 
@@ -79,7 +83,8 @@ def script(until: float | None, folder: str, launch: str, *, grace: float = GRAC
     """
     limit = "" if until is None else str(math.ceil(until))
     text = _BEGIN + CLOCK + CLEAN + "\n" + _LOOP
-    return f"sh -c {shlex.quote(text)} {shlex.quote(launch)} {folder} {math.ceil(grace)} {shlex.quote(limit)}"
+    words = shlex.join([str(math.ceil(grace)), limit, pool])
+    return f"sh -c {shlex.quote(text)} {shlex.quote(launch)} {folder} {words}"
 
 
 def handover(folder: str) -> str:

@@ -132,8 +132,8 @@ class MachineReplacement:
     # -- events of nodes ---------------------------------------------------------------------------
 
     def expect(self, node: int) -> None:
-        """Prepare another machine for a node whose machine will be taken away."""
-        if node != 0 and self._may:
+        """Prepare another machine for a node whose machine will be taken away, unless it would have to queue."""
+        if node != 0 and self._may and not has_queue(self.pool.spec.provider):
             self._begin(node)
 
     def forget(self, node: int) -> None:

@@ -173,6 +173,11 @@ class StatusContext(PoolContext, Protocol):
     def state(self) -> str: ...
 
     @property
+    def ids(self) -> Sequence[str]:
+        """Return the ids of its machines, by node."""
+        ...
+
+    @property
     def condition(self) -> str:
         """Return the state in one word, as users see it."""
         ...
@@ -254,6 +259,7 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
         "why": pool.broken,
         "provider": spec.provider.kind,
         "about": str(spec.provider),
+        "remaining": _remaining(pool),
         "ranks_per_node": spec.ranks_per_node,
         "world_size": spec.world_size,
         "plugins": [str(plugin) for plugin in spec.plugins],
@@ -268,6 +274,12 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
         # Milliseconds of this process's monotonic clock.
         "mark": math.ceil(now * 1000),
     }
+
+
+def _remaining(pool: StatusContext) -> str:
+    """Return how long a pool's machines may be used, where a scheduler gives them for some time; else ""."""
+    remaining = getattr(pool.spec.provider, "remaining", None)
+    return "" if remaining is None else str(remaining(pool.ids))
 
 
 def _waiting(pool: StatusContext) -> dict[str, str]:

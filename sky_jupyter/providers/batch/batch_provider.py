@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +19,7 @@ from ...util.validate import check_flag
 from .. import pool_listing
 from ..line_options import LineOption
 from ..values import ENDED, RUNNING, MachineRecord, Offer, Order
-from . import batch_job, login_calls
+from . import allocation_notice, batch_job, login_calls
 from .batch_job import BatchJob, JobMark
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound="BatchProvider")
 _lock = threading.Lock()
+_PATIENCE = 60.0
 # Orders whose job this process has ended: an order that is sent once more must not make another one.
 _ended: set[tuple[str, str]] = set()
+# When jobs reach their time limit, as they were listed last.
+_limits: dict[tuple[str | None, str], float] = {}
 
 
 class BatchStep(NamedTuple):
@@ -55,7 +59,7 @@ class BatchProvider(ABC):
     has_prices = False
     power_file = waiter.POWER_FILE
     supported_options = ()
-    notice = ""
+    notice = "sky_jupyter.providers.batch.allocation_notice:read"
     visible_within = 0.0
 
     line_options: ClassVar[Mapping[str, LineOption]] = {
@@ -174,7 +178,19 @@ class BatchProvider(ABC):
     def jobs(self) -> Sequence[BatchJob]:
         """Return the user's jobs, listed a few seconds ago at most."""
         calls = self.calls
-        return calls.jobs(lambda: self.listed(calls))
+        found = calls.jobs(lambda: self.listed(calls))
+        for job in found:
+            if job.ends is not None and job.state == RUNNING:
+                _limits[self.login, job.id] = job.ends
+            else:
+                _limits.pop((self.login, job.id), None)
+        return found
+
+    def remaining(self, ids: Sequence[str]) -> str:
+        """Return how long the first of some machines' jobs may run on, in words, or ""; nothing is asked for it."""
+        ends = [_limits[self.login, id] for id in batch_job.by_job(ids) if (self.login, id) in _limits]
+        minutes = max(0, round((min(ends) - time.time()) / 60)) if ends else 0
+        return f"{minutes // 60} h {minutes % 60:02d} min of the allocation left" if ends else ""
 
     # -- jobs --------------------------------------------------------------------------------------
 
@@ -235,7 +251,16 @@ class BatchProvider(ABC):
 
         found = self._targets(ids)
         open = pod_connections.step_opener(session, accept=self.accept_host_keys)
-        return ssh_connections.connect_all(lambda name: open(found[name]), ids)
+        return ssh_connections.connect_all(lambda name: self._told(name, open(found[name])), ids)
+
+    def _told(self, id: str, machine: Machine) -> Machine:
+        """Tell a node when its job ends."""
+        ends = _limits.get((self.login, id.partition("/")[0]))
+        if ends is not None:
+            file = f'"${allocation_notice.FOLDER}"/{allocation_notice.ENDS}'
+            with contextlib.suppress(MachineError, TimeoutError):
+                machine.run(f"echo {ends:.0f} >{file}", timeout=_PATIENCE)
+        return machine
 
     def _targets(self, ids: Sequence[str]) -> dict[str, StepTarget]:
         from ...machines.batch.step_target import StepTarget

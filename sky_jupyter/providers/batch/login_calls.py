@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 # The scheduler is asked for its jobs at most so often, for all pools.
 ASKED = 5.0
+# Once after a job was submitted: one that need not wait runs by then.
+SOON = 2.0
+# A connection that is not used for so long is closed.
+_IDLE = 60.0
 _PATIENCE = 60.0
 _lock = threading.Lock()
 _logins: dict[tuple[int, Target | None], LoginCalls] = {}
@@ -44,7 +48,8 @@ class LoginCalls:
         self._session: LoginSession | None = None
         self._jobs: Sequence[BatchJob] = ()
         self._listed = -ASKED
-        self._changed = False
+        self._changed, self._pause = False, ASKED
+        self._timer: threading.Timer | None = None
 
     def __str__(self) -> str:
         return "this machine" if self._target is None else str(self._target)
@@ -52,7 +57,7 @@ class LoginCalls:
     def run(self, argv: Sequence[str], stdin: str = "") -> Ran:
         """Run a command and return its status and outputs; raise Unanswered if it gave none."""
         try:
-            return self._open().run(argv, stdin.encode(), _PATIENCE)
+            return self._used().run(argv, stdin.encode(), _PATIENCE)
         except (MachineError, OSError, EOFError, TimeoutError) as error:
             raise Unanswered(f"{argv[0]} on {self} gave no answer: {error}") from None
 
@@ -80,7 +85,8 @@ class LoginCalls:
     def jobs(self, listed: Callable[[], Sequence[BatchJob]]) -> Sequence[BatchJob]:
         """Return the jobs, as ``listed`` lists them or has done so a moment ago."""
         with self._listing:
-            if self._changed or time.monotonic() - self._listed >= ASKED:
+            if self._changed or time.monotonic() - self._listed >= self._pause:
+                self._pause = SOON if self._changed else ASKED
                 self._changed = False
                 try:
                     self._jobs = listed()
@@ -98,6 +104,18 @@ class LoginCalls:
                 session = LocalLogin() if self._target is None else self._dial(self._target)
                 self._session = session
             return session
+
+    def _used(self) -> LoginSession:
+        """Return the connection, which is closed when it has not been used for a while."""
+        session = self._open()
+        if self._target is not None:
+            timer = threading.Timer(_IDLE, self.close)
+            timer.daemon = True
+            before, self._timer = self._timer, timer
+            if before is not None:
+                before.cancel()
+            timer.start()
+        return session
 
     def _dial(self, target: Target) -> LoginSession:
         from ...machines.ssh.session import Access

@@ -1,0 +1,42 @@
+"""Notice that a job's time limit is near, read on its nodes: the manager and the scheduler have written files there.
+
+A node's agent calls `read` every few seconds. The words change when the end comes nearer, so that it is told again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from ...node.runtime.interruption import Interruption
+
+FOLDER = "SKY_JOB_FOLDER"
+# Unix time of the job's end, as the manager knows it; and when the scheduler's own signal came.
+ENDS, WARNED = "ends", "warned"
+FIRST, LAST = 600.0, 120.0
+NEAR, NOW = "time limit of the job", "end of the job's time limit"
+
+
+def read() -> Interruption | None:
+    """Return the notice for this node, or None."""
+    where = os.environ.get(FOLDER)
+    if not where:
+        return None
+    ends, warned = _number(Path(where, ENDS)), _number(Path(where, WARNED))
+    if warned is not None:
+        return Interruption(NOW, warned + LAST if ends is None else ends)
+    left = None if ends is None else ends - time.time()
+    if left is None or left > FIRST:
+        return None
+    return Interruption(NEAR if left > LAST else NOW, ends)
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+__all__ = ["ENDS", "FIRST", "FOLDER", "LAST", "NEAR", "NOW", "WARNED", "read"]
