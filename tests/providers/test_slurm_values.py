@@ -141,5 +141,6 @@ def test_a_notice_comes_before_the_time_limit(tmp_path: Path, monkeypatch: pytes
     assert actions == [None, allocation_notice.NEAR, allocation_notice.NOW]
     (tmp_path / allocation_notice.ENDS).unlink()
     (tmp_path / allocation_notice.WARNED).write_text(f"{time.time():.0f}\n")
-    assert (notice := allocation_notice.read()) is not None
+    notice = allocation_notice.read()
+    assert notice is not None
     assert notice.action == allocation_notice.NOW
