@@ -1,6 +1,6 @@
 // The side panel: the pools of all kernels of this user, in JupyterLab and Notebook 7.
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
-import { Dialog, ICommandPalette, MainAreaWidget, Notification, showDialog } from "@jupyterlab/apputils";
+import { Dialog, ICommandPalette, InputDialog, MainAreaWidget, Notification, showDialog } from "@jupyterlab/apputils";
 import { IRunningSessionManagers } from "@jupyterlab/running";
 import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import { Widget } from "@lumino/widgets";
@@ -48,9 +48,22 @@ function deeds(app: JupyterFrontEnd, client: Client, watcher: Watcher) {
     restart: (pool: Pool) => void surely(pool, "restart"),
     attach: (pool: Pool) => void attempt(attach(app, nameOf(pool, watcher.pools))),
     down: (pool: Pool) => void surely(pool, "down"),
+    ...(app.serviceManager.terminals.isAvailable() && {
+      shell: (pool: Pool) => void attempt(openTerminal(app, client, pool)),
+    }),
     /** Without a question. */
     end: (pool: Pool) => void attempt(act(pool, "down")),
   };
+}
+
+/** Open a tab with a terminal on the node of a rank, which is asked for. */
+async function openTerminal(app: JupyterFrontEnd, client: Client, pool: Pool): Promise<string> {
+  const asked = { title: `A terminal on a node of pool ${pool.name}`, label: "Rank", value: 0, okLabel: "Open" };
+  const { value, button } = await InputDialog.getNumber(asked);
+  if (button.accept && value !== null) {
+    await app.commands.execute("terminal:open", { name: await client.terminal(pool.id, value) });
+  }
+  return "";
 }
 
 async function showLog(client: Client, pool: Pool): Promise<string> {

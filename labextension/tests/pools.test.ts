@@ -94,6 +94,19 @@ test("a button does its deed to its own pool as it is now", () => {
   expect(deeds.down.mock.calls).toEqual([[later]]);
 });
 
+test("terminals are offered where the server has them, of pools that this machine can reach", () => {
+  const shell = vi.fn();
+  view = new PoolsView({ ...deeds, shell } as unknown as ListActions);
+  const far = pool({ id: "far", name: "far", here: false });
+  const script = pool({ id: "script", name: "script", manager: { who: "script x.py (process 9)", kernel: null, path: null } });
+  const lost = pool({ id: "lost", name: "lost", manager: null });
+  view.show([pool(), far, script, lost], NOW);
+  const buttons = [...view.node.querySelectorAll<HTMLButtonElement>('[aria-label^="Terminal: "]')].filter((button) => !button.hidden);
+  expect(buttons.map((button) => button.getAttribute("aria-label"))).toEqual(["Terminal: pool train", "Terminal: pool lost"]);
+  buttons[1]?.click();
+  expect(shell.mock.calls).toEqual([[lost]]);
+});
+
 test("the focus stays where it is while the list changes around it", () => {
   view.show([pool({ id: "two", name: "two" })], NOW);
   const button = view.node.querySelector<HTMLButtonElement>('[aria-label="Logs: pool two"]');
@@ -146,6 +159,7 @@ class Server implements Client {
 
   log = vi.fn();
   act = vi.fn();
+  terminal = vi.fn();
 }
 
 test("the list is asked for when the server says that it has changed, and not for other events", async () => {

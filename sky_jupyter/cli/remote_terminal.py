@@ -183,13 +183,14 @@ def _raw() -> Iterator[None]:
         yield
         return
     before = termios.tcgetattr(sys.stdin)
-    tty.setraw(sys.stdin)
+    # What was typed already is for the program too.
+    tty.setraw(sys.stdin, termios.TCSADRAIN)
     try:
         yield
     finally:
         # It may be gone.
         with contextlib.suppress(termios.error):
-            termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, before)
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _size() -> list[int]:

@@ -1,18 +1,21 @@
 """REST below ``/sky-jupyter/``, behind Jupyter's authentication and XSRF check.
 
-``GET pools``, ``GET pools/ID/runs``, ``GET pools/ID/log?run=RUN``, and ``POST pools/ID/ACTION`` with an action of
-`ACTIONS`. Of what a kernel answers only `SHOWN` leaves.
+``GET pools``, ``GET pools/ID/runs``, ``GET pools/ID/log?run=RUN``, ``POST pools/ID/terminal`` with a ``rank``, and
+``POST pools/ID/ACTION`` with an action of `ACTIONS`. Of what a kernel answers only `SHOWN` leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import ensure_async
 from tornado import web
 
 from ..errors import PoolError, SkyError
@@ -26,6 +29,10 @@ ACTIONS = ("interrupt", "restart", "down", "where")
 SHOWN = ("message", "done", "text", "runs")
 _ID = r"(?P<pool>[A-Za-z0-9_-]{1,64})"
 _PAGE = 2000
+_MOST_RANKS = 1 << 20
+# 1 and 255 say that the terminal was not opened, or has broken. A page closes its tab when the program ends.
+_READ_FIRST = """"$@"
+case $? in 1|255) printf 'Enter closes this terminal. '; read _ ;; esac"""
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,34 @@ class LogHandler(SkyHandler):
         return run_output.by_rank(event for node in reply.get("nodes", ()) for event in node.get("events", ()))
 
 
+class TerminalHandler(SkyHandler):
+    """A terminal of this server on a rank's node, where this server has terminals."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, pool: str) -> None:
+        manager = self.settings.get("terminal_manager") if self.settings.get("terminals_available") else None
+        if manager is None:
+            raise Refused(409, "this server has no terminals; `sky-jupyter shell` in a terminal of your own opens one")
+        if not await ensure_async(self.authorizer.is_authorized(self, self.current_user, "execute", "terminals")):
+            raise Refused(403, "terminals of this server are not for you")
+        rank = (self.get_json_body() or {}).get("rank", 0)
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < _MOST_RANKS:
+            raise Refused(400, "'rank' must be a rank's number")
+        row = await self.row(pool)
+        if not row.is_here:
+            raise Refused(409, f"pool {row.name} is managed by {row.who}: a terminal opens there")
+        made = await ensure_async(manager.create(shell_command=terminal_command(row.id, rank)))
+        self.finish(json.dumps({"terminal": made["name"]}))
+
+
+def terminal_command(pool: str, rank: int) -> list[str]:
+    """Return the program of a terminal on a rank's node; it stays until what went wrong has been read."""
+    program = Path(sys.executable).with_name("sky-jupyter")
+    words = [str(program)] if program.exists() else [sys.executable, "-m", "sky_jupyter"]
+    return ["/bin/sh", "-c", _READ_FIRST, "sh", *words, "shell", pool, str(rank)]
+
+
 class ActionHandler(SkyHandler):
     """Something that is done to a pool."""
 
@@ -165,5 +200,6 @@ HANDLERS = [
     (r"/sky-jupyter/pools", PoolsHandler),
     (rf"/sky-jupyter/pools/{_ID}/runs", RunsHandler),
     (rf"/sky-jupyter/pools/{_ID}/log", LogHandler),
+    (rf"/sky-jupyter/pools/{_ID}/terminal", TerminalHandler),
     (rf"/sky-jupyter/pools/{_ID}/(?P<action>[a-z]{{1,32}})", ActionHandler),
 ]

@@ -87,6 +87,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
         yield server
 
 
+def test_a_terminal_on_a_node_opens_from_the_side_panel(chromium, server):
+    """Its shell is the node's, and the tab goes with it; nobody manages the pool before and afterwards."""
+    page = opened(chromium, server, "lab")
+    row = page.page.locator(".sky-pools .sky-pool")
+    row.get_by_text("Detached: no notebook").wait_for(timeout=PATIENCE)
+    row.get_by_role("button", name="Terminal: pool stray").click()
+    dialog = page.page.get_by_role("dialog")
+    dialog.get_by_text("A terminal on a node of pool stray").wait_for(timeout=PATIENCE)
+    dialog.get_by_role("button", name="Open").click()
+    terminal = page.page.locator(".jp-Terminal")
+    terminal.locator(".xterm-screen").wait_for(timeout=PATIENCE)
+    terminal.click()
+    said = server.root / "said"
+    page.page.keyboard.type(f"echo rank $SKY_RANK of $SKY_POOL > {said}; exit\n")
+    page.wait_until(lambda: said.exists() and said.read_text().startswith("rank 0 of "))
+    terminal.wait_for(state="detached", timeout=PATIENCE)
+    row.get_by_text("Detached: no notebook").wait_for(timeout=PATIENCE)
+    assert page.page.evaluate("() => window.jupyterapp.commands.hasCommand('sky-jupyter:shell')")
+    assert [entry for entry in page.log if entry[0] == "error"] == []
+    page.page.close()
+
+
 def test_a_pool_that_no_notebook_shows_is_ended_from_the_side_panel(chromium, server):
     """It is looked at in JupyterLab, ended in Notebook 7, and gone in both."""
     page = opened(chromium, server, "lab")

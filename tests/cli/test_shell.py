@@ -73,7 +73,7 @@ def test_it_works_while_a_cell_runs_and_is_gone_with_the_persons_terminal(book: 
     book.run(f"%%sky --detach\nimport os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)")
     shell = opened()
     try:
-        shell.expect(PROMPT)
+        # What is typed before the shell is there is not lost.
         shell.sendline(f"echo $MINE; {SLEEP} & {SLEEP}")
         shell.expect("of the rank\r\n")
         wait_until(_sleeps)

@@ -2,7 +2,7 @@
 import { URLExt } from "@jupyterlab/coreutils";
 import { ServerConnection } from "@jupyterlab/services";
 
-import { type Log, type Outcome, type Pool, readLog, readOutcome, readPools } from "./schema";
+import { type Log, type Outcome, type Pool, readLog, readOutcome, readPools, readTerminal } from "./schema";
 
 /** The event that the server sends when the list has changed. */
 export const CHANGED = "urn:sky-jupyter:pools:v1";
@@ -16,6 +16,8 @@ export interface Client {
   list(): Promise<Pool[]>;
   log(pool: string): Promise<Log>;
   act(pool: string, action: Action): Promise<Outcome>;
+  /** Open a terminal of the server on a rank's node; gives its name. */
+  terminal(pool: string, rank: number): Promise<string>;
 }
 
 /** Asks by HTTP, as the user who is logged in; an error's message is what the server says. */
@@ -32,6 +34,10 @@ export class ServerClient implements Client {
 
   async act(pool: string, action: Action): Promise<Outcome> {
     return readOutcome(await this.ask(`pools/${pool}/${action}`, { method: "POST", body: "{}" }));
+  }
+
+  async terminal(pool: string, rank: number): Promise<string> {
+    return readTerminal(await this.ask(`pools/${pool}/terminal`, { method: "POST", body: JSON.stringify({ rank }) }));
   }
 
   private async ask(path: string, init: RequestInit = {}): Promise<unknown> {

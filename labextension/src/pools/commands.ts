@@ -14,6 +14,7 @@ const COMMANDS: [keyof ListActions, string, string][] = [
   ["interrupt", "Interrupt the Pool's Cell", "As %sky interrupt"],
   ["where", "Show Where Each Rank Is", "Each rank's stack, as %sky where"],
   ["logs", "Show the Pool's Last Output", "What each rank of the newest run printed last"],
+  ["shell", "Open a Terminal on a Rank's Node…", "A terminal with the rank's variables and folder, as sky-jupyter shell"],
   ["restart", "Restart the Pool…", "New kernels on all ranks, as %sky restart"],
   ["attach", "Attach a Pool to This Notebook", "Insert the cell that takes a pool up that nobody manages"],
   ["down", "Shut Down the Pool…", "End a pool, as %sky down"],
@@ -27,7 +28,7 @@ export function addPoolCommands(
   watcher: Watcher,
   deeds: ListActions,
 ): void {
-  for (const [deed, label, caption] of COMMANDS) {
+  for (const [deed, label, caption] of COMMANDS.filter(([deed]) => deeds[deed])) {
     const command = `sky-jupyter:${deed}`;
     app.commands.addCommand(command, {
       label,
@@ -40,7 +41,7 @@ export function addPoolCommands(
         const found = candidates(watcher.pools, deed, kernelInFront(app), named);
         const pool = found.length > 1 ? await choose(found, label) : found[0];
         if (pool) {
-          deeds[deed](pool);
+          deeds[deed]?.(pool);
         } else if (!found.length) {
           Notification.info(named ? `Pool ${named}: this cannot be done to it now.` : "There is no pool that this can be done to now.", {
             autoClose: 4000,

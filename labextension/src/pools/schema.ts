@@ -41,6 +41,11 @@ const outcome = v.object({
   text: v.optional(text),
 });
 
+const terminal = v.object({
+  /** What the server calls it. */
+  terminal: v.pipe(text, v.regex(/^\w{1,64}$/)),
+});
+
 export type Run = v.InferOutput<typeof run>;
 export type Pool = v.InferOutput<typeof pool>;
 export type Log = v.InferOutput<typeof log>;
@@ -52,3 +57,4 @@ const list = v.object({ pools: v.array(pool) });
 export const readPools = (value: unknown) => read(list, value, "the server's answer").pools;
 export const readLog = (value: unknown) => read(log, value, "the server's answer");
 export const readOutcome = (value: unknown) => read(outcome, value, "the server's answer");
+export const readTerminal = (value: unknown) => read(terminal, value, "the server's answer").terminal;

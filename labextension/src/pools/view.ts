@@ -14,6 +14,8 @@ export interface ListActions {
   restart(pool: Pool): void;
   attach(pool: Pool): void;
   down(pool: Pool): void;
+  /** Absent where the server has no terminals. */
+  shell?(pool: Pool): void;
 }
 
 const NONE = "No pools yet. Put %%sky --nodes 2 at the top of a cell to start one.";
@@ -41,6 +43,7 @@ export function offered(pool: Pool): Record<keyof ListActions, boolean> {
     restart: ours,
     attach: lost && pool.here,
     down: (ours || lost) && pool.here,
+    shell: (ours || lost) && pool.here,
   };
 }
 
@@ -140,9 +143,9 @@ class Row {
   private readonly buttons: Record<keyof ListActions, HTMLButtonElement>;
   private pool!: Pool;
 
-  constructor(deeds: ListActions) {
+  constructor(private readonly deeds: ListActions) {
     const button = (deed: keyof ListActions, icon: IconName, text: string) => {
-      const made = iconButton(icon, text, () => deeds[deed](this.pool));
+      const made = iconButton(icon, text, () => deeds[deed]?.(this.pool));
       made.classList.add("sky-pool-deed");
       return made;
     };
@@ -151,6 +154,7 @@ class Row {
       logs: button("logs", "logs", "Logs"),
       where: button("where", "where", "Where"),
       interrupt: button("interrupt", "stop", "Interrupt"),
+      shell: button("shell", "terminal", "Terminal"),
       restart: button("restart", "restart", "Restart"),
       attach: button("attach", "link", "Attach here"),
       down: button("down", "down", "Shut down"),
@@ -186,7 +190,7 @@ class Row {
     for (const [deed, button] of Object.entries(this.buttons) as [keyof ListActions, HTMLButtonElement][]) {
       // Of several buttons with the same words, each says whose it is.
       mark(button, "aria-label", `${button.textContent}: pool ${pool.name}`);
-      button.hidden = !shown[deed];
+      button.hidden = !shown[deed] || !this.deeds[deed];
     }
   }
 }
