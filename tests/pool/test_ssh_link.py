@@ -492,3 +492,31 @@ def test_ranks_on_hosts_end_in_order_too(world: World, end: str) -> None:
         host.run(f"rm {path}.{rank}")
         wait_until(lambda host=host: is_clean(host))
     wait_until(lambda: (swept(), nothing_here(id))[1])
+
+
+@pytest.mark.slow
+def test_a_guest_of_a_pool_on_hosts_uses_its_link_and_leaves_it_as_it_is(world: World) -> None:
+    with ssh_pool(name="shared") as pool:
+        run(pool, "kept = 7")
+        (link,) = links(pool.id)
+        guest = Pool.join(the_row(pool.id))
+        try:
+            large = bytes(range(256)) * 20_000
+            assert run(guest, "len(large) + kept", {"large": large}).values == [len(large) + 7] * 2
+            assert guest.pull("kept", [1]) == 7
+            assert run(pool, "len(large)").values == [len(large)] * 2
+            with pytest.raises(PoolError, match=r"guest of pool 'shared'.*--take-over"):
+                guest.restart()
+        finally:
+            guest.down()
+        assert links(pool.id) == [link]
+        assert run(pool, "kept").values == [7, 7]
+    wait_until(lambda: all(is_clean(host) for host in world))
+
+
+def the_row(id: str) -> PoolRow:
+    registry = Registry()
+    try:
+        return next(row for row in registry.pools() if row.id == id)
+    finally:
+        registry.close()
