@@ -499,7 +499,8 @@ class Pool:
         Its events come from the first on. Nodes that had not begun it when that manager ended begin now; none begins
         twice. Raises PoolError if no node knows it.
         """
-        self.lifecycle.refuse_guest("shown from here what others run: `%sky logs RUN` has it")
+        if self.is_guest:
+            raise PoolError(f"run {id} is another notebook's, and shown there; `%sky logs {id}` has what it prints")
         run, facts = self._known(id, listener)
         run.folder, run.brought = self.hosts[0].blobs / run.key, bool(self.machines)
         self.current = run

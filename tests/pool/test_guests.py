@@ -103,7 +103,9 @@ def test_a_guests_failure_leaves_the_pool_usable_and_a_dead_kernel_is_told_to_th
 
 def test_what_is_the_managers_is_refused_with_its_name_and_the_way_out(pool: Pool, guest: Pool) -> None:
     for change in (guest.restart, lambda: guest.resize(3), lambda: guest.raise_budget(1.0)):
-        with pytest.raises(PoolError, match=r"guest of pool 'default'.*managed by .*process \d+.*`%sky leave default`"):
+        with pytest.raises(
+            PoolError, match=r"guest of pool 'default'.*its manager, .*process \d+.*`%sky leave default`"
+        ):
             change()
     with pytest.raises(PoolError, match="functions on single ranks"):
         guest.submit(int)

@@ -119,7 +119,8 @@ class RunTurns:
         dict
             ``"turn"``, 0 while there is none; ``"lost"``, whether a turn that was to be renewed is another's;
             ``"alone"``, whether the manager needs to ask no more; ``"stale"``, runs that have to be ended first;
-            ``"ahead"``, what it waits for; and ``"wrote"``, ``"fresh"`` and ``"change"``, what others have changed.
+            ``"ahead"``, what it waits for; ``"wrote"``, ``"fresh"`` and ``"change"``, what others have changed; and
+            ``"queue"``, the runs that have a turn or wait for one.
         """
         if gone and gone >= self._agent.manager:
             self._standing = False
@@ -262,4 +263,5 @@ class RunTurns:
             "wrote": [name for name, (number, by) in self._wrote.items() if number > seen and by != who],
             "fresh": [rank for rank, (number, by) in self._fresh.items() if number > seen and by != who],
             "change": self._changes,
+            "queue": [ticket.run for ticket in (self._holder, *self._waiting) if ticket is not None],
         }

@@ -15,6 +15,7 @@ from ..registry.registry import KEPT_RUNS
 if TYPE_CHECKING:
     from ..registry.registry import Registry
     from ..runs.result import CellResult
+    from .supervisor import Supervisor
 
 # A run's folder is named by its id; nothing else in a pool's folders matches.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
@@ -25,6 +26,9 @@ class StockContext(PoolContext, Protocol):
 
     @property
     def registry(self) -> Registry: ...
+
+    @property
+    def supervisor(self) -> Supervisor: ...
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Return the runs that the nodes know; see `Pool.runs`."""
@@ -40,6 +44,8 @@ def take_stock(pool: StockContext) -> None:
     """
     known = pool.runs()
     on = {id for id, facts in known.items() if not facts["over"]}
+    # Guests' runs that wait have sent what they need.
+    on |= loop().call(pool.supervisor.turns.queued())
     for row in pool.registry.runs(pool.id, limit=KEPT_RUNS):
         if row.state != "running" or row.id in on:
             continue

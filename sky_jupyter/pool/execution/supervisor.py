@@ -219,6 +219,7 @@ class Supervisor:
     def close(self) -> None:
         """Cancel the tasks of the pool, and forget its lost nodes."""
         self.turns.reset()
+        self._is_yielding = False
         for extension in self.extensions.values():
             extension.close()
         for task in [*self._tasks, *self._repairs]:
@@ -268,7 +269,7 @@ class Supervisor:
             if ranks := fresh & set(run.left):
                 # They lack what its notebook believes that they have.
                 run.lose(run.left, f"another notebook had new kernels made for {rank_label(ranks)}: run it again")
-            if run.left:
+            if not over():
                 return True
             self._pass_on(run)
         run.stop(f"{run.why} while it waited for its turn")

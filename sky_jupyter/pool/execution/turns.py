@@ -87,6 +87,10 @@ class Turns:
         """Learn what others have changed; return the ranks that have new kernels."""
         return self._take_news(await self._call(run=""))
 
+    async def queued(self) -> set[str]:
+        """Return the runs of all notebooks that have a turn, or wait for one."""
+        return {str(run) for run in (await self._call(run="")).get("queue") or ()}
+
     async def take(
         self,
         run: str,

@@ -20,12 +20,10 @@ class Guest:
         The registry, from which it reads only.
     row : PoolRow
         The pool, as it was when the guest joined.
-    shape : int
-        How often the pool had been resized then.
     """
 
-    def __init__(self, registry: Registry, row: PoolRow, shape: int) -> None:
-        self._registry, self._row, self._shape = registry, row, shape
+    def __init__(self, registry: Registry, row: PoolRow) -> None:
+        self._registry, self._row, self._nodes = registry, row, PoolRecord.read_nodes(row)
         self.id = f"g{secrets.token_hex(4)}"
         # What became of the pool, once it is over.
         self.gone: Gone | None = None
@@ -50,9 +48,10 @@ class Guest:
         if row.outlives or row.keep or row.provider != "local":
             over = " --take-over" if row.owner_lives else ""
             ways.append(f"`%sky attach {name}{over}` makes this notebook its manager")
-        where = f"is managed by {row.who}, where it can be {done}" if row.owner_lives else "has no manager"
+        manager = f"its manager, {row.who}" if row.owner_lives else "a manager, which it has not now"
         raise PoolError(
-            f"this notebook is a guest of pool {name!r}, and cannot have it {done}. It {where}; {'; '.join(ways)}"
+            f"this notebook is a guest of pool {name!r}, and cannot have it {done}. That is for {manager}; "
+            f"{'; '.join(ways)}"
         )
 
     def find_over(self) -> Gone | None:
@@ -70,7 +69,7 @@ class Guest:
         if row.state != "ready":
             return Gone(name, f"pool {name!r} is being made anew by {row.who}", anew)
         with contextlib.suppress(PoolError):
-            if PoolRecord.read_shape(row) != self._shape or row.folders != self._row.folders:
+            if row.folders != self._row.folders or PoolRecord.read_nodes(row) != self._nodes:
                 return Gone(name, f"the nodes of pool {name!r} were changed by {row.who}", anew)
         return None
 

@@ -24,7 +24,7 @@ def join(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, tick: Tick) -> N
     """Become a guest of a pool; its manager stays who it is."""
     pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
     pool.incarnations, pool.generation = dict(record.incarnations), row.generation
-    pool.guest = guest = Guest(pool.registry, row, record.shape)
+    pool.guest = guest = Guest(pool.registry, row)
     turns = pool.supervisor.turns
     turns.guest, turns.find_gone = guest.id, guest.find_gone
     turns.reset()

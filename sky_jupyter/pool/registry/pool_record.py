@@ -97,11 +97,11 @@ class PoolRecord:
             return cls(spec, scheduler, ids, hosts, direct, shape, ends, incarnations)
 
     @staticmethod
-    def read_shape(row: PoolRow) -> int:
-        """Return how often a pool was resized, without unpickling; raise PoolError if it cannot be read."""
+    def read_nodes(row: PoolRow) -> tuple[Any, ...]:
+        """Return what differs once a pool has other nodes, without unpickling; raise PoolError if it is unreadable."""
         told = _told(row)
         with _readable(row):
-            return int(told["shape"])
+            return told["shape"], told["ids"], told.get("incarnations"), told["hosts"]
 
     @staticmethod
     def hosts_of(row: PoolRow) -> list[dict[str, Any]]:
