@@ -33,6 +33,8 @@ _BRACKETS = re.compile(r"[()\[\]{}]")
 _LOCAL = re.compile(r"%%local\s*\Z")
 _SKY_CELL = re.compile(r"%%sky(?:\s(?P<line>.*))?\Z", re.DOTALL)
 _STAYS = re.compile(r"\?{0,2}%sky\b|%(?:re|un)?load_ext\s+sky_jupyter\b")
+# Without the extension nothing sends the lines below to a pool; loaded anew, it begins with auto off.
+_ENDS = re.compile(r"%(?:re|un)load_ext\s+sky_jupyter\b")
 _EXIT = re.compile(r"(?:exit|quit)(?:\s*\(\s*\))?\s*\Z")
 
 
@@ -259,7 +261,8 @@ def _parts(lines: list[str]) -> list[tuple[bool, int, list[str]]]:
     for tokens in make_tokens_by_line(plain):
         words = [token for token in tokens if token.string.strip() and not token.string.startswith("#")]
         if words and words[0].start[1] == 0 and _STAYS.match(lines[words[0].start[0] - 1]):
-            here.update(range(words[0].start[0] - 1, words[-1].end[0]))
+            first = words[0].start[0] - 1
+            here.update(range(first, len(lines) if _ENDS.match(lines[first]) else words[-1].end[0]))
     parts: list[tuple[bool, int, list[str]]] = []
     for number, line in enumerate(lines):
         if parts and parts[-1][0] == (number not in here):

@@ -136,6 +136,15 @@ def test_a_pool_that_has_ended_is_named_with_the_ways_out(on):
     assert on.run("here").outputs[0].data["text/plain"] == "'here'"
 
 
+def test_lines_below_the_extensions_end_run_in_the_notebook_with_their_own_errors(on):
+    cell = on.run("there = 'there'\n%unload_ext sky_jupyter\nhere = 'still here'\nthere")
+    assert cell.error_name == "NameError"
+    assert "name 'there' is not defined" in cell.error
+    assert cell.stream("stderr") == ""
+    assert on.value("here") == "still here"
+    assert on.run("%load_ext sky_jupyter\nhere = 'here'").status == "ok"
+
+
 def test_run_all_stops_at_the_first_error_and_a_new_kernel_has_it_off(tmp_path):
     cells = ["1 + 1", "%load_ext sky_jupyter\n%sky auto --nodes 2", RANK, "assert rank == 0", "print('not reached')"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
