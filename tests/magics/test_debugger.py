@@ -116,6 +116,7 @@ def running(kernel: Notebook, code: str) -> tuple[threading.Thread, list[Cell]]:
 def test_a_page_stops_a_rank_steps_and_sees_its_variables(page: Page) -> None:
     assert "rank 1 of pool default" in page.kernel.run("%sky debugger 1").stream()
     page.begin()
+    assert page.body("modules")["modules"]
     path = page.stop_at(CELL, STOP)
     assert page.body("debugInfo")["breakpoints"] == [{"source": path, "breakpoints": [{"line": STOP}]}]
     thread, cells = running(page.kernel, CELL)
