@@ -88,10 +88,12 @@ def test_a_repeated_request_is_the_same_turn(head: Head) -> None:
 def test_a_repair_goes_ahead_and_a_restart_ends_the_turn_of_whoever_has_it(head: Head) -> None:
     head.leave("", "")
     turn = head.take("a1", "a")["turn"]
+    over = head.begin("a1")
     head.take("b1", "b")
     assert not head.take("repair", "", ahead=True)["turn"]
     assert head.take("restart", "", force=True)["turn"]
     assert head.take("a1", "a", hold=turn)["lost"]
+    over.set()
     head.leave("restart", "")
     assert not head.take("b1", "b")["turn"]
     assert head.take("repair", "", ahead=True)["turn"]

@@ -101,6 +101,20 @@ def test_a_guests_failure_leaves_the_pool_usable_and_a_dead_kernel_is_told_to_th
     run(pool, "order = []")
 
 
+def test_the_managers_restart_ends_a_guests_run_and_the_next_ones_find_new_kernels(pool: Pool, guest: Pool) -> None:
+    run(guest, "gone = 1")
+    long = underway(guest, "import time; time.sleep(1000)")
+    pool.restart()
+    with pytest.raises(CellError):
+        guest.attend(long)
+    guest.settle()
+    assert guest.take_restarted() == {0, 1}
+    for one in (guest, pool):
+        assert list(run(one, "'gone' in globals()")) == [False, False]
+    run(pool, "order = []")
+    pool.take_restarted()
+
+
 def test_what_is_the_managers_is_refused_with_its_name_and_the_way_out(pool: Pool, guest: Pool) -> None:
     for change in (guest.restart, lambda: guest.resize(3), lambda: guest.raise_budget(1.0)):
         with pytest.raises(

@@ -200,14 +200,10 @@ class RunTurns:
         self._expire(lease, now)
         if self._holder is not None or not self._waiting:
             return self._holder
-        first = self._waiting[0]
-        if self._standing:
-            # What the manager has anyway.
-            mine = [ticket for ticket in self._waiting if not ticket.who]
-            if not mine:
-                return None
-            first = mine[0]
-        elif self._occupied(first):
+        # The manager has a standing turn anyway, and its restart ends what goes on.
+        kept = self._standing or self._occupied
+        first = next((ticket for ticket in self._waiting if not (kept and ticket.who)), None)
+        if first is None:
             return None
         self._waiting.remove(first)
         self._standing = False
@@ -231,9 +227,10 @@ class RunTurns:
             self._stale.append(holder.run)
             self._holder = None
 
-    def _occupied(self, ticket: _Ticket) -> bool:
-        """Return whether a run of a manager that is gone goes on."""
-        return ticket.run not in self._agent.runs and any(self._going_on())
+    @property
+    def _occupied(self) -> bool:
+        """Return whether a run goes on that has no turn, as one of a manager that is gone."""
+        return bool(self._going_on())
 
     def _going_on(self) -> list[str]:
         """Return the cells that run here, without those that are to be ended; calls on one rank have a dot."""
