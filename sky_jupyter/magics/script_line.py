@@ -92,8 +92,7 @@ def split(verb: str, words: Sequence[str], flags: Mapping[str, bool]) -> SplitLi
 def help_of(verb: str) -> str:
     """Return the help on a launcher's own options."""
     rows = [
-        f"  {', '.join(one.flags[:1])}{f' {one.metavar}' if one.metavar else '':{16}}  {one.refused and 'refused: '}"
-        f"{one.refused or one.help}"
+        f"  {f'{one.flags[0]} {one.metavar}':30} {f'refused: {one.refused}' if one.refused else one.help}"
         for one in LAUNCHERS[verb]
     ]
     return "\n".join(["", "the launcher's own options, before the script:", *rows])

@@ -56,6 +56,8 @@ class Script:
         What Accelerate reads for that.
     config : str
         A file of ``accelerate config``.
+    typed : str
+        The path as it was given, for the run's title; empty if that is the target.
     notes : tuple of str
         What is said before it runs.
     """
@@ -74,11 +76,12 @@ class Script:
     accelerate: bool = False
     options: tuple[str, ...] = ()
     config: str = ""
+    typed: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
-        """The line that a person would type, which is the run's title."""
+        """The line that a person would type."""
         program = ("-m", self.target) if self.kind == "module" else (self.target,)
         return shlex.join([*self.verb.split(), *self.words, *program, *self.args])
 
@@ -104,7 +107,7 @@ class Script:
                 f"{self.target} {what}: `%sky {self.verb}` takes a Python file of this machine, `-m` and a module, or "
                 "with --no-python a program of the nodes"
             )
-        return replace(self, target=os.path.normpath(path))
+        return replace(self, target=os.path.normpath(path), typed=self.typed or self.target)
 
     def here(self) -> Script:
         """Return the same with absolute paths among its launcher's options.
@@ -172,7 +175,8 @@ def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]
     if plan.sent:
         pool.code.local.include_script(Path(script.target))
     call = f"__import__({ScriptPlan.__module__!r}, fromlist=['run']).run({plan.to_json()!r})"
-    code = f"# %sky {script.line}".replace("\n", " ") + f"\n{call}"
+    title = replace(script, target=script.typed or script.target).line
+    code = f"# %sky {title}".replace("\n", " ") + f"\n{call}"
     capture = Capture(modules=_modules(script, sent=plan.sent))
     shown = [rank for rank in cell.shown if rank in ranks]
     run_cell(pool, replace(cell, code=code, source=code, ranks=ranks, shown=shown, script=capture), namespace)

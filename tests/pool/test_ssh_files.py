@@ -26,6 +26,7 @@ from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import begin, run
+from tests.pool.test_scripts import launch
 
 pytestmark = [
     pytest.mark.root,
@@ -616,3 +617,25 @@ def test_values_that_a_host_has_no_room_for_are_refused_with_sizes(world: World,
     assert sum(crossed) < MESSAGES
     for host in world:
         wait_until(lambda host=host: not left_of_runs(host))
+
+
+def test_a_script_goes_with_the_modules_of_its_folder_and_their_changes(module_pool: Pool, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "train.py").write_text(
+        "import os, sys\nfrom beside import WHAT\nfrom inner.deep import DEPTH\n"
+        "print(WHAT, DEPTH, sys.argv[1:], os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'])\n"
+    )
+    (folder / "beside.py").write_text("WHAT = 'one'\n")
+    (folder / "inner" / "deep.py").write_text("DEPTH = 2\n")
+    (folder / "data.bin").write_bytes(b"0" * 1000)
+    ranks = range(module_pool.spec.world_size)
+    head = run(module_pool, "__import__('sky_jupyter').instance_info().head_addr").values[0]
+    result = launch(module_pool, str(folder / "train.py"), "-x")
+    assert [result.stdout(rank) for rank in ranks] == [f"one 2 ['-x'] {rank} {len(ranks)} {head}\n" for rank in ranks]
+    (folder / "beside.py").write_text("WHAT = 'another'\n")
+    result = launch(module_pool, str(folder / "train.py"), per_node=1, nodes=(1, 2))
+    assert [result.stdout(rank).split()[0] for rank in (0, 1)] == ["another", "another"]
+    assert len(result) == 2
+    sent = run(module_pool, "import os; sorted(os.listdir(os.environ['SKY_CODE'] + '/elsewhere'))", {}).values[0]
+    assert "data.bin" not in sent
