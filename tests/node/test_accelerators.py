@@ -19,6 +19,7 @@ from sky_jupyter.spec.options import Options
 from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 from tests.node import smi
 from tests.pool.pools import local_pool, run
+from tests.pool.test_scripts import launch
 
 SEEN = "import os; os.environ.get('CUDA_VISIBLE_DEVICES')"
 
@@ -103,9 +104,13 @@ def test_the_devices_of_this_machine_are_shared_out_among_its_ranks() -> None:
 
 
 @pytest.mark.usefixtures("four")
-def test_what_the_user_chose_narrows_the_set() -> None:
+def test_what_the_user_chose_narrows_the_set(tmp_path: Path) -> None:
     with local_pool(nodes=1, ranks_per_node=2, image=Image(env={VISIBLE: "3,1"})) as pool:
         assert run(pool, SEEN).values == ["3", "1"]
+        # In a script, as under torchrun, LOCAL_RANK is the number of a process's device.
+        (tmp_path / "sees.py").write_text(f"import os\nprint(os.environ['{VISIBLE}'], os.environ['LOCAL_RANK'])\n")
+        result = launch(pool, str(tmp_path / "sees.py"))
+        assert [result.stdout(rank) for rank in (0, 1)] == ["3,1 0\n", "3,1 1\n"]
 
 
 @pytest.mark.usefixtures("four")
