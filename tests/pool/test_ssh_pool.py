@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import os
 import secrets
 import subprocess
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.access.terminal_lines import PoolLine
 from sky_jupyter.errors import BootstrapError, HostKeyError, LoginRefused, MachineError, SkyError, Unreachable
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.base.events import PhaseEvent
@@ -285,6 +288,34 @@ def test_a_program_runs_unchanged_on_hosts(world: World, tmp_path: Path) -> None
     assert "both: 7 1024!" in said
     assert "as they end: [0.05, 0.6]" in said
     assert "future: 18446744073709551616" in said
+
+
+@pytest.mark.slow
+def test_a_terminal_opens_on_a_host_over_what_the_pool_holds(world: World) -> None:
+    async def typed(line: PoolLine) -> tuple[bytes, int]:
+        to = {"rank": 1, "id": "0123456789abcdef"}
+        await line.ask({"action": "open", **to, "size": [24, 80], "term": "xterm"})
+        await line.ask({"action": "resize", **to, "size": [33, 99]})
+        keys = b"echo $MINE on $(hostname); stty size; sleep 1000 & exit 7\r"
+        await line.ask({"action": "write", **to, "at": 0, "data": base64.b64encode(keys).decode()})
+        shown = b""
+        while True:
+            answer = await line.ask({"action": "read", **to, "after": len(shown)})
+            shown += base64.b64decode(answer["data"])
+            if answer["exit"] is not None:
+                await line.ask({"action": "close", **to})
+                return shown, answer["exit"]
+
+    with ssh_pool() as pool:
+        run(pool, "import os\nos.environ['MINE'] = 'of a rank'")
+        shown, status = asyncio.run(typed(PoolLine(pool)))
+        assert b"of a rank on host1\r\n" in shown
+        assert b"33 99\r\n" in shown
+        assert status == 7
+    # What was left in the background ends with the pool.
+    assert "sleep\0001000" not in world[1].run("cat /proc/[0-9]*/cmdline 2>/dev/null")
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
 
 
 @pytest.mark.slow
