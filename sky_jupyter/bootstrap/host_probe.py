@@ -292,8 +292,11 @@ def _script(python: str, uv: str) -> str:
         f'chmod 700 {probe} && {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo "refused $_sky_e"',
         f"rm -f -- {probe}",
         f'echo "free $(df -Pk {cache} 2>/dev/null | tail -n 1 | {{ read -r _ _ _ f _; echo $f; }})"',
-        "[ -w /tmp ] && echo runtime /tmp || { [ -w /var/tmp ] && echo runtime /var/tmp; }",
-        "[ -d /dev/shm ] && [ -w /dev/shm ] && echo shared /dev/shm",
+        # (A job's own folders, which end with it; a socket's path must be short.)
+        'for _sky_d in "${SKY_JOB_FOLDER:-}" /tmp /var/tmp; do [ -n "$_sky_d" ] && [ ${#_sky_d} -le 48 ] && '
+        '[ -w "$_sky_d" ] && echo "runtime $_sky_d" && break; done',
+        'for _sky_d in "${SKY_JOB_SHARED:-}" /dev/shm; do [ -n "$_sky_d" ] && [ -d "$_sky_d" ] && [ -w "$_sky_d" ] && '
+        'echo "shared $_sky_d" && break; done',
         'echo "memory $(df -Pk /dev/shm 2>/dev/null | tail -n 1 | { read -r _ s _; echo $s; })"',
         f"for _sky_p in python{python} python3; do _sky_x=$(command -v $_sky_p) && "
         f'"$_sky_x" -I -c {shlex.quote(ask)} 2>/dev/null; done',

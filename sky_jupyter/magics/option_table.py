@@ -425,6 +425,10 @@ CELL = (
 )
 SYNC = Switch("--sync", "install on the nodes the packages behind the imports, as the notebook has them")
 DETACH = Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end")
+DRY_RUN = Switch("--dry-run", "slurm: show the job's script, and whether it would be taken, and submit nothing")
+QUEUED = Switch(
+    "--detach", "slurm: submit the job and return; the same line without it takes it up, also while it waits"
+)
 QUIET = Switch("--quiet", "show only errors")
 CELL_SWITCHES = (SYNC, DETACH, QUIET)
 PER_RANK = Switch("--per-rank", "once for each rank, and not once for each node")
@@ -574,7 +578,7 @@ _OPTIONS = {
 _SWITCHES = {
     "auto": (*POOL_SWITCHES, *CELL_SWITCHES),
     **dict.fromkeys(SCRIPTS, (*POOL_SWITCHES, *CELL_SWITCHES)),
-    "up": (*POOL_SWITCHES, SYNC),
+    "up": (*POOL_SWITCHES, SYNC, DRY_RUN, QUEUED),
     "restart": POOL_SWITCHES,
     "resize": (YES,),
     "down": (ALL,),

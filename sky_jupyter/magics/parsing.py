@@ -89,6 +89,7 @@ class ParsedLine:
     to: str | None = None
     take_over: bool = False
     detach: bool = False
+    dry_run: bool = False
     quiet: bool = False
     sync: bool = False
     all: bool = False

@@ -29,7 +29,7 @@ from ..pool.registry.pool_record import PoolRecord
 from ..pool.runs.result import CellError
 from ..pool.transfer import send_values
 from ..providers import offer_list
-from ..session import cells, debug_target, script_runs
+from ..session import cells, debug_target, job_queue, script_runs
 from ..session.cells import Cell
 from ..session.debug_target import NodeCode
 from ..session.pools import (
@@ -228,6 +228,10 @@ class SkyMagics(Magics):
         getattr(self, f"do_{given.verb}")(given)
 
     def do_up(self, given: ParsedLine) -> None:
+        if given.dry_run or given.detach:
+            spec = given.spec()
+            print(job_queue.preview(spec) if given.dry_run else job_queue.submit(spec))
+            return
         there = pools.current if given.name is None else pools.get(given.name)
         pool = self.pool_for(given)
         pool.packages.sync |= given.sync

@@ -491,7 +491,7 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("down --all a", "--all and 'a' contradict each other"),
         ("down --all --name x", "--all and --name contradict each other"),
         ("up --al", "unknown option --al"),
-        ("up --detach", "unknown option --detach"),
+        ("restart --detach", "unknown option --detach"),
         ("attach a b", "attach takes one NAME, not 'a' and 'b'"),
         ("attach 'a b'", "pool name 'a b' is not valid"),
         ("attach --takeover", "unknown option --takeover; did you mean '--take-over'?"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.machines.ssh.types import Ran
 from sky_jupyter.providers import kinds
 from sky_jupyter.providers.batch import allocation_notice
 from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark
@@ -121,8 +122,6 @@ def test_endings_are_told_apart(row: str, state: str, said: str) -> None:
             )
 
         def run(self, argv: list[str], stdin: str = "") -> Any:
-            from sky_jupyter.machines.ssh.types import Ran
-
             return Ran(0, b"JobId=7 Restarts=0", b"")
 
     (job,) = slurm_commands.listed(Calls())  # type: ignore[arg-type]
@@ -144,3 +143,44 @@ def test_a_notice_comes_before_the_time_limit(tmp_path: Path, monkeypatch: pytes
     notice = allocation_notice.read()
     assert notice is not None
     assert notice.action == allocation_notice.NOW
+
+
+class _Calls:
+    """Slurm's commands with one job in the queue."""
+
+    def __init__(self, mark: JobMark) -> None:
+        self.mark, self.asked = str(mark), list[list[str]]()
+
+    def run(self, argv: list[str], stdin: str = "") -> Ran:
+        self.asked.append(argv)
+        row = f"7|PENDING|Priority|N/A|N/A|2026-11-24T01:00:00|gpu|2||1|{self.mark}\n"
+        return Ran(0, {"squeue": row, "sbatch": "8\n"}.get(argv[0], "").encode(), b"")
+
+    def ask(self, argv: list[str], stdin: str = "") -> str:
+        return self.run(argv, stdin).out.decode()
+
+    def jobs(self, listed: Any) -> Any:
+        return listed()
+
+    def changed(self) -> None:
+        """Nothing is kept here."""
+
+
+@pytest.mark.parametrize(("time_limit", "ids"), [("2h", ["7/0", "7/1"]), ("3h", ["8/0", "8/1"])])
+def test_a_job_left_in_the_queue_is_taken_up_by_the_same_options(
+    time_limit: str, ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, spec = sky.Slurm(time="2h"), PoolSpec(provider=sky.Slurm(), nodes=2, name="p")
+    calls = _Calls(JobMark("queued-p", provider.left_in_queue(spec, 2), 2))
+    monkeypatch.setattr(sky.Slurm, "calls", calls)
+    assert list(sky.Slurm(time=time_limit).create(spec, 2, ORDER)) == ids
+    updates = [argv[-1] for argv in calls.asked if argv[:2] == ["scontrol", "update"]]
+    assert updates == ([f"Comment={JobMark.of(ORDER, 2)}"] if ids[0] == "7/0" else [])
+
+
+def test_an_order_that_is_sent_again_submits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _Calls(JobMark.of(ORDER, 2))
+    monkeypatch.setattr(sky.Slurm, "calls", calls)
+    spec = PoolSpec(provider=sky.Slurm(), nodes=2, name="p")
+    assert list(sky.Slurm().create(spec, 2, ORDER)) == ["7/0", "7/1"]
+    assert all(argv[0] != "sbatch" for argv in calls.asked)

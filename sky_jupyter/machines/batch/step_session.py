@@ -118,7 +118,7 @@ class StepSession:
         if _OVER.search(words):
             return MachineError(name, GONE, f"its job is over ({words})")
         if not words:
-            words = "the job's own script has not begun there: see its log by %sky console"
+            words = "the job's own script has not begun there: see its log by %sky logs --pod 0"
         return Unreachable(name, "waiting", f"no command runs on {self.target}: {words}")
 
     def _drain(self) -> None:

@@ -17,13 +17,16 @@ from .login_session import CLEAN
 # The power file of a node, as `node.host.power_file` and `power_watchdog.keep_line` read it there.
 POWER_FILE = "$SKY_JOB_FOLDER/power"
 _BEGIN = """\
-folder=$1; grace=$2; until=$3; pool=$4
+folder=$1; grace=$2; until=$3
 umask 077
 [ ! -O "$folder" ] || rm -rf "$folder"
 mkdir "$folder" || {
     echo "sky: $folder cannot be made on $(hostname), or belongs to somebody else"; exit 1; }
 file=$folder/power
-SKY_JOB_FOLDER=$folder; export SKY_JOB_FOLDER
+shared=/dev/shm/${folder##*/}
+[ ! -O "$shared" ] || rm -rf "$shared"
+mkdir "$shared" 2>/dev/null || shared=
+SKY_JOB_FOLDER=$folder; SKY_JOB_SHARED=$shared; export SKY_JOB_FOLDER SKY_JOB_SHARED
 """
 _LOOP = """\
 export -p > "$folder/env"
@@ -35,8 +38,8 @@ exec 3<>"$folder/start"
       case $one in "$folder"/*) ;; *) continue;; esac
       ( exec 3<&-; exec <"$one/0" >"$one/1" 2>"$one/2"; rm -rf "$one"; cd; exec /bin/sh -c "$0" ) &
   done ) & starter=$!
-# The scheduler ends all at once, by TERM and soon by KILL: nobody else removes what the pool has in memory.
-clear() { kill "$starter" 2>/dev/null; rm -rf "$folder" "/tmp/sky-$pool-"* "/dev/shm/sky-$pool-"* 2>/dev/null; }
+# The scheduler ends all at once, by TERM and soon by KILL: what the pool has on disk and in memory is in these.
+clear() { kill "$starter" 2>/dev/null; rm -rf "$folder" ${shared:+"$shared"} 2>/dev/null; }
 trap 'for i in 1 2 3 4 5 6 7 8; do clear; sleep 0.2; done; exit 0' TERM INT HUP
 say() { echo "sky: $(hostname): $1"; }
 read_end
@@ -54,13 +57,12 @@ while [ -z "$why" ]; do
     elif [ "$up" -ge "$end" ]; then why='nobody has used it for the time of its lease: the notebook is gone'; fi
 done
 say "$why"
-kill "$starter" 2>/dev/null
-rm -rf "$folder"
+clear
 exit 0
 """
 
 
-def script(until: float | None, folder: str, launch: str, pool: str, *, grace: float = GRACE) -> str:
+def script(until: float | None, folder: str, launch: str, *, grace: float = GRACE) -> str:
     """Return a shell command that runs the waiter.
 
     Parameters
@@ -71,8 +73,6 @@ def script(until: float | None, folder: str, launch: str, pool: str, *, grace: f
         Shell word of the node's own folder; it may name variables.
     launch : str
         Script that reads a line from its input and runs it: what is started for each request.
-    pool : str
-        The pool's id, for what it leaves when the scheduler ends it.
     grace : float
         Seconds after which it ends if nobody writes the power file.
 
@@ -83,7 +83,7 @@ def script(until: float | None, folder: str, launch: str, pool: str, *, grace: f
     """
     limit = "" if until is None else str(math.ceil(until))
     text = _BEGIN + CLOCK + CLEAN + "\n" + _LOOP
-    words = shlex.join([str(math.ceil(grace)), limit, pool])
+    words = shlex.join([str(math.ceil(grace)), limit])
     return f"sh -c {shlex.quote(text)} {shlex.quote(launch)} {folder} {words}"
 
 
@@ -99,10 +99,16 @@ def handover(folder: str) -> str:
     )
 
 
+def ending(folder: str) -> str:
+    """Return a script for a step of the job: it tells the waiter to end, and waits a few seconds until it has."""
+    where = shlex.quote(folder)
+    return f"i=0; echo 0 >{where}/power; while [ -e {where} ] && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done"
+
+
 def within(folder: str, command: str) -> str:
     """Return a script for a step of the job: it runs a shell command with the environment of the job's own script."""
     where = shlex.quote(folder)
     return f"[ ! -r {where}/env ] || . {where}/env; {CLEAN}; cd; exec /bin/sh -c {shlex.quote(command)}"
 
 
-__all__ = ["POWER_FILE", "handover", "script", "within"]
+__all__ = ["POWER_FILE", "ending", "handover", "script", "within"]

@@ -6,6 +6,7 @@ A scheduler's own provider has its options as fields, and implements the methods
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ...errors import MachineError, OrderSpent, ProvisionError, SpecError
 from ...machines.batch import waiter
+from ...node.host.power_file import GRACE
+from ...util.background_tasks import map_all
 from ...util.validate import check_flag
 from .. import pool_listing
 from ..line_options import LineOption
-from ..values import ENDED, RUNNING, MachineRecord, Offer, Order
+from ..values import ENDED, QUEUED, RUNNING, MachineRecord, Offer, Order
 from . import allocation_notice, batch_job, login_calls
 from .batch_job import BatchJob, JobMark
 
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="BatchProvider")
 _lock = threading.Lock()
 _PATIENCE = 60.0
+# A job that was left in the queue may be ended by any sweep after so long.
+_MOST_QUEUED = 30 * 86_400.0
+_LINES, _MOST_LOG = 10_000, 1 << 20
 # Orders whose job this process has ended: an order that is sent once more must not make another one.
 _ended: set[tuple[str, str]] = set()
 # When jobs reach their time limit, as they were listed last.
@@ -80,6 +86,9 @@ class BatchProvider(ABC):
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.login})" if self.login else self.kind
+
+    # Folder of the jobs' logs, below the home.
+    logs: ClassVar[str] = ".sky_jupyter/batch"
 
     # -- what a scheduler implements ---------------------------------------------------------------
 
@@ -205,13 +214,60 @@ class BatchProvider(ABC):
                 if job.state == ENDED:
                     raise OrderSpent(f"{self}: job {job.id} of this order has ended: {job.reason}")
                 return [job.machine(index) for index in range(job.mark.count)]
-        script = self.script(spec, count, order)
+            if job.mark.token == self.left_in_queue(spec, count) and job.state in (QUEUED, RUNNING):
+                self.remark(calls, job, replace(JobMark.of(order, count), hosts=job.mark.hosts))
+                calls.changed()
+                return [job.machine(index) for index in range(count)]
+        return self._submitted(spec, count, order)
+
+    def _submitted(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
+        calls, script = self.calls, self.script(spec, count, order)
         self.test(calls, script)
         try:
             id = self.submit(calls, script)
         finally:
             calls.changed()
         return [f"{id}/{index}" for index in range(count)]
+
+    def preview(self, spec: PoolSpec) -> str:
+        """Return the script of a pool's job, and whether the scheduler would take it."""
+        script = self.script(spec, spec.nodes, Order("POOL", "ORDER", name=spec.name))
+        try:
+            self.test(self.calls, script)
+        except ProvisionError as error:
+            return f"{script}\n# It would be refused: {error}"
+        return f"{script}\n# It would be taken."
+
+    def enqueue(self, spec: PoolSpec) -> str:
+        """Submit a job for a pool that is made later, by the same line; return what was done."""
+        token = self.left_in_queue(spec, spec.nodes)
+        for job in self.jobs():
+            if job.mark.token == token and job.state in (QUEUED, RUNNING):
+                return f"job {job.id} for pool {spec.name} is there already: {job.reason or job.state}"
+        order = Order(f"queued-{spec.name}", token, until=time.time() + _MOST_QUEUED, name=spec.name)
+        id = self._submitted(spec, spec.nodes, order)[0].partition("/")[0]
+        return (
+            f"job {id} for pool {spec.name} is submitted: the same line without --detach takes it up, now or when it "
+            f"runs; if nobody does, it ends {GRACE / 60:.0f} min after its start"
+        )
+
+    def left_in_queue(self, spec: PoolSpec, count: int) -> str:
+        """Return the token of a job that `enqueue` submits: another pool, or other options, have another one."""
+        script = self.script(spec, count, Order("", "", name=spec.name))
+        return f"queued{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+
+    def console(self, id: str, *, previous: bool = False, lines: int | None = None) -> str:
+        """Return the newest lines of the log of a machine's job; see `LoggingProvider.console`."""
+        job = id.partition("/")[0]
+        if not job.isalnum():
+            raise ProvisionError(f"{id} is no node of a job: they are called JOB/INDEX")
+        script = f'tail -n {lines or _LINES} "$HOME/{self.logs}/{job}.log" | tail -c {_MOST_LOG}'
+        done = self.calls.run(["sh", "-c", script])
+        if not done.out and done.err:
+            raise ProvisionError(
+                f"job {job} has no log on {self.calls}: it has not begun, or its nodes have another home than that"
+            )
+        return done.out.decode("utf-8", "replace")
 
     def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
         """Return the machines of a pool's jobs, or of all."""
@@ -228,14 +284,16 @@ class BatchProvider(ABC):
         over = []
         for id, several in batch_job.by_job(ids).items():
             job = jobs.get(id)
-            if job is None or not job.records()[0:] or all(one.state == ENDED for one in job.records()):
+            if job is None or all(one.state == ENDED for one in job.records()):
                 continue
             left = [one for one in job.records() if one.is_there and one.id not in several.values()]
             if not left:
                 over.append(job)
             elif job.state == RUNNING:
                 job = self._marked(calls, job)
-                self.keep(calls, job, [one.zone for one in left])
+                kept = [one.zone for one in left]
+                self._clear(calls, job, [node for node in job.nodes if node not in kept])
+                self.keep(calls, job, kept)
                 calls.changed()
         if over:
             with _lock:
@@ -244,6 +302,17 @@ class BatchProvider(ABC):
                 self.cancel(calls, [job.id for job in over])
             finally:
                 calls.changed()
+
+    def _clear(self, calls: LoginCalls, job: BatchJob, nodes: Sequence[str]) -> None:
+        """Have nodes' waiters end by themselves: whoever is given back is killed without a word."""
+        steps = self.steps(calls, job)
+
+        def clear(node: str) -> None:
+            if node in steps:
+                calls.run([*steps[node].enter, "/bin/sh", "-c", waiter.ending(node_folder(job.incarnation, node))])
+
+        with contextlib.suppress(ProvisionError):
+            map_all(clear, nodes, "sky-clear", most=8)
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
         """Connect to the nodes of running jobs, over the session's link if it has one."""

@@ -61,7 +61,7 @@ def text(provider: Slurm, spec: PoolSpec, count: int, order: Order) -> str:
         Lines for `sbatch`.
     """
     folder = node_folder("$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}", "$SLURMD_NODENAME")
-    wait = waiter.script(order.until, f'"{folder}"', scripts.LAUNCH, order.pool)
+    wait = waiter.script(order.until, f'"{folder}"', scripts.LAUNCH)
     head = "".join(f"#SBATCH {line}\n" for line in directives(provider, spec, count, order))
     setup = _SETUP.format(lines=provider.setup) if provider.setup else ""
     warn = f'date +%s >"{folder}/warned"'

@@ -31,7 +31,7 @@ _ENDS: Mapping[str, str] = {
     "NODE_FAIL": "a node of the job failed",
     "BOOT_FAIL": "a node of the job did not boot",
     "OUT_OF_MEMORY": "the job has used more memory than it asked for (--mem)",
-    "FAILED": "the job's script failed: its log says why (%sky console)",
+    "FAILED": "the job's script failed: its log says why (%sky logs --pod 0)",
     "REVOKED": "the job was moved to another cluster",
 }
 _RELEASE = re.compile(r"slurm\S* (\d+)\.(\d+)")

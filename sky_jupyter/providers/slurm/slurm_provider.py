@@ -86,6 +86,7 @@ class Slurm(BatchProvider):
     """
 
     kind: ClassVar[str] = "slurm"
+    logs: ClassVar[str] = job_script.LOGS
     line_options: ClassVar[Mapping[str, LineOption]] = {
         **BatchProvider.line_options,
         "partition": LineOption("NAME", "a name", "the partition (the cluster's default)"),
