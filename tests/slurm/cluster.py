@@ -172,11 +172,15 @@ class Cluster:
         subprocess.run(command, input=text, text=True, check=True, env={**os.environ, "PATH": _PATH})
 
     def left(self, *, files: bool = True) -> list[str]:
-        """What users have left: jobs, processes on any host that has power, and files outside of the caches."""
+        """What users have left: jobs, processes on any host that has power, and files outside of the caches.
+
+        The connections of this process to the login host are not counted: they stay while it does.
+        """
         found = [f"job {id}" for id in self.jobs()]
         for host in self.world:
             if host.pid:
-                found += [f"{host.name}: {command}" for _, _, command in host.processes("ada")]
+                commands = [command for _, _, command in host.processes("ada")]
+                found += [f"{host.name}: {one}" for one in commands if not one.startswith("sshd")]
                 found += [f"{host.name}: {path}" for path in self._files(host)] if files else []
         return found
 

@@ -1,0 +1,200 @@
+"""Pools of a real Slurm: cells, queues, GPUs, and how jobs end; and nothing of them is left on any host."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sky_jupyter.errors import PoolError, SkyError
+from sky_jupyter.plugins import parse_plugins
+from sky_jupyter.pool.base.events import PhaseEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.pool.pools import begin, run
+from tests.pool.remote import MARKS, wait_until
+from tests.slurm.cluster import Cluster
+from tests.slurm.pools import a_dead_owner, nothing_is_left, provider, slurm_pool
+
+pytestmark = [*MARKS, pytest.mark.usefixtures("config", "clean")]
+
+WHERE = "import os, socket\n(socket.gethostname(), os.environ.get('CUDA_VISIBLE_DEVICES'))"
+
+COUNT = """
+import time
+for number in range(200):
+    print(number)
+    time.sleep(0.05)
+'through'
+"""
+
+
+@pytest.fixture
+def clean(cluster: Cluster) -> Iterator[None]:
+    """After each test nothing of it is there."""
+    yield
+    nothing_is_left(cluster)
+
+
+def why_broken(pool: Pool) -> str:
+    """What a cell's author is told, once the pool is broken."""
+    wait_until(lambda: pool.state == "broken")
+    with pytest.raises(PoolError) as caught:
+        run(pool, "1")
+    return str(caught.value)
+
+
+def test_a_job_s_nodes_run_a_cell_and_ranks_see_nothing_of_slurm_that_frameworks_read(cluster: Cluster) -> None:
+    with slurm_pool(cluster, gpus_per_node=1) as pool:
+        (job,) = cluster.jobs()
+        assert cluster.job(job)["NumNodes"] == "2"
+        assert run(pool, WHERE).values == [(host.name, "0") for host in cluster.nodes]
+        seen = run(pool, "sorted(name for name in os.environ if name.startswith(('SLURM_', 'PMI')))").values
+        assert not {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_LOCALID"} & set(seen[0])
+        # Nothing of ours listens where everybody logs in.
+        assert cluster.login.ports() <= {22, 6817}
+    assert cluster.state(job) in ("CANCELLED", "COMPLETED", "COMPLETING")
+
+
+@pytest.mark.slow
+def test_two_pools_share_nodes_and_have_gpus_of_their_own(cluster: Cluster) -> None:
+    def visible(name: str) -> list[tuple[str, str]]:
+        with slurm_pool(cluster, name=name, gpus_per_node=1) as pool:
+            both.wait(timeout=120)
+            values = run(pool, WHERE).values
+            both.wait(timeout=120)
+            return values
+
+    both = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as beside:
+        one, other = beside.map(visible, ("one", "other"))
+    assert [host for host, _ in one] == [host for host, _ in other] == [host.name for host in cluster.nodes]
+    assert {(gpu, beside) for (_, gpu), (_, beside) in zip(one, other, strict=True)} in ({("0", "1")}, {("1", "0")})
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_says_why_and_an_interrupt_takes_it_out_of_the_queue(cluster: Cluster) -> None:
+    blocker = cluster.ada("sbatch --parsable -N2 --exclusive -o /dev/null --wrap 'sleep 600'")
+    cluster.wait("the other job runs", lambda: cluster.state(blocker) == "RUNNING")
+    lines: list[str] = []
+    pressed = threading.Event()
+
+    def hear(event: object) -> None:
+        if isinstance(event, PhaseEvent) and event.phase == "queue" and not event.done:
+            lines.append(event.text)
+
+    def tick() -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    pool = Pool(PoolSpec(provider=provider(cluster), nodes=2))
+    try:
+        with ThreadPoolExecutor(1) as beside:
+            start = beside.submit(pool.start, hear, tick)
+            wait_until(lambda: any("pending" in line and "Resources" in line for line in lines))
+            (job,) = set(cluster.jobs()) - {blocker}
+            pressed.set()
+            with pytest.raises(KeyboardInterrupt):
+                start.result(timeout=60)
+        assert cluster.state(job) == "CANCELLED"
+    finally:
+        cluster.ada(f"scancel {blocker}")
+
+
+@pytest.mark.slow
+def test_a_job_that_somebody_cancels_breaks_its_pool_which_says_so(cluster: Cluster) -> None:
+    with slurm_pool(cluster) as pool:
+        (job,) = cluster.jobs()
+        cluster.ada(f"scancel {job}")
+        assert "the job was cancelled (scancel)" in why_broken(pool)
+
+
+@pytest.mark.slow
+def test_the_lease_ends_the_job_of_a_killed_notebook(cluster: Cluster) -> None:
+    a_dead_owner(cluster, lease=10)
+    (job,) = cluster.jobs()
+    cluster.wait("its lease has ended the job", lambda: cluster.jobs() == [])
+    assert cluster.state(job) == "COMPLETED"
+
+
+@pytest.mark.long
+def test_a_killed_notebook_s_pool_is_attached_to(cluster: Cluster) -> None:
+    id = a_dead_owner(cluster, lease=600)
+    registry = Registry()
+    try:
+        row = registry.pool(id)
+    finally:
+        registry.close()
+    assert row is not None
+    pool = Pool.attach(row)
+    try:
+        assert run(pool, "mine").values == [7, 7]
+    finally:
+        pool.down()
+    assert cluster.jobs() == []
+
+
+@pytest.mark.long
+def test_a_run_goes_on_while_the_link_to_the_login_host_is_cut(cluster: Cluster) -> None:
+    with slurm_pool(cluster) as pool:
+        current = begin(
+            pool, "import time\nfor number in range(200):\n    print(number)\n    time.sleep(0.05)\n'through'"
+        )
+        wait_until(lambda: all("3\n" in "".join(outcome.stdout) for outcome in current.outcomes.values()))
+        cluster.world.cut()
+        try:
+            wait_until(lambda: len(pool.away) == 2)
+        finally:
+            cluster.world.mend()
+        result = pool.attend(current)
+        assert result.values == ["through"] * 2
+        assert result.stdout(1).split() == [str(number) for number in range(200)]
+
+
+@pytest.mark.long
+def test_a_preempted_job_is_told_from_one_that_failed(cluster: Cluster) -> None:
+    with slurm_pool(cluster, exclusive=True) as pool:
+        urgent = cluster.ada("sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 5'")
+        assert "preempted" in why_broken(pool)
+        cluster.wait("the urgent job is through", lambda: cluster.state(urgent) == "COMPLETED")
+
+
+@pytest.mark.long
+def test_a_node_that_loses_power_is_named_and_the_job_does_not_outlive_the_pool(cluster: Cluster) -> None:
+    last = cluster.nodes[1]
+    with slurm_pool(cluster) as pool:
+        cluster.kill(last)
+        try:
+            wait_until(lambda: pool.state == "broken")
+            with pytest.raises(SkyError) as caught:
+                run(pool, "1")
+            assert last.name in str(caught.value)
+            pool.down()
+            cluster.wait("the job has ended", lambda: cluster.jobs() == [])
+        finally:
+            cluster.start(last)
+
+
+@pytest.mark.long
+def test_the_time_limit_is_told_from_other_ends(cluster: Cluster) -> None:
+    with slurm_pool(cluster, time="1m") as pool:
+        cluster.wait("its time is over", lambda: pool.state == "broken", 180)
+        assert "time limit" in why_broken(pool)
+
+
+@pytest.mark.long  # jax is sent there first
+@pytest.mark.timeout(600)
+def test_a_collective_of_jax_crosses_the_nodes(cluster: Cluster) -> None:
+    with slurm_pool(cluster, plugins=parse_plugins("jax")) as pool:
+        received = cluster.nodes[1].network_bytes()[0]
+        code = """
+        import jax, jax.numpy as jnp
+        from jax.experimental import multihost_utils
+        multihost_utils.process_allgather(jnp.full(1 << 20, 1.0 + jax.process_index())).sum(axis=1).tolist()
+        """
+        assert run(pool, textwrap.dedent(code)).values == [[float(1 << 20), float(2 << 20)]] * 2
+        assert cluster.nodes[1].network_bytes()[0] - received > 4 << 20
