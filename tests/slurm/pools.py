@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sky_jupyter as sky
+from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.slurm.cluster import Cluster
@@ -19,7 +20,6 @@ from tests.slurm.cluster import Cluster
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = """
 import sys, time, sky_jupyter as sky
-from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.pools import run
@@ -39,11 +39,7 @@ def provider(cluster: Cluster, **options: Any) -> sky.Slurm:
 
 @contextlib.contextmanager
 def slurm_pool(
-    cluster: Cluster,
-    listener: Callable[[Any], None] = lambda event: None,
-    nodes: int = 2,
-    name: str = "tried",
-    **more: Any,
+    cluster: Cluster, *, plugins: tuple[Plugin, ...] = (), name: str = "tried", **options: Any
 ) -> Iterator[Pool]:
     """A started pool, ended afterwards; `options` are the provider's."""
     pool = Pool(PoolSpec(provider=provider(cluster, **options), nodes=2, name=name, plugins=plugins))

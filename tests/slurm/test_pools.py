@@ -16,7 +16,7 @@ from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.pools import begin, run
-from tests.pool.remote import MARKS, wait_until
+from tests.pool.remote import MARKS, nothing_here, wait_until
 from tests.slurm.cluster import Cluster
 from tests.slurm.pools import a_dead_owner, nothing_is_left, provider, slurm_pool
 
@@ -115,10 +115,12 @@ def test_a_job_that_somebody_cancels_breaks_its_pool_which_says_so(cluster: Clus
 
 @pytest.mark.slow
 def test_the_lease_ends_the_job_of_a_killed_notebook(cluster: Cluster) -> None:
-    a_dead_owner(cluster, lease=10)
+    id = a_dead_owner(cluster, lease=10)
     (job,) = cluster.jobs()
     cluster.wait("its lease has ended the job", lambda: cluster.jobs() == [])
     assert cluster.state(job) == "COMPLETED"
+    # Its link has seen it end.
+    wait_until(lambda: nothing_here(id))
 
 
 @pytest.mark.long
