@@ -34,6 +34,8 @@ _ENDS: Mapping[str, str] = {
     "FAILED": "the job's script failed: its log says why (%sky logs --pod 0)",
     "REVOKED": "the job was moved to another cluster",
 }
+# Reasons of a job that is completing.
+_CAUSES: Mapping[str, str] = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL"}
 _RELEASE = re.compile(r"slurm\S* (\d+)\.(\d+)")
 _NODE = re.compile(r"\bNodeName=(\S+)")
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
@@ -64,8 +66,12 @@ def _job(row: Sequence[str], mark: JobMark, nodes: tuple[str, ...], restarts: in
         state, reason, nodes = QUEUED, waiting(said, why, begins), ()
     elif said in _RUNS:
         state, reason = RUNNING, ""
+    elif said in _GOES:
+        # Slurm says only afterwards how it ended.
+        cause = "PREEMPTED" if preempted else _CAUSES.get(why, "")
+        state, reason = ENDING, _ENDS.get(cause, "the job was cancelled (scancel), or its nodes have ended")
     else:
-        state = ENDING if said in _GOES else ENDED
+        state = ENDED
         reason = _ENDS.get(said, f"the job is {said.lower()}")
         if said == "FAILED" and preempted:
             # The script ended by itself within the grace time, so that Slurm does not call it preempted.
