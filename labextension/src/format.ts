@@ -17,6 +17,15 @@ export function duration(seconds: number): string {
   return `${Math.floor(hours / 24)} d`;
 }
 
+/** How large something is, in letters that a narrow table has room for: `640 B`, `3.1 kB`, `2.0 GB`. */
+export function size(bytes: number): string {
+  if (bytes < 1000) {
+    return `${bytes} B`;
+  }
+  const power = Math.min(4, Math.floor(Math.log10(bytes) / 3));
+  return `${(bytes / 1000 ** power).toFixed(1)} ${["", "kB", "MB", "GB", "TB"][power]}`;
+}
+
 /** `1 node`, `3 nodes`. */
 export function count(number: number, word: string): string {
   return `${number} ${word}${number === 1 ? "" : "s"}`;

@@ -9,6 +9,8 @@ import { install, picture } from "./page/dom";
 import { installIcons } from "./page/icons";
 import { type Action, type Client, type Pool, ServerClient } from "./pools/client";
 import { addPoolCommands } from "./pools/commands";
+import { FileViewer } from "./pools/file-viewer";
+import { FilesView, type OpenedFile } from "./pools/files-view";
 import { icon, PoolsPanel } from "./pools/panel";
 import { logNode, whereNode } from "./pools/run-dialog";
 import { poolsSection } from "./pools/running";
@@ -20,6 +22,9 @@ import { OPEN, type Opened } from "./run/item-box";
 const PLUGIN = "sky-jupyter:panel";
 const CATEGORY = "Sky";
 const SECONDS = 15;
+/** The tabs of ranks' files. */
+const fileTabs: Widget[] = [];
+let tabs = 0;
 
 /** What the buttons do. */
 function deeds(app: JupyterFrontEnd, client: Client, watcher: Watcher) {
@@ -120,8 +125,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
   ) => {
     const client = new ServerClient(app.serviceManager.serverSettings);
     const watcher = new Watcher(client, app.serviceManager.events?.stream ?? null, SECONDS);
-    const actions = deeds(app, client, watcher);
-    const panel = new PoolsPanel(watcher, actions);
+    const files = new FilesView(client, (file) => openFile(app, file), tellOfFetch);
+    const actions = {
+      ...deeds(app, client, watcher),
+      files: (pool: Pool) => {
+        app.shell.activateById(panel.id);
+        panel.browse(pool);
+      },
+    };
+    const panel = new PoolsPanel(watcher, actions, files);
     installIcons(document);
     install(document, "pools", style);
     app.shell.add(panel, "left", { rank: 350, type: "Sky Pools" });
@@ -148,10 +160,38 @@ function openPicture(app: JupyterFrontEnd, event: CustomEvent<Opened>): void {
   const content = new Widget();
   content.addClass("sky-opened");
   content.node.append(picture(kind, data, title));
+  showTab(app, content, title);
+}
+
+/** Show a rank's file in a tab of its own; it is only read. */
+function openFile(app: JupyterFrontEnd, file: OpenedFile): void {
+  const viewer = new FileViewer(file);
+  const content = new Widget({ node: viewer.node });
+  content.addClass("sky-opened");
+  // Beside the files that are open: each in a part of its own would leave no room.
+  const beside = fileTabs.find((tab) => tab.isAttached && !tab.isDisposed);
+  const tab = showTab(app, content, file.title, beside);
+  fileTabs.push(tab);
+  tab.disposed.connect(() => fileTabs.splice(fileTabs.indexOf(tab), 1));
+  void viewer.show();
+}
+
+function tellOfFetch(message: string, isError: boolean): void {
+  if (isError) {
+    Notification.error(message, { autoClose: false });
+  } else {
+    Notification.info(message, { autoClose: 4000 });
+  }
+}
+
+function showTab(app: JupyterFrontEnd, content: Widget, title: string, beside?: Widget): Widget {
   const tab = new MainAreaWidget({ content });
+  tab.id = `sky-opened-${++tabs}`;
   tab.title.label = title;
   tab.title.icon = icon;
-  app.shell.add(tab, "main", { mode: "split-right" });
+  app.shell.add(tab, "main", beside ? { mode: "tab-after", ref: beside.id } : { mode: "split-right" });
+  app.shell.activateById(tab.id);
+  return tab;
 }
 
 function addCommands(app: JupyterFrontEnd, palette: ICommandPalette | null, show: () => void, refresh: () => void): void {

@@ -25,7 +25,7 @@ function pool(changes: Partial<Pool> = {}): Pool {
 }
 
 const RUN = { id: "feed", state: "running", title: "model.fit(x)", began: NOW - 12, elapsed: null, ranks: null };
-const NAMES: (keyof ListActions)[] = ["open", "logs", "where", "interrupt", "restart", "attach", "down"];
+const NAMES: (keyof ListActions)[] = ["open", "logs", "files", "where", "interrupt", "restart", "attach", "down"];
 
 let deeds: Record<keyof ListActions, ReturnType<typeof vi.fn>>;
 let view: PoolsView;
@@ -59,7 +59,7 @@ test("a pool is shown with its nodes, age, notebook and cell", () => {
     "model.fit(x) · 12 s",
     "1 pool",
   ]);
-  expect(offered()).toEqual(["Open notebook", "Logs", "Where", "Interrupt", "Restart", "Shut down"]);
+  expect(offered()).toEqual(["Open notebook", "Logs", "Files", "Where", "Interrupt", "Restart", "Shut down"]);
 });
 
 test("what a pool has cost is shown where its provider has prices", () => {
@@ -160,6 +160,10 @@ class Server implements Client {
   log = vi.fn();
   act = vi.fn();
   terminal = vi.fn();
+  files = vi.fn();
+  file = vi.fn();
+  fetch = vi.fn();
+  fetched = vi.fn();
 }
 
 test("the list is asked for when the server says that it has changed, and not for other events", async () => {

@@ -33,7 +33,8 @@ from .open_pools import pools
 from .pool import Pool
 from .runs import event_pages
 from .runs.run import Run
-from .transfer import copy_names
+from .transfer import copy_names, rank_file_requests
+from .transfer.rank_file_requests import fetches
 
 _log = logging.getLogger(__name__)
 REQUEST = "sky_request"
@@ -48,6 +49,7 @@ _PATIENCE = TIMEOUTS.answers.request
 _DOUBLE = TIMEOUTS.interrupts.double_click
 _MOST_TEXT = 64
 _MOST_HOST = 300
+_MOST_PATH = 4096
 _MOST_RANKS = 4096
 _MOST_RUNS = 200
 _SHOWN_RUNS = 50
@@ -76,6 +78,10 @@ class Request:
     node: int | None = None
     add: tuple[str, ...] = ()
     remove: tuple[int, ...] = ()
+    path: str = ""
+    after: str = ""
+    fetch: str | None = None
+    stop: bool = False
 
 
 class FrontendRequestHandler:
@@ -164,6 +170,11 @@ def _text(most: int) -> Check:
     return lambda value: isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 
+def _is_path(value: object) -> bool:
+    # A file's name may have any letters.
+    return isinstance(value, str) and len(value) <= _MOST_PATH and "\0" not in value
+
+
 _RANK, _MARK = whole(0, MAX_NODES * _MOST_RANKS), whole(0, _MOST_NUMBER)
 # Parameters: the field of `Request`, the check of a value, and its description for messages.
 _FIELDS: Mapping[str, tuple[str, Check, str]] = {
@@ -179,6 +190,10 @@ _FIELDS: Mapping[str, tuple[str, Check, str]] = {
     "hard": ("hard", is_flag, "true or false"),
     "nodes": ("nodes", whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
     "node": ("node", whole(0, MAX_NODES), "a node's number"),
+    "path": ("path", _is_path, f"a path of at most {_MOST_PATH} letters"),
+    "after": ("after", _is_path, "the 'last' of an earlier answer"),
+    "fetch": ("fetch", lambda value: isinstance(value, str) and bool(_ID.match(value)), "a fetch's id"),
+    "stop": ("stop", is_flag, "true or false"),
     "add": ("add", list_of(_text(_MOST_HOST), 1, MAX_NODES), "a list of hosts, such as gpu1 or me@gpu2:2222"),
     "remove": ("remove", list_of(whole(0, MAX_NODES), 1, MAX_NODES), "a list of nodes' numbers"),
 }
@@ -296,6 +311,20 @@ def _lacking(request: Request) -> Answer:
     return {"ranks": [rank for rank, names in lacks.items() if names]}
 
 
+def _files(request: Request) -> Answer:
+    return rank_file_requests.list_files(_need(request.pool), request.rank or 0, request.path, request.after)
+
+
+def _file(request: Request) -> Answer:
+    return rank_file_requests.show_file(_need(request.pool), request.rank or 0, request.path, request.start)
+
+
+def _fetch(request: Request) -> Answer:
+    if request.fetch is not None:
+        return fetches.status(request.fetch, stop=request.stop)
+    return fetches.begin(_need(request.pool), request.rank or 0, request.path)
+
+
 ACTIONS: Mapping[str, Callable[[Request], Answer]] = {
     "status": _status,
     "interrupt": _interrupt,
@@ -307,6 +336,9 @@ ACTIONS: Mapping[str, Callable[[Request], Answer]] = {
     "log": _page,
     "runs": _runs,
     "lacking": _lacking,
+    "files": _files,
+    "file": _file,
+    "fetch": _fetch,
 }
 
 

@@ -25,8 +25,14 @@ from .end_orphaned_pool import Ends
 from .kernels import Kernel, Kernels, manager_of
 from .pool_list import Listing
 
-ACTIONS = ("interrupt", "restart", "down", "where")
-SHOWN = ("message", "done", "text", "runs")
+ACTIONS = ("interrupt", "restart", "down", "where", "files", "file", "fetch")
+# What a page may say beside the action, and what of the kernel's answer it gets.
+GIVEN = ("rank", "path", "after", "from", "fetch", "stop")
+SHOWN = (
+    *("message", "done", "text", "runs"),
+    *("path", "ranks", "entries", "more", "last", "kind", "data", "size", "modified", "from", "next"),
+    *("fetch", "name", "there", "total", "state"),
+)
 _ID = r"(?P<pool>[A-Za-z0-9_-]{1,64})"
 _PAGE = 2000
 _MOST_RANKS = 1 << 20
@@ -181,14 +187,15 @@ class ActionHandler(SkyHandler):
     async def post(self, pool: str, action: str) -> None:
         if action not in ACTIONS:
             raise Refused(404, f"there is no action {action}, but {', '.join(ACTIONS)}")
-        row = await self.row(pool)
+        row, body = await self.row(pool), self.get_json_body()
+        given = {name: body[name] for name in GIVEN if name in body} if isinstance(body, dict) else {}
         try:
             # The program that ends a pool owns it meanwhile.
             if action == "down" and (row.id in self.parts.ends or not row.owner_lives):
                 reply = {"message": await self.parts.ends.end(row)}
             elif row.owner_lives:
                 kernel = await self.manager(row)
-                reply = await self.parts.kernels.ask(kernel.id, {"action": action, "pool": row.name})
+                reply = await self.parts.kernels.ask(kernel.id, {**given, "action": action, "pool": row.name})
             else:
                 raise PoolError(f"nobody manages pool {row.name}: `%sky attach {row.name}` takes it up")
         except PoolError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import io
 import os
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -16,11 +19,12 @@ import sky_jupyter as sky
 from sky_jupyter.api.rank_files import RankFiles
 from sky_jupyter.errors import CaptureError, PoolError, SpecError
 from sky_jupyter.node.files import browsed_files
+from sky_jupyter.pool import frontend_requests
+from sky_jupyter.pool.base.events import ProgressEvent
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.runs.result import CellError
-from sky_jupyter.pool.transfer import browse
-from tests.pool.pools import local_pool, underway
+from sky_jupyter.pool.transfer import browse, rank_file_requests
+from tests.pool.pools import local_pool, underway, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +89,24 @@ def test_pandas_reads_a_file_and_others_read_parts_of_one(pool: Pool, folder: Pa
 
 
 def test_a_file_that_grows_while_the_rank_computes_is_read_as_far_as_it_is(pool: Pool, folder: Path) -> None:
-    """The agent answers: the rank is in a loop that has no end."""
-    fs, path = sky.files(0), folder / "log"
-    run = underway(pool, f"n = 0\nwhile True:\n    n += 1\n    open({str(path)!r}, 'a').write(f'{{n}}\\n')")
+    """The agent answers: the rank is in a loop that ends only with the reading."""
+    fs, path, enough = sky.files(0), folder / "log", folder / "enough"
+    loop = f"""
+import os
+with open({str(path)!r}, "a", buffering=1) as log:
+    while not os.path.exists({str(enough)!r}):
+        log.write("line\\n")
+"""
+    run = underway(pool, loop, ranks=[0])
     try:
+        wait_until(path.exists)
         sizes = [len(fs.cat_file(path)) for _ in range(3)]
         with fs.open(path) as file:
             # What has come since it was opened is not in it.
             assert len(file.read()) == file.size
     finally:
-        pool.press(run)
-        with pytest.raises(CellError):
-            pool.attend(run)
+        enough.touch()
+        pool.attend(run)
     assert sizes == sorted(sizes)
     path.write_bytes(b"short")
     assert fs.cat_file(path) == b"short"
@@ -191,3 +201,78 @@ def test_a_large_folder_comes_in_pages_and_one_that_is_too_large_not_at_all(
 def test_a_file_is_read_through_a_text_wrapper_of_the_users(pool: Pool, folder: Path) -> None:
     with sky.files(0).open(folder / "loss.csv", "rb") as file:
         assert io.TextIOWrapper(file).read().splitlines()[0] == "step,loss"
+
+
+# -- as the side panel has them --------------------------------------------------------------------
+
+
+def ask(action: str, **more: object) -> dict[str, Any]:
+    return frontend_requests.answer({"action": action, **more})
+
+
+def test_the_panel_lists_a_folder_and_shows_text_and_pictures_in_bounds(pool: Pool, folder: Path) -> None:
+    listed = ask("files", rank=1, path=str(folder))
+    assert (listed["path"], listed["ranks"], listed["more"]) == (str(folder), 2, 0)
+    assert [(row["name"], row["kind"], row["link"]) for row in listed["entries"]] == [
+        ("deep", "directory", None),
+        ("link", "directory", "deep"),
+        ("loss.csv", "file", None),
+        ("lost", "link", "nowhere"),
+    ]
+    assert [row["name"] for row in ask("files", path=str(folder), after="link")["entries"]] == ["loss.csv", "lost"]
+    shown = ask("file", path=str(folder / "loss.csv"), **{"from": -9})
+    assert (shown["kind"], shown["text"], shown["from"], shown["next"]) == ("text", "5\n1,0.25\n", 14, 23)
+    (folder / "p").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(9))
+    assert base64.b64decode(ask("file", path=str(folder / "p"))["data"]) == (folder / "p").read_bytes()
+    assert ask("file", path=str(folder / "deep" / "data.bin"))["kind"] == "other"
+    (folder / "long").write_text("x" * (rank_file_requests.MOST_TEXT + 5))
+    assert len(ask("file", path=str(folder / "long"))["text"]) == rank_file_requests.MOST_TEXT
+    for path, why in {"missing": "No such file", "loss.csv": "is no folder"}.items():
+        refused = ask("files", path=str(folder / path))
+        assert refused["status"] == "error"
+        assert why in refused["message"]
+    assert "a path of at most" in ask("files", path="a\0b")["message"]
+
+
+def test_a_fetch_comes_beside_what_is_there_and_tells_how_it_ended(
+    pool: Pool, folder: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    (here / "loss.csv").write_text("mine")
+    begun = ask("fetch", rank=1, path=str(folder / "loss.csv"))
+    wait_until(lambda: ask("fetch", fetch=begun["fetch"])["state"] == "done")
+    assert ask("fetch", fetch=begun["fetch"])["message"] == f"loss (1).csv is in {here} (23 bytes)"
+    assert (here / "loss (1).csv").read_bytes() == (folder / "loss.csv").read_bytes()
+    assert (here / "loss.csv").read_text() == "mine"
+    assert "No such file" in ask("fetch", path=str(folder / "missing"))["message"]
+    assert "no name here" in ask("fetch", path="/")["message"]
+    assert "no fetch f999 is known" in ask("fetch", fetch="f999")["message"]
+
+
+def test_a_fetch_is_stopped_and_no_more_go_on_at_a_time_than_some(
+    pool: Pool, folder: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+    class Slow:
+        """The pool, whose transfers end when they are stopped."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pool, name)
+
+        def get(self, remote: str, local: str, on: list[int], listener: Any, tick: Any) -> None:
+            listener(ProgressEvent("", "", 3, 10))
+            while True:
+                time.sleep(0.01)
+                tick()
+
+    fetches = rank_file_requests.Fetches()
+    begun = [fetches.begin(Slow(), 0, str(folder / "loss.csv")) for _ in range(4)]  # type: ignore[arg-type]
+    assert [one["name"] for one in begun] == ["loss.csv", "loss (1).csv", "loss (2).csv", "loss (3).csv"]
+    assert (begun[0]["there"], begun[0]["total"]) == (3, 10)
+    with pytest.raises(PoolError, match="4 files are being fetched"):
+        fetches.begin(Slow(), 0, str(folder / "loss.csv"))  # type: ignore[arg-type]
+    for one in begun:
+        fetches.status(one["fetch"], stop=True)
+    wait_until(lambda: all(fetches.status(one["fetch"])["state"] == "stopped" for one in begun))

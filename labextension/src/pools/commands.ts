@@ -15,6 +15,7 @@ const COMMANDS: [keyof ListActions, string, string][] = [
   ["where", "Show Where Each Rank Is", "Each rank's stack, as %sky where"],
   ["logs", "Show the Pool's Last Output", "What each rank of the newest run printed last"],
   ["shell", "Open a Terminal on a Rank's Node…", "A terminal with the rank's variables and folder, as sky-jupyter shell"],
+  ["files", "Browse the Files of the Pool's Ranks", "In the side panel"],
   ["restart", "Restart the Pool…", "New kernels on all ranks, as %sky restart"],
   ["attach", "Attach a Pool to This Notebook", "Insert the cell that takes a pool up that nobody manages"],
   ["down", "Shut Down the Pool…", "End a pool, as %sky down"],

@@ -46,6 +46,43 @@ const terminal = v.object({
   terminal: v.pipe(text, v.regex(/^\w{1,64}$/)),
 });
 
+const entry = v.object({
+  name: text,
+  kind: v.picklist(["file", "directory", "other", "link"]),
+  size: whole,
+  /** Seconds since 1970. */
+  modified: number,
+  /** Where it leads. */
+  link: v.nullable(text),
+});
+const folder = v.object({
+  path: text,
+  ranks: whole,
+  entries: v.array(entry),
+  /** How many entries follow, which come after the name `last`. */
+  more: whole,
+  last: text,
+});
+const facts = { size: whole, modified: number };
+const content = v.variant("kind", [
+  v.object({ kind: v.literal("text"), ...facts, text, from: whole, next: whole }),
+  v.object({ kind: v.picklist(["image/png", "image/jpeg", "image/gif", "image/svg+xml"]), ...facts, data: text }),
+  v.object({ kind: v.literal("other"), ...facts }),
+]);
+const transfer = v.object({
+  fetch: v.pipe(text, v.regex(/^[A-Za-z0-9_-]{1,64}$/)),
+  name: text,
+  there: whole,
+  total: whole,
+  state: v.picklist(["on", "done", "stopped", "failed"]),
+  message: text,
+});
+
+export type Entry = v.InferOutput<typeof entry>;
+export type Folder = v.InferOutput<typeof folder>;
+export type Content = v.InferOutput<typeof content>;
+/** How far a file is that the kernel fetches. */
+export type Transfer = v.InferOutput<typeof transfer>;
 export type Run = v.InferOutput<typeof run>;
 export type Pool = v.InferOutput<typeof pool>;
 export type Log = v.InferOutput<typeof log>;
@@ -56,5 +93,8 @@ const list = v.object({ pools: v.array(pool) });
 
 export const readPools = (value: unknown) => read(list, value, "the server's answer").pools;
 export const readLog = (value: unknown) => read(log, value, "the server's answer");
+export const readFolder = (value: unknown) => read(folder, value, "the list of files");
+export const readContent = (value: unknown) => read(content, value, "the file");
+export const readTransfer = (value: unknown) => read(transfer, value, "the server's answer");
 export const readOutcome = (value: unknown) => read(outcome, value, "the server's answer");
 export const readTerminal = (value: unknown) => read(terminal, value, "the server's answer").terminal;

@@ -9,6 +9,7 @@ import type { Pool } from "./client";
 export interface ListActions {
   open(pool: Pool): void;
   logs(pool: Pool): void;
+  files(pool: Pool): void;
   where(pool: Pool): void;
   interrupt(pool: Pool): void;
   restart(pool: Pool): void;
@@ -38,6 +39,7 @@ export function offered(pool: Pool): Record<keyof ListActions, boolean> {
   return {
     open: Boolean(pool.manager?.path),
     logs: ours || (lost && pool.provider === "local" && pool.here),
+    files: ours,
     where: runs,
     interrupt: runs,
     restart: ours,
@@ -152,6 +154,7 @@ class Row {
     this.buttons = {
       open: button("open", "open", "Open notebook"),
       logs: button("logs", "logs", "Logs"),
+      files: button("files", "folder", "Files"),
       where: button("where", "where", "Where"),
       interrupt: button("interrupt", "stop", "Interrupt"),
       shell: button("shell", "terminal", "Terminal"),

@@ -113,7 +113,7 @@ LIST_FILES = AgentCall("list_files", "files", required=("path",), idempotent=Tru
 COMPLETE_PATH = AgentCall("complete_path", "files", required=("path",), idempotent=True, timeout=3.0)
 # Files as they are browsed: a page of a folder, and a part of a file.
 LIST_FOLDER = AgentCall(
-    "list_folder", "files", required=("path",), optional=("after", "most"), idempotent=True, timeout=20.0
+    "list_folder", "files", required=("path",), optional=("after", "most"), idempotent=True, timeout=10.0
 )
 READ_RANGE = AgentCall("read_range", "files", required=("path", "start", "length"), idempotent=True, timeout=60.0)
 DELETE_CODE = AgentCall("delete_code", "files", required=("names",), idempotent=True, timeout=10.0)
