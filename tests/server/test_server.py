@@ -33,6 +33,7 @@ from tests.browser import lab
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None, reason="needs jupyterlab")
 
 PATIENCE = 60.0
+DEEDS = ("down", "terminal")
 UP = "%load_ext sky_jupyter\n%sky up --nodes 1 --keep --name left"
 CELL = """%%sky --detach
 # Wait for a sign
@@ -193,7 +194,13 @@ def test_a_user_without_pools_has_none_and_gets_no_registry(client):
 
 @pytest.mark.parametrize(
     ("path", "method"),
-    [("pools", "GET"), ("pools/x/runs", "GET"), ("pools/x/log", "GET"), ("pools/x/down", "POST")],
+    [
+        ("pools", "GET"),
+        ("pools/x/runs", "GET"),
+        ("pools/x/log", "GET"),
+        ("pools/x/down", "POST"),
+        ("pools/x/terminal", "POST"),
+    ],
 )
 def test_who_has_no_token_is_refused(client, path, method):
     assert client.ask(f"sky-jupyter/{path}", method, token="wrong")[0] == 403
@@ -219,6 +226,10 @@ def test_what_is_not_there_is_said(client):
     )
     status, answer = client.ask("sky-jupyter/pools/nothere/explode", "POST")
     assert (status, answer["message"].partition(",")[0]) == (404, "there is no action explode")
+    assert client.ask("sky-jupyter/pools/nothere/terminal", "POST", {"rank": 1})[0] == 404
+    for rank in (-1, "1; ls", True, 1.5, 1 << 40):
+        assert client.ask("sky-jupyter/pools/nothere/terminal", "POST", {"rank": rank})[0] == 400
+    assert client.ask("api/terminals") == (200, [])
 
 
 def test_a_pool_is_seen_with_its_notebook_and_its_cell_and_ends_when_it_is_nobodys(client, tmp_path):
