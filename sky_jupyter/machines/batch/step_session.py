@@ -88,8 +88,14 @@ class StepSession:
         return made
 
     def _begin(self) -> None:
-        folder = shlex.quote(self.target.folder)
-        wait = f"i=0; until [ -e {folder}/ready ]; do i=$((i+1)); [ $i -lt {_TENTHS} ] || exit 9; sleep 0.1; done"
+        target = self.target
+        folder = shlex.quote(target.folder)
+        job, own = target.incarnation.partition(".")[0], f"{target.incarnation}.{target.node}"
+        # A job that was queued again has another folder: this start of it is over.
+        later = f"{shlex.quote(target.folder.removesuffix(own))}{job}.*.{target.node}/ready"
+        gone = f"for f in {later}; do [ ! -e $f ] || {{ echo 'this start of the job has expired' >&2; exit 8; }}; done"
+        wait = f"until [ -e {folder}/ready ]; do {gone}; i=$((i+1)); [ $i -lt {_TENTHS} ] || exit 9; sleep 0.1; done"
+        wait = f"i=0; {wait}"
         self._watched = watched = self._login.channel(self._entered(f"{wait}; echo sky-ready; exec cat"))
         over = threading.Timer(_BEGIN_PATIENCE, watched.close)
         over.daemon = True
