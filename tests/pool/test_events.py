@@ -276,6 +276,19 @@ def test_a_wait_that_is_seen_again_is_one_and_ends_where_the_rank_goes_on():
     assert len([row for row in log.rows() if row.kind == "stack"]) == 4
 
 
+@pytest.mark.parametrize("told", [{"t": 1e12, "elapsed": 1e12}, {"t": -1.0, "elapsed": -1e12}, {"t": "x"}])
+def test_times_that_cannot_be_leave_the_table_readable(told):
+    log = EventLog("run")
+    log.clock = event_log.NODE
+    log.ranks_began({0: 0}, time.time() - 1.0)
+    log.printed(0, 0, {**told, "text": 5})
+    log.rank_ended(0, 0, {**told, "status": "ok"})
+    log.ended("cell", "all", 1.0)
+    table = event_log.table(log.rows())
+    assert sorted(table.kind) == ["cell", "output", "state"]
+    assert (table.seconds >= 0).all()
+
+
 def test_a_log_is_bounded_by_kind_and_a_pool_forgets_its_oldest_runs(monkeypatch):
     log = EventLog("first")
     log.note("state", "ok", rank=0, node=0)

@@ -14,10 +14,14 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from ...util.validate import is_number
+
 # Rows of one kind that a run's log keeps, and rows of all runs that a pool keeps.
 MOST_ROWS = 4096
 MOST_ROWS_OF_RUNS = 100_000
 NOTEBOOK, NODE = "notebook", "node"
+# Nodes may tell any number; tables have times until 2262.
+_LATEST, _LONGEST = 9e9, 1e9
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class EventLog:
             self._working.pop(rank, None)
             self._waits.pop(rank, None)
             since = min(self._since or at, at)
-            seconds = at - since if elapsed is None else float(elapsed)
+            seconds = float(elapsed) if is_number(elapsed, 0.0, _LONGEST) else at - since
             facts: dict[str, Any] = {"rank": rank, "node": node, "run": self.run, "clock": self.clock}
             self._append(EventRow("state", at - seconds, seconds, what=str(end.get("status")), **facts))
 
@@ -160,10 +164,11 @@ class EventLog:
     def printed(self, rank: int, node: int, event: Mapping[str, Any]) -> None:
         """Count a rank's output; only the loop calls this."""
         text = event.get("text")
-        if text is None:
-            # A picture, which is text in its event.
-            data = event.get("data") or {}
-            text = "".join(part for part in data.values() if isinstance(part, str))
+        if not isinstance(text, str):
+            # A picture, which is text in its event. An event of an unknown kind may have anything.
+            data = event.get("data")
+            parts = data.values() if isinstance(data, dict) else ()
+            text = "".join(part for part in parts if isinstance(part, str))
         size = len(text) if text.isascii() else len(text.encode(errors="replace"))
         at = self._time_of(event)
         so_far = self._printed.get(rank)
@@ -174,7 +179,7 @@ class EventLog:
 
     def _time_of(self, event: Mapping[str, Any]) -> float:
         told = event.get("t") if self.clock == NODE else None
-        return time.time() if told is None else float(told)
+        return float(told) if is_number(told, 0.0, _LATEST) else time.time()
 
     def waits(self, rank: int, node: int, what: str, where: str = "") -> None:
         """Note that a rank was seen waiting; a wait that was seen before goes on."""
