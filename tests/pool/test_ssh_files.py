@@ -639,3 +639,19 @@ def test_a_script_goes_with_the_modules_of_its_folder_and_their_changes(module_p
     assert len(result) == 2
     sent = run(module_pool, "import os; sorted(os.listdir(os.environ['SKY_CODE'] + '/elsewhere'))", {}).values[0]
     assert "data.bin" not in sent
+
+
+def test_a_rank_s_files_are_read_over_ssh_by_ranges(world: World, shared: Pool) -> None:
+    world[2].run(
+        ["sh", "-c", "mkdir -p read; head -c 3000000 /dev/zero | tr '\\0' x > read/big; echo 42 > read/small"],
+        user="ada",
+    )
+    files = sky.files(2, shared)
+    assert sorted(files.ls("~/read", detail=False)) == ["~/read/big", "~/read/small"]
+    with files.open("~/read/big") as file:
+        file.seek(2_999_990)
+        assert file.read() == b"x" * 10
+    assert files.cat_file("~/read/small") == b"42\n"
+    with pytest.raises(FileNotFoundError):
+        sky.files(1, shared).cat_file("~/read/small")
+    world[2].run(["rm", "-r", "read"], user="ada")
