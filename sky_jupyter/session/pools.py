@@ -283,7 +283,10 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
             what = f"no kept pool {name!r} lives{nearest(name, [row.name for row in rows])}; those that do: {names}"
             if elsewhere := _elsewhere(name):
                 raise PoolError(elsewhere)
-        raise PoolError(f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook")
+        raise PoolError(
+            f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook; a job that `%sky up --detach` "
+            "left in a queue is taken up by the same line without --detach"
+        )
     (row,) = chosen
     if pools.get(row.name) is not None:
         raise PoolError(f"pool {row.name!r} is managed here already")
