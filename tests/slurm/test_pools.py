@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sky_jupyter.errors import PoolError, SkyError
+from sky_jupyter.errors import PoolError
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.base.events import PhaseEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.pools import begin, run
 from tests.pool.remote import MARKS, nothing_here, wait_until
@@ -125,6 +126,14 @@ def test_the_lease_ends_the_job_of_a_killed_notebook(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
+def test_the_link_of_a_killed_notebook_ends_with_its_job_before_the_lease_is_over(cluster: Cluster) -> None:
+    id = a_dead_owner(cluster, lease=240)
+    (job,) = cluster.jobs()
+    cluster.ada(f"scancel {job}")
+    wait_until(lambda: nothing_here(id))
+
+
+@pytest.mark.long
 def test_a_killed_notebook_s_pool_is_attached_to(cluster: Cluster) -> None:
     id = a_dead_owner(cluster, lease=600)
     registry = Registry()
@@ -166,20 +175,47 @@ def test_a_preempted_job_is_told_from_one_that_failed(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xfail(strict=False, reason="the link goes on trying to reach a node that its job has lost")
-def test_a_node_that_loses_power_is_named_and_the_job_does_not_outlive_the_pool(cluster: Cluster) -> None:
-    last = cluster.nodes[1]
+def test_a_node_that_loses_power_is_named_and_one_of_another_job_takes_its_place(cluster: Cluster) -> None:
+    first, last = cluster.nodes
     with slurm_pool(cluster) as pool:
+        (job,) = cluster.jobs()
+        run(pool, "mine = 7")
+        current = begin(pool, "import time; time.sleep(600)")
         cluster.kill(last)
         try:
-            wait_until(lambda: pool.state == "broken")
-            with pytest.raises(SkyError) as caught:
-                run(pool, "1")
-            assert last.name in str(caught.value)
-            pool.down()
-            cluster.wait("the job has ended", lambda: cluster.jobs() == [])
+            # The other node is asked whether it is there: that does not wait until Slurm has noticed.
+            wait_until(lambda: 1 not in current.left)
+            with pytest.raises(CellError) as caught:
+                pool.attend(current)
+            assert f"node 1 ({job}/1 ({last.name})) is lost" in str(caught.value.errors[1])
+            assert "it is off, or cut off" in str(caught.value.errors[1])
+            # Then Slurm takes it out of the job, which goes on.
+            wait_until(lambda: cluster.job(job)["NodeList"] == first.name and len(cluster.jobs()) == 2)
+            wait_until(lambda: pool.control.lost == set() and not pool.supervisor.mending)  # type: ignore[union-attr]
+            assert run(pool, "import socket; socket.gethostname(), globals().get('mine')").values == [
+                (first.name, 7),
+                (first.name, None),
+            ]
+            wait_until(lambda: not pool.away)
         finally:
             cluster.start(last)
+
+
+@pytest.mark.long
+def test_a_first_node_that_loses_power_breaks_the_pool_which_a_restart_makes_anew(cluster: Cluster) -> None:
+    first, last = cluster.nodes
+    with slurm_pool(cluster) as pool:
+        (job,) = cluster.jobs()
+        cluster.kill(first)
+        try:
+            why = why_broken(pool)
+            assert first.name in why
+            assert "it is off, or cut off" in why
+            wait_until(lambda: cluster.job(job)["NodeList"] == last.name)
+            pool.restart()
+            assert run(pool, "import socket; socket.gethostname()").values == [last.name] * 2
+        finally:
+            cluster.start(first)
 
 
 @pytest.mark.long

@@ -30,6 +30,8 @@ _MOST_SAID = 1 << 16
 _OVER = re.compile(
     r"job id specified|already completing|has expired|is not running|no longer running|unknown job", re.IGNORECASE
 )
+# What srun says of a node that its job has lost, or given back.
+_LEFT = re.compile(r"node configuration is not available", re.IGNORECASE)
 # What srun says of clusters without the plugin that binds tasks.
 _NOISE = "lacks support for cpu binding"
 # A connection from the node itself, by what every cluster has.
@@ -123,6 +125,8 @@ class StepSession:
         words, name = shown(" ".join(lines)), self.target.name
         if _OVER.search(words):
             return MachineError(name, GONE, f"its job is over ({words})")
+        if _LEFT.search(words):
+            return MachineError(name, GONE, f"it does not belong to its job any more ({words})")
         if not words:
             words = "the job's own script has not begun there: see its log by %sky logs --pod 0"
         return Unreachable(name, "waiting", f"no command runs on {self.target}: {words}")

@@ -112,6 +112,8 @@ class PoolWatchdog:
 
 def _look_at(watched: Watched) -> tuple[bool | None, bool]:
     """Return if a process is alive (None: unknown), and if a run is active."""
+    if watched.held.gone:
+        return False, False
     with contextlib.suppress(SkyError, TimeoutError, OSError):
         with watched.held.lane() as lane:
             alive = lane.process((watched.pid, watched.started)).alive
