@@ -16,7 +16,17 @@ from sky_jupyter.pool.base.timeouts import VARIABLE, Timeouts
 
 POOL = Path(sky_jupyter.__file__).parent / "pool"
 # Numbers that are no times, and times that are no timeouts: what a person may choose, and how long rows are kept.
-OTHERS = {"DEFAULT_GRACE", "IDLE", "_FORGOTTEN", "_MAX_TIME", "_MOST_TOOK", "_MOVED", "_SLOW_RATE"}
+OTHERS = {
+    "DEFAULT_GRACE",
+    "IDLE",
+    "_FORGOTTEN",
+    "_LATEST",
+    "_LONGEST",
+    "_MAX_TIME",
+    "_MOST_TOOK",
+    "_MOVED",
+    "_SLOW_RATE",
+}
 
 
 @pytest.mark.parametrize("times", [Timeouts(), Timeouts().scaled(0.1), Timeouts().scaled(3)], ids=["1", "0.1", "3"])
