@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from ..ssh.session import Access
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_READY = b"sky-ready\n"
-# Tenths of a second for which a step waits for the job's own script, which may load modules first.
-_TENTHS = 1200
+_READY = f"{waiter.READY}\n".encode()
 _BEGIN_PATIENCE = 150.0
 _READ = 1 << 16
 _MOST_SAID = 1 << 16
@@ -91,14 +89,8 @@ class StepSession:
 
     def _begin(self) -> None:
         target = self.target
-        folder = shlex.quote(target.folder)
-        job, own = target.incarnation.partition(".")[0], f"{target.incarnation}.{target.node}"
-        # A job that was queued again has another folder: this start of it is over.
-        later = f"{shlex.quote(target.folder.removesuffix(own))}{job}.*.{target.node}/ready"
-        gone = f"for f in {later}; do [ ! -e $f ] || {{ echo 'this start of the job has expired' >&2; exit 8; }}; done"
-        wait = f"until [ -e {folder}/ready ]; do {gone}; i=$((i+1)); [ $i -lt {_TENTHS} ] || exit 9; sleep 0.1; done"
-        wait = f"i=0; {wait}"
-        self._watched = watched = self._login.channel(self._entered(f"{wait}; echo sky-ready; exec cat"))
+        wait = waiter.ready(target.folder, target.incarnation, target.node)
+        self._watched = watched = self._login.channel(self._entered(wait))
         over = threading.Timer(_BEGIN_PATIENCE, watched.close)
         over.daemon = True
         over.start()

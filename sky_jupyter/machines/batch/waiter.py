@@ -60,6 +60,26 @@ say "$why"
 clear
 exit 0
 """
+# A job that was queued again has another folder: an earlier start of it is over. Another user's folder says nothing.
+_WAIT = """\
+i=0
+until [ -e {where}/ready ] && {owned}; do
+    [ ! -e {where} ] || {owned} || [ ! -e {where} ] || {{ echo {where}' belongs to somebody else' >&2; exit 7; }}
+    for f in {begin}*{end}; do
+        n=${{f#{begin}}}; n=${{n%{end}}}
+        case $n in ''|*[!0-9]*) continue;; esac
+        [ "$n" -le {start} ] || [ ! -e "$f/ready" ] || ! {later} || {{
+            echo 'this start of the job has expired' >&2; exit 8; }}
+    done
+    i=$((i+1)); [ $i -lt {tenths} ] || exit 9
+    sleep 0.1
+done
+echo {ready}
+exec cat
+"""
+READY = "sky-ready"
+# Tenths of a second for which a step waits for the job's own script, which may load modules first.
+_TENTHS = 1200
 
 
 def script(until: float | None, folder: str, launch: str, *, grace: float = GRACE) -> str:
@@ -87,11 +107,51 @@ def script(until: float | None, folder: str, launch: str, *, grace: float = GRAC
     return f"sh -c {shlex.quote(text)} {shlex.quote(launch)} {folder} {words}"
 
 
+def owned(folder: str) -> str:
+    """Return a shell condition: a folder is there, belongs to this user, and is no link.
+
+    Jobs' ids are foreseeable and ``/tmp`` is everybody's, so that another user may have made it. A folder of one's
+    own stays there: ``/tmp`` is sticky. (`find` looks once; two tests could see two folders.)
+    """
+    return f'[ -n "$(find {folder} -prune -type d -user "$(id -u)" 2>/dev/null)" ]'
+
+
+def ready(folder: str, incarnation: str, node: str) -> str:
+    """Return a script for a step of the job: it waits until the waiter of a start is ready on a node, and says so.
+
+    Parameters
+    ----------
+    folder : str
+        The start's folder on the node, which ends with incarnation and node.
+    incarnation : str
+        The job, a dot, and how often it was queued again.
+    node : str
+        The node.
+
+    Returns
+    -------
+    str
+        The script.
+    """
+    job, _, start = incarnation.partition(".")
+    begin = shlex.quote(f"{folder.removesuffix(f'{incarnation}.{node}')}{job}.")
+    return _WAIT.format(
+        where=(where := shlex.quote(folder)),
+        owned=owned(where),
+        begin=begin,
+        end=shlex.quote(f".{node}"),
+        start=start if start.isdecimal() else 0,
+        later=owned('"$f"'),
+        tenths=_TENTHS,
+        ready=READY,
+    )
+
+
 def handover(folder: str) -> str:
     """Return a script for a step of the job: it has the waiter start a shell, and passes its streams on."""
     where = shlex.quote(folder)
     return (
-        f"d={where}/$$; umask 077; [ -p {where}/start ] && mkdir $d && mkfifo $d/0 $d/1 $d/2 || "
+        f"d={where}/$$; umask 077; {owned(where)} && [ -p {where}/start ] && mkdir $d && mkfifo $d/0 $d/1 $d/2 || "
         "{ echo 'the job does not wait on this node any more' >&2; exit 1; }; "
         f"echo $d >>{where}/start; "
         # In the order in which the other end opens them.
@@ -102,13 +162,15 @@ def handover(folder: str) -> str:
 def ending(folder: str) -> str:
     """Return a script for a step of the job: it tells the waiter to end, and waits a few seconds until it has."""
     where = shlex.quote(folder)
-    return f"i=0; echo 0 >{where}/power; while [ -e {where} ] && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done"
+    wait = f"while [ -e {where} ] && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done"
+    return f"{owned(where)} || exit 0; i=0; echo 0 >{where}/power; {wait}"
 
 
 def within(folder: str, command: str) -> str:
     """Return a script for a step of the job: it runs a shell command with the environment of the job's own script."""
     where = shlex.quote(folder)
-    return f"[ ! -r {where}/env ] || . {where}/env; {CLEAN}; cd; exec /bin/sh -c {shlex.quote(command)}"
+    used = f"! {owned(where)} || [ ! -r {where}/env ] || . {where}/env"
+    return f"{used}; {CLEAN}; cd; exec /bin/sh -c {shlex.quote(command)}"
 
 
-__all__ = ["POWER_FILE", "ending", "handover", "script", "within"]
+__all__ = ["POWER_FILE", "READY", "ending", "handover", "owned", "ready", "script", "within"]

@@ -61,10 +61,11 @@ def text(provider: Slurm, spec: PoolSpec, count: int, order: Order) -> str:
         Lines for `sbatch`.
     """
     folder = node_folder("$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}", "$SLURMD_NODENAME")
-    wait = waiter.script(order.until, f'"{folder}"', scripts.LAUNCH)
+    own = f'"{folder}"'
+    wait = waiter.script(order.until, own, scripts.LAUNCH)
     head = "".join(f"#SBATCH {line}\n" for line in directives(provider, spec, count, order))
     setup = _SETUP.format(lines=provider.setup) if provider.setup else ""
-    warn = f'date +%s >"{folder}/warned"'
+    warn = f'{waiter.owned(own)} && date +%s >"{folder}/warned"'
     # (`exec` keeps one process on each node.)
     body = _BODY.format(logs=LOGS, setup=setup, wait=shlex.quote(f"exec {wait}"), warn=shlex.quote(warn))
     return f"#!/bin/bash -l\n{head}{body}"
