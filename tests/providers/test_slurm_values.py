@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import time
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.errors import ProvisionError, Unanswered
 from sky_jupyter.machines.ssh.types import Ran
 from sky_jupyter.providers import kinds
 from sky_jupyter.providers.batch import allocation_notice
 from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark
+from sky_jupyter.providers.batch.login_calls import LoginCalls, program_of
 from sky_jupyter.providers.slurm import slurm_commands
 from sky_jupyter.providers.values import Order
 from sky_jupyter.spec.pool_spec import PoolSpec
@@ -56,6 +59,10 @@ def test_it_is_the_same_after_a_pickle_and_from_its_recipe(provider: sky.Slurm) 
         ({"cpus_per_task": 0}, "cpus_per_task must be a whole number from 1"),
         ({"extra": ("mail",)}, "extra must be options"),
         ({"extra": ("--a\n#SBATCH --b",)}, "extra must be options"),
+        ({"extra": "--comment=mine"}, "extra cannot have --comment"),
+        ({"extra": ["!comment"]}, "extra cannot have --comment"),
+        ({"extra": ["--mail-type END --arr=0-9"]}, "extra cannot have --array"),
+        ({"extra": ["-N4"]}, "extra cannot have --nodes"),
         ({"setup": 1}, "setup must be shell lines"),
     ],
 )
@@ -148,13 +155,18 @@ def test_a_notice_comes_before_the_time_limit(tmp_path: Path, monkeypatch: pytes
 class _Calls:
     """Slurm's commands with one job in the queue."""
 
-    def __init__(self, mark: JobMark) -> None:
-        self.mark, self.asked = str(mark), list[list[str]]()
+    def __init__(self, mark: JobMark, *, loses: bool = False) -> None:
+        self.mark, self.loses, self.asked = str(mark), loses, list[list[str]]()
 
     def run(self, argv: list[str], stdin: str = "") -> Ran:
         self.asked.append(argv)
-        row = f"7|PENDING|Priority|N/A|N/A|2026-11-24T01:00:00|gpu|2||1|{self.mark}\n"
-        return Ran(0, {"squeue": row, "sbatch": "8\n"}.get(argv[0], "").encode(), b"")
+        rows = f"7|PENDING|Priority|N/A|N/A|2026-11-24T01:00:00|gpu|2||1|{self.mark}\n"
+        if ["sbatch", "--parsable"] in self.asked and not self.loses:
+            rows += f"8{rows[1:]}"
+        return Ran(0, {"squeue": rows, "sbatch": "8\n"}.get(program_of(argv), "").encode(), b"")
+
+    def cancelled(self) -> list[str]:
+        return [id for argv in self.asked if argv[0] == "scancel" for id in argv[1:]]
 
     def ask(self, argv: list[str], stdin: str = "") -> str:
         return self.run(argv, stdin).out.decode()
@@ -184,3 +196,68 @@ def test_an_order_that_is_sent_again_submits_nothing(monkeypatch: pytest.MonkeyP
     spec = PoolSpec(provider=sky.Slurm(), nodes=2, name="p")
     assert list(sky.Slurm().create(spec, 2, ORDER)) == ["7/0", "7/1"]
     assert all(argv[0] != "sbatch" for argv in calls.asked)
+
+
+def test_a_job_that_cannot_be_found_again_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _Calls(JobMark("other", "other", 2), loses=True)
+    monkeypatch.setattr(sky.Slurm, "calls", calls)
+    spec = PoolSpec(provider=sky.Slurm(), nodes=2, name="p")
+    with pytest.raises(ProvisionError, match="job 8 was submitted and is cancelled"):
+        sky.Slurm().create(spec, 2, ORDER)
+    assert calls.cancelled() == ["8"]
+
+
+def test_a_job_that_has_lost_its_mark_is_ended_with_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _Calls(JobMark("other", "other", 2))
+    monkeypatch.setattr(sky.Slurm, "calls", calls)
+    sky.Slurm().destroy(["9/0", "9/1"])
+    assert calls.cancelled() == ["9"]
+
+
+def a_program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """Have commands find a program of this name."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("said", "passing"),
+    [
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", True),
+        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", True),
+        ("sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", True),
+        ("sbatch: error: invalid partition specified: gpu", False),
+    ],
+)
+def test_a_controller_that_is_away_is_asked_again(
+    said: str, passing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("squeue", "sbatch"):
+        a_program(tmp_path, monkeypatch, name, f"echo '{said}' >&2; exit 1")
+    calls = LoginCalls(None)
+    for ask in (lambda: slurm_commands.listed(calls), lambda: slurm_commands.submit(calls, "")):
+        with pytest.raises(ProvisionError) as caught:
+            ask()
+        assert isinstance(caught.value, Unanswered) == passing
+
+
+def test_a_job_s_start_is_not_guessed_when_the_controller_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = f"7|RUNNING|None|N/A|N/A|N/A|gpu|1|n0|1|{JobMark('p', 't', 1)}"
+    a_program(tmp_path, monkeypatch, "squeue", f"echo '{row}'")
+    a_program(tmp_path, monkeypatch, "scontrol", "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1")
+    with pytest.raises(Unanswered):
+        slurm_commands.listed(LoginCalls(None))
+
+
+def test_times_are_those_of_the_cluster_wherever_the_notebook_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = f"7|RUNNING|None|$t|$t|$t|gpu|1|n0|1|{JobMark('p', 't', 1)}"
+    a_program(tmp_path, monkeypatch, "squeue", f't=$(date -d @2000000000 +%Y-%m-%dT%H:%M:%S); echo "{row}"')
+    a_program(tmp_path, monkeypatch, "scontrol", "echo Restarts=0")
+    monkeypatch.setenv("TZ", "America/New_York")
+    (job,) = slurm_commands.listed(LoginCalls(None))
+    assert job.ends == job.started == job.submitted == 2e9

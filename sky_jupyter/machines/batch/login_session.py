@@ -75,7 +75,14 @@ class LocalLogin:
         """Run a program; see `LoginSession.run`."""
         try:
             done = subprocess.run(
-                list(argv), input=stdin, capture_output=True, timeout=timeout, env=self.env(), check=False
+                list(argv),
+                input=stdin,
+                capture_output=True,
+                timeout=timeout,
+                env=self.env(),
+                check=False,
+                # An interrupt of the notebook is no reason to kill `sbatch`, which has submitted a job by then.
+                start_new_session=True,
             )
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{argv[0]} has not ended after {timeout:g} s") from None
@@ -132,8 +139,10 @@ class SSHLogin:
         return self._session.alive
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Ran:
-        """Run a program; see `LoginSession.run`."""
-        return self._session.run(_words(argv), stdin, timeout)
+        """Run a program; see `LoginSession.run`. What the login's own shell greets with is left out."""
+        done = self._session.run(_words(argv, f"echo {_BEGIN}; "), stdin, timeout)
+        _, begun, out = done.out.partition(f"{_BEGIN}\n".encode())
+        return Ran(done.status, out if begun else done.out, done.err)
 
     def channel(self, argv: Sequence[str]) -> Any:
         """Run a program; return its streams."""
@@ -160,9 +169,13 @@ class SSHLogin:
 _dialling = threading.Lock()
 
 
-def _words(argv: Sequence[str]) -> str:
+# Line after which a program's output begins: files such as .bashrc may print what they like before it.
+_BEGIN = "sky-output-begins"
+
+
+def _words(argv: Sequence[str], before: str = "") -> str:
     """Return a command line for any login shell, which starts a program with a clean environment."""
-    script = f"{CLEAN}; exec {shlex.join(argv)}"
+    script = f"{CLEAN}; {before}exec {shlex.join(argv)}"
     return f"exec /bin/sh -c {shlex.quote(script)}"
 
 

@@ -31,9 +31,10 @@ _OVER = re.compile(
 # What srun says of a node that its job has lost, or given back.
 _LEFT = re.compile(r"node configuration is not available", re.IGNORECASE)
 # What srun says of clusters without the plugin that binds tasks.
+_DIALLED = b"sky-dialled\n"
 _NOISE = "lacks support for cpu binding"
 # A connection from the node itself, by what every cluster has.
-_DIAL = "exec 5<>/dev/tcp/{host}/{port} || exit 9; printf + ; cat <&5 & cat >&5; kill $! 2>/dev/null"
+_DIAL = "exec 5<>/dev/tcp/{host}/{port} || exit 9; echo sky-dialled; cat <&5 & cat >&5; kill $! 2>/dev/null"
 
 
 class StepSession:
@@ -182,7 +183,7 @@ class StepSession:
                 refused = error
         stream = self._login.channel([*self.target.raw, "bash", "-c", _DIAL.format(host=shlex.quote(host), port=port)])
         with contextlib.suppress(OSError, EOFError):
-            if stream.recv(1) == b"+":
+            if _is_dialled(stream):
                 self._relays = self._relays or host not in _LOOPBACK
                 made: ByteStream = stream
                 return made
@@ -221,6 +222,14 @@ class StepSession:
         if self._watched is not None:
             self._watched.close()
         self._login.close()
+
+
+def _is_dialled(stream: Any) -> bool:
+    """Read no further than the line that a connection begins with; other lines may come before it."""
+    said = b""
+    while not said.endswith(_DIALLED) and len(said) < _MOST_SAID and (letter := stream.recv(1)):
+        said += letter
+    return said.endswith(_DIALLED)
 
 
 def _login(target: StepTarget, access: Access | None) -> LoginSession:

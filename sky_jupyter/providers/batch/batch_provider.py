@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
-from ...errors import MachineError, OrderSpent, ProvisionError, SpecError
+from ...errors import MachineError, OrderSpent, ProvisionError, SpecError, Unanswered
 from ...machines.batch import waiter
 from ...node.host.power_file import GRACE
 from ...util.background_tasks import map_all
@@ -227,13 +227,29 @@ class BatchProvider(ABC):
             id = self.submit(calls, script)
         finally:
             calls.changed()
+        self._must_be_found(id)
         return [f"{id}/{index}" for index in range(count)]
+
+    def _must_be_found(self, id: str) -> None:
+        """Cancel a new job that is not listed by its mark: nobody would end it."""
+        try:
+            jobs = self.jobs()
+        except Unanswered:
+            return
+        if all(job.id != id for job in jobs):
+            self.cancel(self.calls, [id])
+            raise ProvisionError(
+                f"{self}: job {id} was submitted and is cancelled: it is not listed with the mark by which pools find "
+                "their jobs. The cluster, or an option given as extra, may have changed its comment"
+            )
 
     def preview(self, spec: PoolSpec) -> str:
         """Return the script of a pool's job, and whether the scheduler would take it."""
         script = self.script(spec, spec.nodes, Order("POOL", "ORDER", name=spec.name))
         try:
             self.test(self.calls, script)
+        except Unanswered:
+            raise
         except ProvisionError as error:
             return f"{script}\n# It would be refused: {error}"
         return f"{script}\n# It would be taken."
@@ -281,10 +297,13 @@ class BatchProvider(ABC):
     def destroy(self, ids: Sequence[str]) -> None:
         """End jobs whose machines are all named; give back single nodes of the others."""
         calls, jobs = self.calls, {job.id: job for job in self.jobs()}
-        over = []
+        over, unknown = [], list[str]()
         for id, several in batch_job.by_job(ids).items():
             job = jobs.get(id)
-            if job is None or all(one.state == ENDED for one in job.records()):
+            if job is None:
+                unknown.append(id)
+                continue
+            if all(one.state == ENDED for one in job.records()):
                 continue
             left = [one for one in job.records() if one.is_there and one.id not in several.values()]
             if not left:
@@ -295,11 +314,12 @@ class BatchProvider(ABC):
                 self._clear(calls, job, [node for node in job.nodes if node not in kept])
                 self.keep(calls, job, kept)
                 calls.changed()
-        if over:
+        if over or unknown:
             with _lock:
                 _ended.update((job.mark.pool, job.mark.token) for job in over)
             try:
-                self.cancel(calls, [job.id for job in over])
+                # A job that lost its mark is ended, too; one that the scheduler does not know any more, is over.
+                self.cancel(calls, [*(job.id for job in over), *unknown])
             finally:
                 calls.changed()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -27,8 +28,13 @@ SOON = 2.0
 # A connection that is not used for so long is closed.
 _IDLE = 60.0
 _PATIENCE = 60.0
+# What schedulers' commands say when the controller restarts or has too much to do. It may have done what it was told.
+_PASSING = re.compile(
+    r"unable to contact|timed out|connection (refused|reset|failure)|temporarily|zero bytes|backup controller",
+    re.IGNORECASE,
+)
 _lock = threading.Lock()
-_logins: dict[tuple[int, Target | None], LoginCalls] = {}
+_logins: dict[tuple[int, Target | None, bool], LoginCalls] = {}
 
 
 class LoginCalls:
@@ -59,24 +65,27 @@ class LoginCalls:
         try:
             return self._used().run(argv, stdin.encode(), _PATIENCE)
         except (MachineError, OSError, EOFError, TimeoutError) as error:
-            raise Unanswered(f"{argv[0]} on {self} gave no answer: {error}") from None
+            raise Unanswered(f"{program_of(argv)} on {self} gave no answer: {error}") from None
 
     def ask(self, argv: Sequence[str], stdin: str = "") -> str:
-        """Return what a command prints; raise ProvisionError if it fails."""
+        """Return what a command prints; raise ProvisionError if it fails, Unanswered if it may work soon."""
         done = self.run(argv, stdin)
         if done.status:
-            raise ProvisionError(self.refusal(argv, done))
+            raise self.refused(argv, done)
         return done.out.decode("utf-8", "replace")
 
-    def refusal(self, argv: Sequence[str], done: Ran) -> str:
-        """Return in words that a command failed."""
+    def refused(self, argv: Sequence[str], done: Ran) -> ProvisionError:
+        """Return the error of a command that failed: Unanswered if the scheduler may answer soon."""
+        program = program_of(argv)
         if done.status == 127:
-            return (
-                f"{self} has no {argv[0]}: start this on the cluster's login host, or name that: --login user@host "
+            return ProvisionError(
+                f"{self} has no {program}: start this on the cluster's login host, or name that: --login user@host "
                 "(sky.Slurm(login=…))"
             )
         said = shown((done.err or done.out).decode("utf-8", "replace"))
-        return f"{argv[0]} on {self} failed: {said or f'status {done.status}'}"
+        text = f"{program} on {self} failed: {said or f'status {done.status}'}"
+        # (A signal, as the login host's shutdown or the user's interrupt sends it, says nothing either.)
+        return Unanswered(text) if done.status < 0 or _PASSING.search(said) else ProvisionError(text)
 
     def changed(self) -> None:
         """Note that a command has changed a job: what was listed before does not hold."""
@@ -130,10 +139,15 @@ class LoginCalls:
                 session.close()
 
 
+def program_of(argv: Sequence[str]) -> str:
+    """Return the program of a command that may begin with `env` and variables."""
+    return next(word for word in argv if word != "env" and "=" not in word)
+
+
 def of(target: Target | None, *, accept: bool = False) -> LoginCalls:
     """Return the calls of a login host: the same for all providers of this process."""
     with _lock:
-        key = (os.getpid(), target)
+        key = (os.getpid(), target, accept)
         if key not in _logins:
             _logins[key] = LoginCalls(target, accept=accept)
         return _logins[key]
@@ -141,7 +155,7 @@ def of(target: Target | None, *, accept: bool = False) -> LoginCalls:
 
 @atexit.register
 def _close_all() -> None:
-    for (pid, _), one in _logins.items():
+    for (pid, _, _), one in _logins.items():
         if pid == os.getpid():
             one.close()
 

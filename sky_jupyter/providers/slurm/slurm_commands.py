@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,8 @@ _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
 def listed(calls: LoginCalls) -> list[BatchJob]:
-    """Return this user's jobs that have a mark, by one `squeue`."""
-    text = calls.ask(["squeue", "--me", "-h", "-t", "all", "-o", _FORMAT])
+    """Return this user's jobs that have a mark, by one `squeue`: its times have no zone, and are asked for in UTC."""
+    text = calls.ask(["env", "TZ=UTC", "squeue", "--me", "-h", "-t", "all", "-o", _FORMAT])
     rows = [row for line in text.splitlines() if len(row := line.split("|", _FIELDS - 1)) == _FIELDS]
     marked = [(row, mark) for row in rows if (mark := JobMark.parse(row[-1])) is not None]
     more = {row[0]: _more(calls, row[0]) for row, _ in marked if row[1] in (*_WAITS, *_RUNS, *_GOES, "FAILED")}
@@ -53,7 +54,11 @@ def listed(calls: LoginCalls) -> list[BatchJob]:
 
 def _more(calls: LoginCalls, id: str) -> tuple[int, bool]:
     """Return how often a job was queued again, and if it was preempted, which `squeue` does not say."""
-    done = calls.run(["scontrol", "-o", "show", "job", id])
+    argv = ["scontrol", "-o", "show", "job", id]
+    done = calls.run(argv)
+    if done.status and b"invalid job id" not in done.err.lower():
+        # Without the number, the job's nodes would be those of another start.
+        raise calls.refused(argv, done)
     said = done.out.decode("utf-8", "replace")
     restarts = re.search(r"\bRestarts=(\d+)", said)
     return int(restarts[1]) if restarts else 0, bool(re.search(r"\bPreemptTime=\d", said))
@@ -82,7 +87,7 @@ def _job(row: Sequence[str], mark: JobMark, nodes: tuple[str, ...], restarts: in
 
 def _moment(text: str) -> float | None:
     try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
     except (ValueError, OverflowError):
         return None
 
@@ -125,9 +130,7 @@ def submit(calls: LoginCalls, script: str) -> str:
 
 def test(calls: LoginCalls, script: str) -> None:
     """Raise ProvisionError if Slurm would refuse a script: its partition, account, or what it asks for."""
-    done = calls.run(["sbatch", "--test-only"], script)
-    if done.status:
-        raise ProvisionError(calls.refusal(["sbatch", "--test-only"], done))
+    calls.ask(["sbatch", "--test-only"], script)
 
 
 def cancel(calls: LoginCalls, jobs: Sequence[str]) -> None:
@@ -135,7 +138,7 @@ def cancel(calls: LoginCalls, jobs: Sequence[str]) -> None:
     done = calls.run(["scancel", *jobs])
     said = done.err.decode("utf-8", "replace")
     if done.status and not re.search(r"invalid job id|already completing", said, re.IGNORECASE):
-        raise ProvisionError(calls.refusal(["scancel"], done))
+        raise calls.refused(["scancel"], done)
 
 
 def keep(calls: LoginCalls, job: BatchJob, nodes: Sequence[str]) -> None:

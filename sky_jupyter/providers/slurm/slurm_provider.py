@@ -33,6 +33,9 @@ _TEXTS = {
     "reservation": (_WORD, "a reservation's name"),
     "gpus_per_node": (r"([A-Za-z0-9_.-]+:)?\d{1,4}", "a number of GPUs, or such as 'a100:4'"),
 }
+# What would give the job another form than the one by which it is found again, and its letters.
+_NEEDED = ("array", "clusters", "comment", "nodes", "parsable", "test-only", "wait")
+_SHORT = {"-a": "array", "-M": "clusters", "-N": "nodes", "-W": "wait"}
 _LENGTH = re.compile(r"(?P<number>\d{1,6}(\.\d{1,3})?)\s*(?P<unit>[smhd])\Z")
 _MINUTES = {"s": 1 / 60, "m": 1, "h": 60, "d": 1440}
 
@@ -201,9 +204,25 @@ def _extra(value: Any) -> tuple[str, ...]:
         given = [None]
     found = tuple(given)
     for one in found:
+        if isinstance(one, str) and (own := _found_by(one)):
+            raise SpecError(f"extra cannot have --{own}: a pool finds its job and its nodes by what it says itself")
         if not isinstance(one, str) or not re.fullmatch(r"[-!][^\n\r\0]{1,500}", one):
             raise SpecError(f"extra must be options such as '--mail-type=END' or '!no-kill', not {brief(one)}")
     return found
+
+
+def _found_by(one: str) -> str:
+    """Return which option, that a pool needs as it is, a user's one replaces or leaves out; or ""."""
+    if one.startswith("!"):
+        name = one[1:].lstrip("-")
+        return name if name in _NEEDED else ""
+    for word in one.split():
+        # Slurm takes the beginning of a name for it.
+        name = word[2:].partition("=")[0] if word.startswith("--") else _SHORT.get(word[:2], "")
+        for needed in _NEEDED:
+            if len(name) > 2 and needed.startswith(name):
+                return needed
+    return ""
 
 
 kinds.register(Slurm)
