@@ -113,9 +113,9 @@ class RankFiles(AbstractFileSystem):
                 raise OSError(errno.EOVERFLOW, why, path)
             for entry in page.entries:
                 yield _info(posixpath.join(path, entry.name), entry, follow=follow)
-            after = page.last
-            if not page.more:
+            if not page.more or page.last <= after:
                 return
+            after = page.last
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the facts of a path: its name, size, type and more.

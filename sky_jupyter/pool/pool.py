@@ -22,8 +22,9 @@ from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import PoolCost
 from ..util.text import rank_label
+from ..util.validate import is_number
 from . import rank_names
-from .base.event_log import PoolEvents
+from .base.event_log import LATEST, PoolEvents
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
@@ -544,7 +545,8 @@ class Pool:
         count = (facts["begin"].get("content") or {}).get("count", 0)
         run.count = count if isinstance(count, int) else 0
         run.title = f"In[{run.count}]" if run.count > 0 else ""
-        run.read_from_journals(facts["begin"].get("began"))
+        began = facts["begin"].get("began")
+        run.read_from_journals(float(began) if is_number(began, 0.0, LATEST) else None)
         return run, facts
 
     def page(

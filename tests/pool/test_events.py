@@ -297,6 +297,7 @@ def test_a_log_is_bounded_by_kind_and_a_pool_forgets_its_oldest_runs(monkeypatch
     assert log.size == event_log.MOST_ROWS + 1
     assert [row.what for row in log.rows() if row.kind == "state"] == ["ok"]
     monkeypatch.setattr(event_log, "MOST_ROWS_OF_RUNS", event_log.MOST_ROWS + 10)
+    monkeypatch.setattr(event_log, "_COUNTED", 1)
     events = PoolEvents()
     events.add(log)
     events.add(EventLog("second"))
@@ -306,3 +307,6 @@ def test_a_log_is_bounded_by_kind_and_a_pool_forgets_its_oldest_runs(monkeypatch
     events.add(later)
     assert events.of("first") is None
     assert events.of("second") is not None
+    monkeypatch.setattr(event_log, "MOST_RUNS", 2)
+    events.add(EventLog("fourth"))
+    assert (events.of("second"), events.of("third")) == (None, later)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import io
 import os
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
@@ -19,6 +22,7 @@ import sky_jupyter as sky
 from sky_jupyter.api.rank_files import RankFiles
 from sky_jupyter.errors import CaptureError, PoolError, SpecError
 from sky_jupyter.node.files import browsed_files
+from sky_jupyter.node.files.file_calls import FileService
 from sky_jupyter.pool import frontend_requests
 from sky_jupyter.pool.base.events import ProgressEvent
 from sky_jupyter.pool.open_pools import pools
@@ -276,3 +280,34 @@ def test_a_fetch_is_stopped_and_no_more_go_on_at_a_time_than_some(
     for one in begun:
         fetches.status(one["fetch"], stop=True)
     wait_until(lambda: all(fetches.status(one["fetch"])["state"] == "stopped" for one in begun))
+
+
+def test_names_that_cannot_be_files_are_refused(pool: Pool, folder: Path, monkeypatch) -> None:
+    """A node can list anything; `get` would write it outside of its target."""
+    real = browse._ask
+
+    def hostile(*args: Any, **more: Any) -> dict[str, Any]:
+        found = real(*args, **more)
+        return {**found, "entries": [{**one, "name": b"../../out"} for one in found["entries"]]}
+
+    monkeypatch.setattr(browse, "_ask", hostile)
+    with pytest.raises(PoolError, match="cannot be one"):
+        sky.files(0).ls(folder)
+
+
+def test_readers_that_hang_are_bounded_and_said_to_hang(tmp_path: Path, monkeypatch) -> None:
+    """As on a file system that does not answer; the agent's other threads are not theirs."""
+    config = SimpleNamespace(blobs="", blob_limit=None, cwd=str(tmp_path))
+    service, go_on = FileService(tmp_path, config), threading.Event()
+    monkeypatch.setattr(browsed_files, "page", lambda *_: {"entries": [go_on.wait(60)]})
+
+    async def browse_all() -> list[dict[str, Any]]:
+        asked = [asyncio.create_task(service.sky_list_folder(b".")) for _ in range(18)]
+        refused = await asyncio.gather(*asked[16:])
+        go_on.set()
+        await asyncio.gather(*asked)
+        return [*refused, await service.sky_list_folder(b".")]
+
+    *refused, after = asyncio.run(browse_all())
+    assert [one["error"][0] for one in refused] == [errno.EBUSY] * 2
+    assert after["entries"] == [True]

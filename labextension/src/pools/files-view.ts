@@ -30,6 +30,8 @@ export class FilesView {
   private readonly fetches = make("ul", "sky-files-fetches", { "aria-label": "Being fetched" });
   private pool: Pool | undefined;
   private folder: Folder | undefined;
+  /** The rank whose folder is shown; another one may be typed already. */
+  private shown = 0;
   /** Of several questions under way, the last one counts. */
   private asked = 0;
 
@@ -80,10 +82,12 @@ export class FilesView {
       return;
     }
     mark(this.table, "aria-busy", "true");
+    const { chosen } = this;
     try {
-      const folder = await this.client.files(pool.id, this.chosen, path);
+      const folder = await this.client.files(pool.id, chosen, path);
       if (asked === this.asked) {
         this.folder = folder;
+        this.shown = chosen;
         this.path.value = folder.path;
         this.rank.max = String(folder.ranks - 1);
         this.fail("");
@@ -117,7 +121,7 @@ export class FilesView {
     }
     const asked = ++this.asked;
     try {
-      const next = await this.client.files(pool.id, this.chosen, folder.path, folder.last);
+      const next = await this.client.files(pool.id, this.shown, folder.path, folder.last);
       if (asked === this.asked) {
         this.folder = { ...next, entries: [...folder.entries, ...next.entries] };
         this.draw();
@@ -167,15 +171,15 @@ export class FilesView {
   }
 
   private openFile(path: string, name: string): void {
-    const { pool, chosen } = this;
+    const { pool, shown } = this;
     if (pool) {
-      const read = (from: number) => this.client.file(pool.id, chosen, path, from);
-      this.open({ title: `${name} (rank ${chosen})`, read, fetch: () => void this.fetch(path, chosen) });
+      const read = (from: number) => this.client.file(pool.id, shown, path, from);
+      this.open({ title: `${name} (rank ${shown})`, read, fetch: () => void this.fetch(path, shown) });
     }
   }
 
   /** Have it copied to the notebook, and show how far that is. */
-  private async fetch(path: string, rank = this.chosen): Promise<void> {
+  private async fetch(path: string, rank = this.shown): Promise<void> {
     const { pool } = this;
     if (!pool) {
       return;

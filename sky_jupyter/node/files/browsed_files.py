@@ -67,14 +67,11 @@ def read(path: str, start: int, length: int) -> bytes:
 
     Raises OSError if it is no regular file, or may not be read.
     """
-    # Opening a pipe must not wait for its other end.
+    # Opening a device may have effects; opening a pipe that came meanwhile must not wait for its other end.
+    _check_regular(os.stat(path).st_mode, path)
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
-        mode = os.fstat(file).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
+        _check_regular(os.fstat(file).st_mode, path)
         parts, at, left = [], start, min(length, MOST_BYTES)
         while left > 0 and (part := os.pread(file, left, at)):
             parts.append(part)
@@ -82,6 +79,13 @@ def read(path: str, start: int, length: int) -> bytes:
         return b"".join(parts)
     finally:
         os.close(file)
+
+
+def _check_regular(mode: int, path: str) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def _names(path: str) -> list[str]:

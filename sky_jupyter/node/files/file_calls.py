@@ -13,7 +13,9 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ _PATIENCE = 60.0
 # Shared memory is the node's memory: this much stays free, otherwise the disk is used.
 _SPARE = 64 << 20
 _MOST_PLANS = 20
+# Folders and parts of files that are read at once for people.
+_BROWSERS = 16
 _SPOOL = "arriving"
 # A run's folder is named by its id; no other entry among the blobs has this form.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
@@ -74,6 +78,9 @@ class FileService:
         self.kept = BlobCache(self._places, config.blob_limit)
         self._plans: dict[str, list[ManifestEntry]] = {}
         self._takes: dict[str, tuple[FileTransfer, asyncio.Task[None]]] = {}
+        # Threads of their own: those that hang are not missing elsewhere.
+        self._readers = ThreadPoolExecutor(_BROWSERS, "browse")
+        self._free = threading.Semaphore(_BROWSERS)
 
     # -- calls of the manager ----------------------------------------------------------------------
 
@@ -174,13 +181,26 @@ class FileService:
     ) -> dict[str, Any]:
         """Return a page of a folder as `browsed_files.page` does, or an error's number and text."""
         place = str(self._place(path))
-        found = await asyncio.to_thread(_or_error, lambda: browsed_files.page(place, from_wire(after), most))
+        found = await self._browse(lambda: browsed_files.page(place, from_wire(after), most))
         return {"path": to_wire(place), **found}
 
     async def sky_read_range(self, path: bytes, start: int, length: int) -> dict[str, Any]:
         """Return a part of a file as ``data``, or an error's number and text."""
         place = str(self._place(path))
-        return await asyncio.to_thread(_or_error, lambda: {"data": browsed_files.read(place, start, length)})
+        return await self._browse(lambda: {"data": browsed_files.read(place, start, length)})
+
+    async def _browse(self, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return an answer or an error, in a thread: on a file system that does not answer it waits for ever."""
+        if not self._free.acquire(blocking=False):
+            return {"error": [errno.EBUSY, "a file system there does not answer, and all readers wait for it"]}
+
+        def work() -> dict[str, Any]:
+            try:
+                return _or_error(do)
+            finally:
+                self._free.release()
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def sky_delete_code(self, names: list[bytes]) -> None:
         """Remove project files that the notebook no longer has."""

@@ -19,9 +19,12 @@ from ...util.validate import is_number
 # Rows of one kind that a run's log keeps, and rows of all runs that a pool keeps.
 MOST_ROWS = 4096
 MOST_ROWS_OF_RUNS = 100_000
+# Logs that a pool keeps. Each counts the rows of all, so that is done once in so many runs.
+MOST_RUNS = 1000
+_COUNTED = 50
 NOTEBOOK, NODE = "notebook", "node"
 # Nodes may tell any number; tables have times until 2262.
-_LATEST, _LONGEST = 9e9, 1e9
+LATEST, _LONGEST = 9_000_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ class EventLog:
 
     def _time_of(self, event: Mapping[str, Any]) -> float:
         told = event.get("t") if self.clock == NODE else None
-        return float(told) if is_number(told, 0.0, _LATEST) else time.time()
+        return float(told) if is_number(told, 0.0, LATEST) else time.time()
 
     def waits(self, rank: int, node: int, what: str, where: str = "") -> None:
         """Note that a rank was seen waiting; a wait that was seen before goes on."""
@@ -245,12 +248,18 @@ class PoolEvents:
         # What belongs to no run, and calls of single ranks.
         self.own = EventLog()
         self._runs: dict[str, EventLog] = {}
+        self._added = 0
         self._lock = threading.Lock()
 
     def add(self, log: EventLog) -> None:
         """Keep the log of a run that begins; forget the oldest beyond the limit."""
         with self._lock:
             self._runs[log.run] = log
+            if len(self._runs) > MOST_RUNS:
+                del self._runs[next(iter(self._runs))]
+            self._added += 1
+            if self._added % _COUNTED:
+                return
             sizes = [(run, one.size + 1) for run, one in self._runs.items()]
             excess = sum(size for _, size in sizes) - MOST_ROWS_OF_RUNS
             for run, size in sizes[:-1]:

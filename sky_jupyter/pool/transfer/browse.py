@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import SpecError
+from ...errors import PoolError, SpecError
 from ...node.files.browsed_files import MOST_BYTES, MOST_ENTRIES
 from ...node.files.file_manifest import from_wire, to_wire
 from ...node.protocol import rpc
@@ -97,10 +97,10 @@ def list_folder(pool: TransferContext, rank: int, path: str, after: str = "", mo
     OSError
         As the node's system raises it: FileNotFoundError, PermissionError and others.
     PoolError
-        If the pool has ended or its node does not answer.
+        If the pool has ended, or its node does not answer or lists names that cannot be any.
     """
     found = _ask(pool, rank, rpc.LIST_FOLDER, path=to_wire(path), after=to_wire(after), most=most)
-    entries = tuple(map(_facts, found["entries"]))
+    entries = tuple(map(_entry, found["entries"]))
     last = from_wire(found.get("last", b""))
     return FolderPage(from_wire(found["path"]), _facts(found["self"]), entries, int(found["more"]), last)
 
@@ -135,6 +135,14 @@ def _ask(pool: TransferContext, rank: int, call: AgentCall, *, path: bytes, **mo
     if error := found.get("error"):
         # The number makes it a FileNotFoundError or PermissionError.
         raise OSError(int(error[0]), f"{error[1]} (on rank {rank})", from_wire(path))
+    return found
+
+
+def _entry(facts: dict[str, Any]) -> FileFacts:
+    """Return the facts of a folder's entry, whose name leads nowhere else."""
+    found = _facts(facts)
+    if found.name in ("", ".", "..") or "/" in found.name or "\0" in found.name:
+        raise PoolError(f"the node lists a file whose name cannot be one: {found.name!r}")
     return found
 
 
