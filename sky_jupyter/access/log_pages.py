@@ -144,7 +144,7 @@ class KernelPages:
         return {rank: rank // pool["ranks_per_node"] for rank in range(pool["world_size"])}
 
 
-def follow(source: PagesContext, run: str, lines: int, wait: Callable[[], None]) -> Iterator[tuple[int, str]]:
+def follow(source: PagesContext, run: str, lines: int | None, wait: Callable[[], None]) -> Iterator[tuple[int, str]]:
     """Yield the last lines of each rank's output, and then what comes, until the run is over.
 
     Parameters
@@ -153,8 +153,8 @@ def follow(source: PagesContext, run: str, lines: int, wait: Callable[[], None])
         Where the run's events are read.
     run : str
         Its id.
-    lines : int
-        How many earlier lines of each rank come first.
+    lines : int, optional
+        How many earlier lines of each rank come first; None for all.
     wait : callable
         Waits for the time of the next look.
 
@@ -165,7 +165,7 @@ def follow(source: PagesContext, run: str, lines: int, wait: Callable[[], None])
     """
     at: dict[int, int] = {}
     tails: dict[int, Tail] = {}
-    for first in source.page(run, None, -_BACK, MOST_COUNT):
+    for first in source.page(run, None, -_BACK, MOST_COUNT) if lines is not None else ():
         for page in _rest(source, run, first):
             for _, rank, text in texts_of(page):
                 tails.setdefault(rank, Tail(_MOST_TAIL, lines)).add(text)

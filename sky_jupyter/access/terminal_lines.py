@@ -16,8 +16,9 @@ from ..pool.base.event_loop import loop
 if TYPE_CHECKING:
     from ..pool.context import PoolContext
 
-# In seconds: a read waits for output for a while, and a link may have to come back.
-PATIENCE = 30.0
+# In seconds: what opens a terminal is answered soon; the rest is answered once a broken link is back, which may take as
+# long as the agent keeps a terminal that nobody reads.
+_OPENING, PATIENCE = 30.0, 75.0
 _POLL = 1.0
 _SILENT = "the kernel that manages the pool does not answer such requests: it has ended, or is of an earlier version"
 
@@ -85,7 +86,7 @@ class KernelLine:
         self._waits[id] = asyncio.get_running_loop().create_future()
         try:
             self._client.control_channel.send(request)
-            reply = await asyncio.wait_for(self._waits[id], PATIENCE)
+            reply = await asyncio.wait_for(self._waits[id], _patience(content))
         except asyncio.TimeoutError:
             raise PoolError(_SILENT) from None
         finally:
@@ -121,6 +122,10 @@ class PoolLine:
         """Send a request and return its answer."""
         asked = asyncio.wrap_future(loop().submit(terminal_requests.answer(self._pool, content)))
         try:
-            return await asyncio.wait_for(asked, PATIENCE)
+            return await asyncio.wait_for(asked, _patience(content))
         except asyncio.TimeoutError:
             raise PoolError("the pool does not answer") from None
+
+
+def _patience(content: Mapping[str, Any]) -> float:
+    return _OPENING if content.get("action") == "open" else PATIENCE

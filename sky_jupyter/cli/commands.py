@@ -155,7 +155,8 @@ def _follow(source: Any, run: RunRow, ranks: Collection[int], given: argparse.Na
         elif len(ranks) == 1:
             write(text, whole=False)
         else:
-            *lines, open_lines[rank] = (open_lines.get(rank, "") + text).split("\n")
+            *lines, rest = (open_lines.get(rank, "") + text).split("\n")
+            open_lines[rank] = after_bars(rest)
             for line in lines:
                 write(f"{rank}: {line}\n")
     for rank, line in sorted(open_lines.items()):
@@ -282,6 +283,11 @@ def write(text: str, *, whole: bool = True) -> None:
     text = cleaned(text)
     text = text if sys.stdout.isatty() else plain(text)
     sys.stdout.write(text + "\n" if whole and text and not text.endswith("\n") else text)
+
+
+def after_bars(line: str) -> str:
+    """Return what is left of a line without an end: of a bar that draws itself anew, the last drawing."""
+    return line[line.rfind("\r", 0, -1) + 1 :]
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:

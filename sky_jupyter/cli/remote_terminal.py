@@ -49,7 +49,7 @@ class RemoteTerminal:
         self._line, self._command, self._idle = line, command, idle
         self._to = {"rank": rank, "id": secrets.token_hex(16)}
         self._input = bytearray()
-        self._typed = asyncio.Event()
+        self._typed, self._resized = asyncio.Event(), asyncio.Event()
         # How many bytes have been passed on.
         self._sent = 0
         self._touched = time.monotonic()
@@ -67,7 +67,8 @@ class RemoteTerminal:
         try:
             with self._listening():
                 reading = asyncio.ensure_future(self._show())
-                self._tasks = [reading, asyncio.ensure_future(self._send()), asyncio.ensure_future(self._watch())]
+                others = self._send(), self._watch(), self._resize()
+                self._tasks = [reading, *map(asyncio.ensure_future, others)]
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in self._tasks:
                     if task.done() and not task.cancelled():
@@ -114,6 +115,15 @@ class RemoteTerminal:
             self._sent = taken
             self._listen()
 
+    async def _resize(self) -> None:
+        """Pass on the window's sizes, one at a time: of those that come meanwhile, the last."""
+        while True:
+            await self._resized.wait()
+            self._resized.clear()
+            # A size that did not arrive ends nothing.
+            with contextlib.suppress(PoolError):
+                await self._ask("resize", size=_size())
+
     async def _watch(self) -> None:
         """Wait until nobody has typed for too long."""
         if self._idle is None:
@@ -133,7 +143,7 @@ class RemoteTerminal:
         ends = (signal.SIGHUP, signal.SIGTERM)
         for number in ends:
             loop.add_signal_handler(number, self._stop, f"ended by {number.name}")
-        loop.add_signal_handler(signal.SIGWINCH, self._resize)
+        loop.add_signal_handler(signal.SIGWINCH, self._resized.set)
         try:
             with _raw():
                 self._listen()
@@ -164,11 +174,6 @@ class RemoteTerminal:
         self._typed.set()
         if len(self._input) >= _MOST_INPUT:
             self._deafen()
-
-    def _resize(self) -> None:
-        task = asyncio.ensure_future(self._ask("resize", size=_size()))
-        # A size that did not arrive ends nothing.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def _stop(self, why: str) -> None:
         self._why = why

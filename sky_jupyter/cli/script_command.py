@@ -12,16 +12,17 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..access.pool_access import PoolAccess
 from ..errors import PoolError, ScriptError
 from ..pool.registry.registry import PoolRow
-from .commands import opened, write
+from .commands import after_bars, opened, write
 
 if TYPE_CHECKING:
     from ..magics.parsing import ParsedLine
+    from ..pool.runs.event_pages import Page
     from ..pool.runs.log_reader import PagesContext
 
 VERBS = {
@@ -30,13 +31,11 @@ VERBS = {
     "accelerate": "`accelerate launch` with its options",
 }
 _POOL = "--pool"
-# All lines that there are.
-_ALL = 1 << 20
+_PAGE = 1000
 _LOOK = 0.2
 _USAGE, _INTERRUPTED, _FAILED = 2, 130, 1
 _SIGNALLED = 128
 _PRESSES = 3
-_EVENTS = 200
 
 
 def script(given: argparse.Namespace) -> int:
@@ -122,19 +121,30 @@ def _follow(access: PoolAccess, row: PoolRow, run: str) -> int:
         if len(pressed) > passed_on:
             passed_on = len(pressed)
             access.ask(row, {"action": "interrupt", "run": run})
+        _require_live(access, row, run)
 
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
         with access.log(row) as source:
-            while not _is_begun(source, run):
+            while not _is_begun(source, run) and not _is_over(access, run):
                 wait()
-            _print_all(follow(source, run, _ALL, wait))
-            return _INTERRUPTED if pressed else _status(source, run)
+            ended = RunEnds(source)
+            _print_all(follow(ended, run, None, wait))
+            known = access.registry.run(run)
+            return _INTERRUPTED if pressed else ended.status(() if known is None else known.ranks)
     except KeyboardInterrupt:
         print(f"run {run} goes on: `sky-jupyter logs -f {run}` follows it", file=sys.stderr)
         return _INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _require_live(access: PoolAccess, row: PoolRow, run: str) -> None:
+    """Raise PoolError if nobody will end a run: it is not known as over, and its pool is gone."""
+    # Looked for only after the manager's death: nobody else records the end of what died with it.
+    rows = access.registry.pools() if row.owner_lives else access.rows()
+    if row.id not in [one.id for one in rows]:
+        raise PoolError(f"pool {row.name!r} has ended, and run {run} with it")
 
 
 def _is_begun(source: PagesContext, run: str) -> bool:
@@ -146,11 +156,71 @@ def _is_begun(source: PagesContext, run: str) -> bool:
     return False
 
 
+def _is_over(access: PoolAccess, run: str) -> bool:
+    """Return whether a run is known to have ended: it may be interrupted before it begins, or a node be lost."""
+    known = access.registry.run(run)
+    return known is not None and known.state != "running"
+
+
+class RunEnds:
+    """Pages of a run whose ends are noted as they pass: there may be much output behind a rank's end.
+
+    Parameters
+    ----------
+    source : PagesContext
+        Brings the pages.
+    """
+
+    def __init__(self, source: PagesContext) -> None:
+        self._source = source
+        # By rank; None for an end by anything but its script.
+        self._statuses: dict[int, int | None] = {}
+
+    def status(self, ranks: Iterable[int]) -> int:
+        """Return the exit status that the ends of these ranks stand for.
+
+        Parameters
+        ----------
+        ranks : iterable of int
+            Those that the run was for, of which one on a lost node has no end.
+
+        Returns
+        -------
+        int
+            Of the lowest rank whose script has one other than 0; else 1 if a rank did not end well.
+        """
+        of_scripts = (status for _, status in sorted(self._statuses.items()) if status)
+        bad = None in self._statuses.values() or not self._statuses.keys() >= set(ranks)
+        return next(of_scripts, _FAILED if bad else 0)
+
+    def page(
+        self,
+        id: str,
+        rank: int | None = None,
+        start: int = 0,
+        count: int = _PAGE,
+        *,
+        nodes: Collection[int] | None = None,
+    ) -> list[Page]:
+        """Return a page of a run's events; see `Pool.page`."""
+        pages = self._source.page(id, rank, start, count, nodes=nodes)
+        for event in (event for page in pages for event in page.events if event.get("kind") == "end"):
+            code = ((event.get("raised") or {}).get("state") or {}).get("exit_code")
+            of_script = _shell_status(code) if isinstance(code, int) else None
+            self._statuses[event["rank"]] = 0 if event.get("status") == "ok" else of_script
+        return pages
+
+    def homes(self, id: str) -> dict[int, int]:
+        """Return each rank's node that has its journal."""
+        return self._source.homes(id)
+
+
 def _print_all(pieces: Iterable[tuple[int, str]]) -> None:
     """Print pieces of ranks' output, each line with its rank."""
     open_lines: dict[int, str] = {}
     for rank, text in pieces:
-        *lines, open_lines[rank] = (open_lines.get(rank, "") + text).split("\n")
+        *lines, rest = (open_lines.get(rank, "") + text).split("\n")
+        open_lines[rank] = after_bars(rest)
         _print(rank, lines)
     for rank, line in sorted(open_lines.items()):
         _print(rank, [line] if line else [])
@@ -159,17 +229,6 @@ def _print_all(pieces: Iterable[tuple[int, str]]) -> None:
 def _print(rank: int, lines: Sequence[str]) -> None:
     for line in lines:
         write(f"{rank}: {line}\n")
-
-
-def _status(source: PagesContext, run: str) -> int:
-    """Return the exit status that a run's ends stand for."""
-    status = 0
-    for page in source.page(run, None, -_EVENTS, _EVENTS):
-        for event in page.events:
-            if event.get("kind") == "end" and event.get("status") != "ok":
-                state = (event.get("raised") or {}).get("state") or {}
-                status = status or _shell_status(state.get("exit_code"))
-    return status
 
 
 def _shell_status(code: Any) -> int:

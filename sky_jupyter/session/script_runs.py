@@ -155,8 +155,10 @@ def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]
     """
     ranks = _ranks(pool, script, cell.ranks)
     nodes = len({rank // pool.spec.ranks_per_node for rank in ranks})
+    key = secrets.token_hex(8)
     plan = ScriptPlan(
-        id=script.id or secrets.token_hex(4),
+        id=script.id or key,
+        key=key,
         kind=script.kind,
         target=script.target,
         args=list(script.args),

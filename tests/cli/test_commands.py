@@ -17,9 +17,11 @@ from sky_jupyter.access import kernel_requests
 from sky_jupyter.access.log_pages import KernelPages, LocalPages, follow
 from sky_jupyter.access.pool_access import PoolAccess
 from sky_jupyter.cli.main import main
+from sky_jupyter.cli.script_command import RunEnds
 from sky_jupyter.errors import PoolError
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.registry.rows import PoolRow
+from sky_jupyter.pool.runs.event_pages import Page
 from sky_jupyter.pool.runs.log_reader import newest
 from tests.magics.notebook import Notebook, notebook
 from tests.pool.pools import wait_until
@@ -120,6 +122,34 @@ def test_a_script_runs_from_a_terminal_by_the_notebook_that_manages_the_pool(pag
     assert status == 3
     assert "1: ['--fail'] 1" in found
     page.run("%sky wait")
+
+
+class Ends:
+    """Pages of a run, whose rank 1 has failed long before the output ends."""
+
+    def __init__(self, *ends: dict[str, Any]) -> None:
+        output = [{"kind": "stream", "rank": 0, "name": "stdout", "text": f"{line}\n"} for line in range(300)]
+        self.events = tuple({"seq": seq, **event} for seq, event in enumerate([*ends, *output]))
+
+    def page(self, id: str, rank: int | None = None, start: int = 0, count: int = 1, **where: Any) -> list[Page]:
+        """Return the events from there on."""
+        end = len(self.events)
+        first = start if start >= 0 else max(0, end + start)
+        return [Page(0, first, end, end, True, self.events[first:])]
+
+    def homes(self, id: str) -> dict[int, int]:
+        """Return the ranks' node."""
+        return {0: 0, 1: 0}
+
+
+def test_a_scripts_status_is_of_the_rank_that_failed_however_much_others_print() -> None:
+    failed = {"kind": "end", "rank": 1, "status": "error", "raised": {"state": {"exit_code": 7}}}
+    interrupted = {"kind": "end", "rank": 0, "status": "interrupted"}
+    well = {"kind": "end", "rank": 0, "status": "ok"}
+    for ends, status in (((failed, interrupted), 7), ((well,), 1), ((well, {**well, "rank": 1}), 0)):
+        source = RunEnds(Ends(*ends))
+        assert len(list(follow(source, "run", None, pytest.fail))) == 300
+        assert source.status([0, 1]) == status
 
 
 def test_a_wrong_line_of_a_script_is_told_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:

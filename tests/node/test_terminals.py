@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import psutil
 import pytest
@@ -36,9 +36,10 @@ class IdleRank:
     """A rank without a kernel, of which the agent knows what it is started with."""
 
     entered = False
+    variables: ClassVar[dict[str, str]] = {"MINE": "set", "SHELL": "/bin/bash"}
 
     def __init__(self, folder: Path) -> None:
-        self.cwd, self.env = str(folder), {"MINE": "set", "SHELL": "/bin/bash"}
+        self.cwd, self.env = str(folder), self.variables
 
     def answer(self, content: Mapping[str, Any]) -> None:
         """Take no question."""
@@ -75,6 +76,20 @@ def test_a_program_has_the_ranks_environment_a_terminal_and_its_size(tmp_path: P
             assert data.split() == [b"set", b"2", b"xterm", bytes(tmp_path), b"24", b"80"]
             assert status == 3
 
+    asyncio.run(work())
+
+
+def test_a_user_without_a_name_has_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    async def work() -> None:
+        async with service(tmp_path) as made:
+            await opened(made, "echo there")
+            assert (await rest(made))[0].split() == [b"there"]
+
+    monkeypatch.setitem(IdleRank.variables, "SHELL", "")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
     asyncio.run(work())
 
 

@@ -146,6 +146,40 @@ def test_more_processes_than_ranks_say_which_they_are(pool: Pool, folder: Path) 
     assert sorted(result.stdout(1).splitlines()) == ["[2]: hello [] 2 of 4 0", "[3]: hello [] 3 of 4 1"]
 
 
+def test_a_script_that_runs_again_under_one_name_takes_nothing_from_its_first_time(pool: Pool, folder: Path) -> None:
+    (folder / "port.py").write_text("import os\nprint(os.environ['TORCHELASTIC_RUN_ID'], os.environ['MASTER_PORT'])\n")
+    for _ in range(3):
+        result = launch(pool, "port.py", id="mine")
+        assert result.stdout(0).startswith("mine ")
+        assert result.stdout(0) == result.stdout(1)
+
+
+BARS = """
+import os, sys, time
+for done in range(4):
+    sys.stderr.write(f"\\r bar {done}")
+    sys.stderr.flush()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+print("\\nend", file=sys.stderr)
+"""
+
+
+def test_bars_of_several_processes_are_shown_while_they_are_drawn(pool: Pool, folder: Path) -> None:
+    (folder / "bars.py").write_text(BARS)
+    run = launch(pool, "bars.py", str(folder / "go"), per_node=2, detach=True)
+
+    def shown(process: int, text: str) -> bool:
+        return f"[{process}]: {text}" in "".join(run.outcomes[process // 2].stderr)
+
+    wait_until(lambda: all(shown(process, " bar 2\r") for process in range(4)))
+    assert not any(shown(process, " bar 3") for process in range(4))
+    (folder / "go").touch()
+    assert run.over.wait(60)
+    assert all(shown(process, " bar 3\n") and shown(process, "end\n") for process in range(4))
+    pool.supervisor.discard(run)
+
+
 def test_a_failure_starts_all_processes_again_as_often_as_was_said(pool: Pool, folder: Path) -> None:
     (folder / "once.py").write_text(
         "import os, sys\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"

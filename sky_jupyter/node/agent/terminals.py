@@ -320,7 +320,10 @@ class TerminalService:
 
     def _words(self, env: Mapping[str, str], rank: int, command: str | None) -> list[str]:
         """Return the program and its arguments: the user's shell on this machine."""
-        shell = env.get("SHELL") or pwd.getpwuid(os.getuid()).pw_shell
+        shell = env.get("SHELL", "")
+        # A container's user may have a number alone.
+        with contextlib.suppress(KeyError):
+            shell = shell or pwd.getpwuid(os.getuid()).pw_shell
         if not os.access(shell, os.X_OK) or os.path.basename(shell) in _NO_SHELLS:
             shell = "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"
         if command is not None:

@@ -42,8 +42,12 @@ _SHORT_PATIENCE = 5.0
 _LOOK = 0.1
 _ASK = 0.5
 _PIPE = 1 << 16
+# A longer line of one of several processes is broken.
+_LONGEST = 1 << 20
 _TAIL, _TAIL_LINE = 5, 300
 _EXEC_FAILED = 127
+# A bar goes back to the begin of its line, to draw itself anew; the next line erases it.
+_DRAWN, _ERASE = "\r", "\x1b[K"
 # Of a rank's plugins or of a cluster's launcher: a fresh process would take them for its own.
 _NOT_FOR_SCRIPTS = ("PET_", "TORCHELASTIC_", "JAX_COORDINATOR_", "JAX_LOCAL_DEVICE_COUNT")
 # The process becomes a group of its own, dies with its parent, may be looked at by our host's other processes (Yama),
@@ -115,7 +119,7 @@ class ScriptPlan:
     Parameters
     ----------
     id : str
-        Names this start of the script; torchrun's ``--rdzv-id``.
+        What its processes are told of it; torchrun's ``--rdzv-id``.
     kind : str
         ``"file"``, ``"module"`` or ``"program"`` (``--no-python``).
     target : str
@@ -136,6 +140,8 @@ class ScriptPlan:
         Whether ``jax.distributed.initialize()`` without arguments is to find the others.
     accelerate : dict, optional
         The options that Accelerate reads, and the text of its file; it then sets its variables.
+    key : str
+        Names this start of the script alone, by which its ranks find each other.
     """
 
     id: str
@@ -149,6 +155,7 @@ class ScriptPlan:
     sent: bool = False
     jax: bool = False
     accelerate: Mapping[str, Any] | None = None
+    key: str = ""
 
     @property
     def name(self) -> str:
@@ -195,7 +202,8 @@ class _Script:
         self.is_the_pool = [[one.rank for one in places] for places in found.values()] == [
             [rank] for rank in range(info.world_size)
         ]
-        self.shared = SharedDict(f"sky-script:{plan.id}")
+        self.key = f"sky-script:{plan.key or plan.id}"
+        self.shared = SharedDict(self.key)
 
     def run(self) -> None:
         __tracebackhide__ = True
@@ -214,9 +222,10 @@ class _Script:
         """Run the processes once; return the failure of one of them, of any rank unless it is the last attempt."""
         children = Children(self.plan.name, prefixed=len(self.mine) > 1)
         try:
-            for place in self.mine:
-                children.start(place, self._command(), self._environment(place, attempt, ports))
-            failed = children.watch(None if last or self.alone else lambda: self._told(attempt))
+            with children.interruptible():
+                for place in self.mine:
+                    children.start(place, self._command(), self._environment(place, attempt, ports))
+                failed = children.watch(None if last or self.alone else lambda: self._told(attempt))
         finally:
             children.kill()
         if children.interrupts:
@@ -235,7 +244,7 @@ class _Script:
 
     def _others(self, attempt: int) -> ScriptError | None:
         """Wait until all ranks' processes have ended well, or one has failed."""
-        done = SharedCounter(f"sky-script:{self.plan.id}:{attempt}")
+        done = SharedCounter(f"{self.key}:{attempt}")
         count = done.add(1)
         while count < len(self.ranks):
             if (failed := self._told(attempt)) is not None:
@@ -249,10 +258,17 @@ class _Script:
         """Yield two ports of the first rank's node, for torch and for JAX, that nobody else is given meanwhile."""
         if self.me != self.first:
             while (found := self.shared.get(("ports", attempt))) is None:
+                if (failed := self._told(attempt)) is not None:
+                    raise failed
                 time.sleep(_LOOK)
             yield cast("tuple[int, int]", tuple(found))
             return
-        holders = [_held(self.info.addr), _held(self.info.addr)]
+        try:
+            holders = [_held(self.info.addr), _held(self.info.addr)]
+        except OSError as error:
+            if not self.alone:
+                self.shared["failed", attempt] = f"rank {self.me} has no port at {self.info.addr}: {error}"
+            raise
         try:
             ports = (holders[0].getsockname()[1], holders[1].getsockname()[1])
             if sys.platform != "linux":
@@ -353,10 +369,22 @@ def _held(addr: str) -> socket.socket:
 
 
 class _Stream:
-    """One of a process's streams: its pipe, where its text goes, and its last lines."""
+    """One of a process's streams: its pipe, where its text goes, and its last lines.
 
-    def __init__(self, pipe: BinaryIO, to: str, prefix: str) -> None:
-        self.pipe = pipe
+    Parameters
+    ----------
+    pipe : BinaryIO
+        Where the process writes to.
+    to : str
+        ``"stdout"`` or ``"stderr"``.
+    prefix : str
+        What each line begins with.
+    bars : set of str
+        Those of ``to`` whose last line is a bar that the next one replaces; of all processes.
+    """
+
+    def __init__(self, pipe: BinaryIO, to: str, prefix: str, bars: set[str]) -> None:
+        self.pipe, self._bars = pipe, bars
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL)
         self._to, self._prefix = to, prefix
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -377,15 +405,35 @@ class _Stream:
         if self._prefix:
             # Whole lines: several processes share a stream.
             rest = [self._line] if end and self._line else []
-            text = "".join(f"{self._prefix}{line}\n" for line in [*lines, *rest])
+            text = "".join(map(self._prefixed, [*lines, *rest])) + self._bar()
         if end and self._line.strip():
             self.tail.append(self._line.rpartition("\r")[2][:_TAIL_LINE])
+            if not end and len(self._line) > _LONGEST:
+                text, self._line = text + self._prefixed(self._line), ""
         # Of a very long line, the end is enough.
         self._line = "" if end else self._line if self._prefix else self._line[-_PIPE:]
         if text:
             stream: TextIO = getattr(sys, self._to)
             stream.write(text)
             stream.flush()
+
+    def _prefixed(self, line: str) -> str:
+        over = _ERASE if self._to in self._bars else ""
+        self._bars.discard(self._to)
+        return f"{over}{self._prefix}{line.rstrip(_DRAWN).rpartition(_DRAWN)[2]}\n"
+
+    def _bar(self) -> str:
+        """Return the last whole drawing of a bar, which ends no line; drop it from the open line."""
+        # A last "\r" may belong to a "\n" that comes.
+        drawn, found, rest = self._line[:-1].rpartition(_DRAWN)
+        if not found:
+            return ""
+        self._line = rest + self._line[-1:]
+        drawing = drawn.rpartition(_DRAWN)[2]
+        if not drawing.strip():
+            return ""
+        self._bars.add(self._to)
+        return f"{_ERASE}{self._prefix}{drawing}{_DRAWN}"
 
 
 @dataclass(frozen=True)
@@ -410,6 +458,7 @@ class Children:
         self.interrupts = 0
         self._name, self._prefixed = name, prefixed
         self._children: list[_Child] = []
+        self._bars: set[str] = set()
         self._selector = selectors.DefaultSelector()
         # When those that were asked to end are killed.
         self._deadline: float | None = None
@@ -427,33 +476,38 @@ class Children:
         assert process.stdout is not None
         assert process.stderr is not None
         streams = (
-            _Stream(cast("BinaryIO", process.stdout), "stdout", prefix),
-            _Stream(cast("BinaryIO", process.stderr), "stderr", prefix),
+            _Stream(cast("BinaryIO", process.stdout), "stdout", prefix, self._bars),
+            _Stream(cast("BinaryIO", process.stderr), "stderr", prefix, self._bars),
         )
         self._children.append(_Child(place, process, streams))
         for stream in streams:
             self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+        if self.interrupts:
+            # It came before this one could be told.
+            self._signal(signal.SIGINT if self.interrupts == 1 else signal.SIGKILL)
 
-    def watch(self, told: Any = None) -> ScriptError | None:
-        """Relay until all have ended; return the first failure, here or one that ``told`` returns.
-
-        An interrupt is passed on; a second one kills.
-        """
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Pass an interrupt on inside the block, where all are started and watched; a second one kills."""
         before = signal.signal(signal.SIGINT, self._on_interrupt)
-        failed: ScriptError | None = None
-        asked = time.monotonic()
         try:
-            while self._step():
-                fresh = self._failure() if failed is None else None
-                if failed is None and fresh is None and told is not None and time.monotonic() - asked > _ASK:
-                    fresh, asked = told(), time.monotonic()
-                if fresh is not None:
-                    failed = fresh
-                    if not self.interrupts:
-                        self._end(signal.SIGTERM, _SHORT_PATIENCE)
-            return failed or self._failure()
+            yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+    def watch(self, told: Any = None) -> ScriptError | None:
+        """Relay until all have ended; return the first failure, here or one that ``told`` returns."""
+        failed: ScriptError | None = None
+        asked = time.monotonic()
+        while self._step():
+            fresh = self._failure() if failed is None else None
+            if failed is None and fresh is None and told is not None and time.monotonic() - asked > _ASK:
+                fresh, asked = told(), time.monotonic()
+            if fresh is not None:
+                failed = fresh
+                if not self.interrupts:
+                    self._end(signal.SIGTERM, _SHORT_PATIENCE)
+        return failed or self._failure()
 
     def _step(self) -> bool:
         """Wait a moment for output and relay it; return False once all have ended."""
