@@ -9,7 +9,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import NodeLost, PoolError, SkyError
@@ -251,22 +251,24 @@ class Supervisor:
             if text:
                 run.listener(NoticeEvent(text, run.id))
 
+        if not over() and self.turns.take_standing(run.id):
+            return True
+        # What a guest's first cell needs is sent with it, whichever kernels there are.
+        is_first = bool(self.turns.guest) and not self.turns.number
         taking = self.keep_task(self.turns.take(run.id, tell, over))
         waiting = self.keep_task(run.until(over, None))
         await asyncio.wait([taking, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if not taking.done():
             taking.cancel()
-            await self.turns.leave(run.id)
         elif (error := taking.exception()) is not None:
             run.lose(run.left, f"it was given no turn: {first_line(error)}")
             return False
         elif (taken := taking.result()) is not None:
-            fresh, stale = taken
-            for id in stale:
-                await self._end_stale(id)
-            self.restarted.update(fresh)
-            if ranks := fresh & set(run.left):
+            if not await self._end_all_stale(run, taken[1]):
+                return False
+            self.restarted.update(taken[0])
+            if not is_first and (ranks := taken[0] & set(run.left)):
                 # They lack what its notebook believes that they have.
                 run.lose(run.left, f"another notebook had new kernels made for {rank_label(ranks)}: run it again")
             if not over():
@@ -274,6 +276,18 @@ class Supervisor:
             self._pass_on(run)
         run.stop(f"{run.why} while it waited for its turn")
         return False
+
+    async def _end_all_stale(self, run: Run, stale: Sequence[str]) -> bool:
+        """End the runs of notebooks that are gone; if that fails, fail the run that has its turn now."""
+        try:
+            for id in stale:
+                await self._end_stale(id)
+        except Exception as failure:
+            # The run that has the next turn tries it again.
+            run.lose(run.left, f"the run of a notebook that has ended could not be stopped: {first_line(failure)}")
+            self._pass_on(run)
+            return False
+        return True
 
     def _pass_on(self, run: Run) -> None:
         """Leave a run's turn to others once what it broke is repaired."""
@@ -286,6 +300,8 @@ class Supervisor:
         try:
             async with self._turn:
                 await self.settle_repairs()
+                # A run before may have been told that it is alone.
+                self.turns.shared = True
                 await self.turns.leave()
         finally:
             self._is_yielding = False
@@ -304,28 +320,34 @@ class Supervisor:
             yield
         finally:
             if taken is not None:
-                await self.turns.leave(name)
+                # Even if this repair is cancelled meanwhile.
+                await asyncio.shield(self.keep_task(self.turns.leave(name)))
 
     async def _end_stale(self, id: str) -> None:
         """End the run of a notebook that is gone, and repair what that breaks."""
-        answers = await self.control.ask(rpc.LIST_RUNS, runs=[id])
+        answers = await self.control.ask(rpc.LIST_RUNS, sorted(self.control.there), runs=[id])
         begun = {node: runs[id]["begin"] for node, runs in answers.items() if id in runs}
         ranks = next((begin.get("ranks") for begin in begun.values()), None)
         if ranks:
             run = Run(id, {rank: rank // self.spec.ranks_per_node for rank in ranks}, ignore)
             self.runs[id] = run
-            for node in begun:
-                await self.read(run, node, 0)
-            self.lose_unbegun(run, list(begun))
-            run.apart = any(begin.get("apart") is True for begin in begun.values())
-            if run.left:
-                run.why = ": its notebook has ended"
-                await (self._stop_apart(run, asked=False) if run.apart else self._stop(run, to_the_end=True))
-            self.mend(run)
-            await self.settle_repairs()
-            del self.runs[id]
+            try:
+                await self._stop_stale(run, begun)
+            finally:
+                del self.runs[id]
             self.news.append(f"run {id} was stopped: its notebook, which had joined the pool, has ended")
         await self.turns.leave(id)
+
+    async def _stop_stale(self, run: Run, begun: Mapping[int, Mapping[str, Any]]) -> None:
+        for node in begun:
+            await self.read(run, node, 0)
+        self.lose_unbegun(run, list(begun))
+        run.apart = any(begin.get("apart") is True for begin in begun.values())
+        if run.left:
+            run.why = ": its notebook has ended"
+            await (self._stop_apart(run, asked=False) if run.apart else self._stop(run, to_the_end=True))
+        self.mend(run)
+        await self.settle_repairs()
 
     async def leave_turns(self) -> None:
         """End the requests for turns of what has not begun, and the standing turn, if the agents can be told."""
@@ -570,8 +592,16 @@ class Supervisor:
         Of two ranks in a group that a cell has made, only the callee knows their connection as the framework's, and
         that rank may have ended, or not be part of the run.
         """
+        if self.turns.guest and not await self._is_sure_of_turn():
+            # They may be those of another notebook's run.
+            return
         run.aborted.update(run.left)
         await self._reach(self.control.addresses, rpc.ABORT_COLLECTIVES)
+
+    async def _is_sure_of_turn(self) -> bool:
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(self.turns.still_held(), _REACH_PATIENCE)
+        return False
 
     async def signal(self, run: Run, number: int) -> None:
         """Signal the kernels that still work on a run."""

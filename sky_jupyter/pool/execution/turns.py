@@ -52,6 +52,9 @@ class Turns:
         # The last change of others that is known, and names that they have assigned since `take_wrote`.
         self._seen = 0
         self._heard_wrote: set[str] = set()
+        # Ranks whose new kernels have been heard of and not been told yet; with which change each was heard of last.
+        self._heard_fresh: set[int] = set()
+        self._fresh_since: dict[int, int] = {}
         # Changes of this notebook that others have not been told.
         self._wrote: set[str] = set()
         self._fresh: set[int] = set()
@@ -69,6 +72,7 @@ class Turns:
             task.cancel()
         self.shared, self.number, self._holder, self._is_lost, self._seen = bool(self.guest), 0, "", False, 0
         self._leaving = None
+        self._heard_fresh, self._fresh_since = set(), {}
 
     def renewed(self, ranks: Iterable[int]) -> None:
         """Note ranks that have got new kernels from this notebook."""
@@ -85,7 +89,8 @@ class Turns:
 
     async def look(self) -> set[int]:
         """Learn what others have changed; return the ranks that have new kernels."""
-        return self._take_news(await self._call(run=""))
+        self._take_news(await self._call(run=""))
+        return self._take_fresh()
 
     async def queued(self) -> set[str]:
         """Return the runs of all notebooks that have a turn, or wait for one."""
@@ -126,23 +131,36 @@ class Turns:
         NodeLost
             If the head has no agent.
         """
-        told = ""
-        while not over():
-            if self._leaving is not None:
-                await asyncio.wait([self._leaving])
-            if not self.shared:
-                self._holder = run
-                return set(), []
-            answer = await self._call(run=run, wait=_WAIT if told else _FIRST_WAIT, ahead=ahead, force=force)
-            fresh = self._take_news(answer)
-            if answer["turn"]:
-                return self._take(run, answer, fresh)
-            force = False
-            if (text := self._waits_for(answer.get("ahead") or {})) != told:
-                told = text
-                tell(text)
+        told, since = "", self._seen
+        try:
+            while not over():
+                if self._leaving is not None:
+                    await asyncio.wait([self._leaving])
+                if not self.shared:
+                    self._holder = run
+                    return set(), []
+                answer = await self._call(run=run, wait=_WAIT if told else _FIRST_WAIT, ahead=ahead, force=force)
+                self._take_news(answer)
+                if answer["turn"]:
+                    fresh = {rank for rank, change in self._fresh_since.items() if change > since}
+                    return self._take(run, answer, fresh | self._take_fresh())
+                force = False
+                if (text := self._waits_for(answer.get("ahead") or {})) != told:
+                    told = text
+                    tell(text)
+        except BaseException:
+            # The agent may have got the request, and give it a turn.
+            self.leave_soon(run)
+            raise
         await self.leave(run)
         return None
+
+    def take_standing(self, run: str) -> bool:
+        """Begin a run without asking, if this notebook has the standing turn; return whether it has."""
+        if self.shared or not (self._leaving is None or self._leaving.done()):
+            return False
+        self._holder = run
+        return True
 
     def _take(self, run: str, answer: Mapping[str, Any], fresh: set[int]) -> tuple[set[int], list[str]]:
         self.number, self._is_lost = int(answer["turn"]), False
@@ -165,7 +183,8 @@ class Turns:
     async def still_held(self) -> bool:
         """Return whether the turn is still this notebook's: a restart by the manager ends it."""
         if self.shared and self._holder and not self._is_lost:
-            with contextlib.suppress(SkyError, OSError):
+            # Whatever fails in one renewal, the next one follows.
+            with contextlib.suppress(Exception):
                 answer = await self._call(run=self._holder, hold=self.number)
                 self._is_lost = bool(answer["lost"])
         return not self._is_lost
@@ -176,7 +195,7 @@ class Turns:
             if self._holder == run:
                 await self.still_held()
 
-    def leave_soon(self, run: str, after: Callable[[], Any]) -> None:
+    def leave_soon(self, run: str, after: Callable[[], Any] | None = None) -> None:
         """Leave the turn in the background, once ``await after()`` has returned; a standing turn stays."""
         if not self.shared:
             self._holder = ""
@@ -186,19 +205,43 @@ class Turns:
         async def leave() -> None:
             if before is not None:
                 await asyncio.wait([before])
-            await after()
+            if after is not None:
+                await after()
             await self.leave(run)
 
         self._leaving = self._tasks.start(leave())
 
     async def leave(self, run: str = "") -> None:
-        """Tell the others that the turn, or the wait for it, is over; without a run, the standing turn."""
+        """Tell the others that the turn, or the wait for it, is over; without a run, the standing turn.
+
+        If the agent does not answer, it is told in the background.
+        """
         if run == self._holder:
             self._holder = ""
-        news = {"wrote": sorted(self._wrote), "fresh": sorted(self._fresh)}
+        if not await self._told_left(run) and run and not self.guest:
+            # A manager's turn is no lease: without this, all would wait for it for ever.
+            self._tasks.start(self._leave_later(run))
+
+    async def _leave_later(self, run: str) -> None:
+        while self.shared:
+            await asyncio.sleep(_RENEWAL)
+            if await self._told_left(run):
+                return
+
+    async def _told_left(self, run: str) -> bool:
+        """Tell the agent that a run has left, with this notebook's changes; return whether it has answered."""
+        wrote, fresh = self._wrote, self._fresh
         self._wrote, self._fresh = set(), set()
-        with contextlib.suppress(SkyError, OSError):
+        try:
+            news = {"wrote": sorted(wrote), "fresh": sorted(fresh)}
             await self._ask(rpc.LEAVE_TURN, run=run, who=self.guest, news=news)
+        except BaseException as error:
+            self._wrote |= wrote
+            self._fresh |= fresh
+            if not isinstance(error, (SkyError, OSError)):
+                raise
+            return False
+        return True
 
     async def _call(self, **arguments: Any) -> dict[str, Any]:
         gone = await asyncio.to_thread(self.find_gone) if self.guest else 0
@@ -210,13 +253,20 @@ class Turns:
             raise PoolError("the head's agent gave no turn that can be read")
         return answer
 
-    def _take_news(self, answer: Mapping[str, Any]) -> set[int]:
-        """Take others' changes into account; return the ranks with new kernels."""
+    def _take_news(self, answer: Mapping[str, Any]) -> None:
+        """Take others' changes into account."""
         if is_count(change := answer.get("change")):
             self._seen = change
         wrote, fresh = answer.get("wrote"), answer.get("fresh")
         self._heard_wrote.update(name for name in wrote or () if isinstance(name, str) and name.isidentifier())
-        return {rank for rank in fresh or () if is_count(rank)}
+        ranks = {rank for rank in fresh or () if is_count(rank)}
+        self._heard_fresh |= ranks
+        self._fresh_since |= dict.fromkeys(ranks, self._seen)
+
+    def _take_fresh(self) -> set[int]:
+        """Return the ranks with new kernels that have been heard of since the last call."""
+        fresh, self._heard_fresh = self._heard_fresh, set()
+        return fresh
 
 
 def is_turn(number: Any) -> bool:
