@@ -457,7 +457,7 @@ def _locked(
         for line in holder.lines():
             if line == "locked":
                 break
-            tell(f"waiting for another pool that {what}")
+            tell(f"waiting for another pool, or for a node with the same home, that {what}")
         else:
             raise BootstrapError(phase, f"{path} could not be locked")
         yield

@@ -115,6 +115,7 @@ def test_nodes_keep_their_numbers_when_one_is_lost() -> None:
         ("PENDING|Resources", "queued", "the job is pending (Resources)"),
         ("CONFIGURING|None", "queued", "configuring"),
         ("RUNNING|None", "running", ""),
+        ("SUSPENDED|None", "running", "suspended"),
         ("TIMEOUT|TimeLimit", "ended", "time limit"),
         ("CANCELLED|None", "ended", "cancelled"),
         ("PREEMPTED|None", "ended", "preempted"),

@@ -1,4 +1,4 @@
-"""A pool of a cluster where nodes have homes of their own, and whose login host lets nobody dial them."""
+"""A pool of a cluster where nodes have homes of their own, and whose login host greets, and lets nobody dial them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.usefixtures("config")]
 def cluster() -> Iterator[Cluster]:
     with on_hosts(2, shared_home=False) as made:
         made.forbid_dialling()
+        made.login.write("/home/ada/.bashrc", "echo 'Welcome to the cluster'; echo 'It has news'\n")
         yield made
 
 

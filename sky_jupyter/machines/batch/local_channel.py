@@ -61,7 +61,10 @@ class LocalChannel:
 
     def recv_ready(self) -> bool:
         """Return True if reading would not wait."""
-        return bool(select.select([self._out], [], [], 0)[0])
+        # (`select` takes no file above 1023.)
+        waiting = select.poll()
+        waiting.register(self._out, select.POLLIN)
+        return bool(waiting.poll(0))
 
     def send_some(self, data: memoryview | bytes, /) -> int:
         """Send some of the bytes and return how many."""

@@ -50,10 +50,10 @@ class LoginCalls:
 
     def __init__(self, target: Target | None, *, accept: bool = False) -> None:
         self._target, self._accept = target, accept
-        self._connecting, self._listing = threading.Lock(), threading.Lock()
+        self._connecting, self._listing = threading.RLock(), threading.Lock()
         self._session: LoginSession | None = None
         self._jobs: Sequence[BatchJob] = ()
-        self._listed = -ASKED
+        self._listed, self._used_at = -ASKED, 0.0
         self._changed, self._pause = False, ASKED
         self._timer: threading.Timer | None = None
 
@@ -116,15 +116,25 @@ class LoginCalls:
 
     def _used(self) -> LoginSession:
         """Return the connection, which is closed when it has not been used for a while."""
-        session = self._open()
-        if self._target is not None:
-            timer = threading.Timer(_IDLE, self.close)
-            timer.daemon = True
-            before, self._timer = self._timer, timer
-            if before is not None:
-                before.cancel()
-            timer.start()
-        return session
+        with self._connecting:
+            session = self._open()
+            self._used_at = time.monotonic()
+            if self._target is not None:
+                self._plan_close()
+            return session
+
+    def _plan_close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(_IDLE, self._close_idle)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _close_idle(self) -> None:
+        """Close the connection, unless it was used while this waited for the lock."""
+        with self._connecting:
+            if time.monotonic() - self._used_at >= _IDLE:
+                self.close()
 
     def _dial(self, target: Target) -> LoginSession:
         from ...machines.ssh.session import Access

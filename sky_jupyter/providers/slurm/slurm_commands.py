@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _FORMAT = "%i|%T|%r|%S|%e|%V|%P|%D|%N|%Q|%k"
 _FIELDS = 11
 # States of `squeue`. In the others, the job has ended.
-_WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED")
-_RUNS = ("RUNNING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
+_WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+_RUNS = ("RUNNING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
 _GOES = ("COMPLETING",)
 _ENDS: Mapping[str, str] = {
     "COMPLETED": "the job has ended: its lease is over, or its pool has",
@@ -70,7 +70,8 @@ def _job(row: Sequence[str], mark: JobMark, nodes: tuple[str, ...], restarts: in
     if said in _WAITS:
         state, reason, nodes = QUEUED, waiting(said, why, begins), ()
     elif said in _RUNS:
-        state, reason = RUNNING, ""
+        # A suspended job keeps its nodes and processes, and goes on.
+        state, reason = RUNNING, f"the job is suspended ({why})" if said == "SUSPENDED" else ""
     elif said in _GOES:
         # Slurm says only afterwards how it ended.
         cause = "PREEMPTED" if preempted else _CAUSES.get(why, "")
