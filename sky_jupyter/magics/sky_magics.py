@@ -407,16 +407,34 @@ class SkyMagics(Magics):
         pool = pools.get(given.name) if given.name is not None else None
         if pool is None or pool.state == "taken" or pool.is_guest:
             if pool is not None and pool.is_guest:
-                leave_pool(pool)
-            elif pool is not None:
-                pools.discard(pool)
-            pool = attach_pool(given.name, take_over=given.take_over)
+                pool = self._manage(pool, take_over=given.take_over)
+            else:
+                if pool is not None:
+                    pools.discard(pool)
+                pool = attach_pool(given.name, take_over=given.take_over)
         pools.use(pool)
         running = cells.running(pool)
         for id in running:
             cells.follow(pool, id, self.shell.user_ns)
         if not running:
             print("nothing runs on it; `%sky runs` lists what ran, and `%sky wait RUN` brings a result back")
+
+    def _manage(self, guest: Pool, *, take_over: bool) -> Pool:
+        """Become the manager of a pool whose guest this notebook is; if that is refused, stay its guest."""
+        name = guest.spec.name
+        if on := [id for id, detached in guest.detached.items() if not detached.run.over.is_set()]:
+            raise PoolError(
+                f"run {on[0]} of this notebook, a guest of pool {name!r}, goes on; it would be ended with that. "
+                f"`%sky wait {on[0]}` waits for it; then attach"
+            )
+        cells.gather(guest, self.shell.user_ns)
+        leave_pool(guest)
+        try:
+            return attach_pool(guest.id, take_over=take_over)
+        except BaseException:
+            with contextlib.suppress(SkyError, OSError):
+                join_pool(guest.id)
+            raise
 
     def do_join(self, given: ParsedLine) -> None:
         if given.name is None:

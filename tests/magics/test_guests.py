@@ -119,6 +119,13 @@ def test_a_guest_of_a_kept_pool_outlives_the_manager_and_can_become_it(manager: 
     up(manager, "--keep")
     join(guest)
     assert guest.run("%%sky\nx = 1").status == "ok"
+    refused = guest.run(f"%sky attach {NAME}")
+    assert "--take-over" in refused.error
+    # It is a guest all the same.
+    assert guest.run("%%sky\nx").body == ["[0-1] Out: 1"]
+    assert guest.run("%%sky --detach\nimport time; time.sleep(1000)").status == "ok"
+    assert "goes on" in guest.run(f"%sky attach {NAME} --take-over").error
+    assert guest.run("%sky interrupt").status == "ok"
     manager.manager.signal_kernel(signal.SIGKILL)
     assert guest.run("%%sky\nx + 1").body[-1] == "[0-1] Out: 2"
     assert guest.run(f"%sky attach {NAME}").status == "ok"

@@ -37,8 +37,6 @@ class Head:
         self.turns = RunTurns(self.agent)  # type: ignore[arg-type]
 
     def take(self, run: str, who: str, **more: Any) -> dict[str, Any]:
-        if who:
-            self.turns.hear(who)
         return asyncio.run(self.turns.sky_take_turn(run, who, f"notebook {who or 'manager'}", LEASE, **more))
 
     def leave(self, run: str, who: str, **news: Any) -> None:
@@ -114,6 +112,15 @@ def test_a_manager_that_is_alone_again_needs_no_more_turns(head: Head, clock: Cl
     assert head.take("b1", "b")["ahead"]["standing"]
 
 
+def test_a_guest_that_runs_nothing_does_not_keep_the_manager_asking(head: Head, clock: Clock) -> None:
+    head.leave("", "")
+    head.take("a1", "a")
+    head.leave("a1", "a")
+    clock.now += LEASE + 1
+    head.take("", "a")
+    assert head.take("m1", "").get("alone")
+
+
 def test_a_guest_that_renews_nothing_loses_its_turn_to_one_that_waits_the_whole_lease(head: Head, clock: Clock) -> None:
     head.leave("", "")
     turn = head.take("a1", "a")["turn"]
@@ -153,7 +160,8 @@ def test_a_dead_managers_run_goes_on_and_is_waited_for(head: Head) -> None:
 
 def test_a_manager_that_lives_keeps_its_turn_however_long_it_is_silent(head: Head, clock: Clock) -> None:
     head.leave("", "")
-    head.take("", "a")
+    head.take("a0", "a")
+    head.leave("a0", "a")
     assert head.take("m1", "")["turn"]
     for _ in range(50):
         clock.now += 1
@@ -189,3 +197,10 @@ def test_turns_rise_across_agents_of_a_node(head: Head, clock: Clock) -> None:
     assert not later.take("b1", "b")["turn"]
     later.leave("a1", "a")
     assert later.take("b1", "b")["turn"] > turn
+
+
+def test_a_turn_is_later_than_all_that_its_notebook_knows_whatever_the_clock_says(head: Head) -> None:
+    head.leave("", "")
+    known = head.take("a1", "a", latest=1 << 50)
+    assert known["turn"] > 1 << 50
+    assert known["latest"] == known["turn"]

@@ -61,8 +61,6 @@ class Head:
         if call.name in self.broken or (call is rpc.LIST_RUNS and nodes is None):
             raise NodeLost("a node is lost")
         if call is rpc.TAKE_TURN:
-            if arguments["who"]:
-                self.turns.hear(arguments["who"])
             return {0: await self.turns.sky_take_turn(**arguments)}
         if call is rpc.LEAVE_TURN:
             await self.turns.sky_leave_turn(**arguments)
@@ -167,6 +165,22 @@ def test_a_repair_that_is_cancelled_while_it_waits_holds_nobody_up() -> None:
             head.end(id)
         await running
         assert await execute(another, "b1") == "it has begun"
+
+    play(scene)
+
+
+def test_a_repair_learns_of_new_kernels_that_others_have_made_while_it_waited() -> None:
+    async def scene(head: Head) -> None:
+        manager, guest = head.notebook(), head.notebook("a")
+        await share(head, manager, guest)
+        running = execute(guest, "a1")
+        await head.begun("a1")
+        manager.on_kernel_end(0, "it ended")
+        await head.asked()
+        await head.turns.sky_leave_turn("another", "b", {"fresh": [0]})
+        head.end("a1")
+        await running
+        await until(lambda: manager.restarted == {0})
 
     play(scene)
 

@@ -633,7 +633,6 @@ class Agent:
         """
         if not call.guests:
             raise PoolError(f"only the notebook that manages the pool may do that ({call.name})")
-        self.turns.hear(guest)
 
     @property
     def working(self) -> bool:

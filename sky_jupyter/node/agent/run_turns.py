@@ -57,7 +57,7 @@ class RunTurns:
         self._begun = 0
         # Runs of guests that are gone: the next notebook ends them.
         self._stale: list[str] = []
-        # When each guest was last heard.
+        # When each guest last had or asked for a turn.
         self._guests: dict[str, float] = {}
         # What runs have changed: the number and notebook of the last change of each name, and of each rank's kernel.
         self._changes = 0
@@ -72,10 +72,6 @@ class RunTurns:
                 raise PoolError(LATE)
             self._begun = turn
 
-    def hear(self, guest: str) -> None:
-        """Note a call of a guest."""
-        self._guests[guest] = time.monotonic()
-
     async def sky_take_turn(
         self,
         run: str,
@@ -88,6 +84,7 @@ class RunTurns:
         ahead: bool = False,
         force: bool = False,
         gone: int = 0,
+        latest: int = 0,
     ) -> dict[str, Any]:
         """Wait for a run's turn, or renew it; return it, or what it waits for.
 
@@ -113,15 +110,20 @@ class RunTurns:
             Whether it ends another's turn as well.
         gone : int
             Fencing token of a manager whose process has ended.
+        latest : int
+            The latest turn that the notebook has heard of: an earlier agent, with another clock, may have given it.
 
         Returns
         -------
         dict
             ``"turn"``, 0 while there is none; ``"lost"``, whether a turn that was to be renewed is another's;
             ``"alone"``, whether the manager needs to ask no more; ``"stale"``, runs that have to be ended first;
-            ``"ahead"``, what it waits for; ``"wrote"``, ``"fresh"`` and ``"change"``, what others have changed; and
-            ``"queue"``, the runs that have a turn or wait for one.
+            ``"ahead"``, what it waits for; ``"wrote"``, ``"fresh"`` and ``"change"``, what others have changed;
+            ``"queue"``, the runs that have a turn or wait for one; and ``"latest"``, the latest turn.
         """
+        self._last = max(self._last, latest if is_count(latest) else 0)
+        if who and run:
+            self._guests[who] = time.monotonic()
         if gone and gone >= self._agent.manager:
             self._standing = False
             if self._holder is not None and not self._holder.who:
@@ -260,5 +262,6 @@ class RunTurns:
             "wrote": [name for name, (number, by) in self._wrote.items() if number > seen and by != who],
             "fresh": [rank for rank, (number, by) in self._fresh.items() if number > seen and by != who],
             "change": self._changes,
+            "latest": self._last,
             "queue": [ticket.run for ticket in (self._holder, *self._waiting) if ticket is not None],
         }

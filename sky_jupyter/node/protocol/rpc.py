@@ -68,7 +68,7 @@ TAKE_TURN = AgentCall(
     "take_turn",
     "turns",
     required=("run", "who", "label", "lease"),
-    optional=("seen", "wait", "hold", "ahead", "force", "gone"),
+    optional=("seen", "wait", "hold", "ahead", "force", "gone", "latest"),
     idempotent=True,
 )
 LEAVE_TURN = AgentCall("leave_turn", "turns", required=("run", "who"), optional=("news",), idempotent=True, timeout=5.0)

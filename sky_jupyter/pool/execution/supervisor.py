@@ -316,6 +316,8 @@ class Supervisor:
         # Without its head a pool has no order of runs.
         with contextlib.suppress(NodeLost, OSError):
             taken = await self.turns.take(name, lambda text: None, lambda: self.turns.held, ahead=True, force=force)
+        if taken is not None:
+            self.restarted.update(taken[0])
         try:
             yield
         finally:

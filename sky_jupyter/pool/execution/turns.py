@@ -49,6 +49,8 @@ class Turns:
         self.number = 0
         self._holder = ""
         self._is_lost = False
+        # The latest turn of all notebooks that is known.
+        self._latest = 0
         # The last change of others that is known, and names that they have assigned since `take_wrote`.
         self._seen = 0
         self._heard_wrote: set[str] = set()
@@ -247,7 +249,14 @@ class Turns:
         gone = await asyncio.to_thread(self.find_gone) if self.guest else 0
         call: AgentCall = rpc.TAKE_TURN
         answer = await self._ask(
-            call, who=self.guest, label=label(), lease=_LEASE, seen=self._seen, gone=gone, **arguments
+            call,
+            who=self.guest,
+            label=label(),
+            lease=_LEASE,
+            seen=self._seen,
+            gone=gone,
+            latest=self._latest,
+            **arguments,
         )
         if not (isinstance(answer, dict) and is_turn(answer.get("turn"))):
             raise PoolError("the head's agent gave no turn that can be read")
@@ -255,6 +264,8 @@ class Turns:
 
     def _take_news(self, answer: Mapping[str, Any]) -> None:
         """Take others' changes into account."""
+        if is_count(latest := answer.get("latest")):
+            self._latest = max(self._latest, latest)
         if is_count(change := answer.get("change")):
             self._seen = change
         wrote, fresh = answer.get("wrote"), answer.get("fresh")
