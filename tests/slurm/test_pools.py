@@ -175,6 +175,28 @@ def test_a_preempted_job_is_told_from_one_that_failed(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(500)  # Slurm starts no job again within two minutes
+def test_a_preempted_job_is_queued_again_and_the_pool_goes_on_in_it(cluster: Cluster) -> None:
+    with slurm_pool(cluster, exclusive=True, requeue=True) as pool:
+        (job,) = cluster.jobs()
+        urgent = cluster.ada("sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 5'")
+        wait_until(lambda: pool.state == "broken")
+        cluster.wait("the urgent job is through", lambda: cluster.state(urgent) == "COMPLETED")
+        cluster.wait("the job is queued again", lambda: cluster.state(job) == "PENDING")
+        pool.restart()
+        assert run(pool, "import socket; socket.gethostname()").values == [host.name for host in cluster.nodes]
+        assert cluster.jobs() == [job]
+        assert cluster.job(job)["Restarts"] == "1"
+
+
+@pytest.mark.long
+def test_a_job_that_is_about_to_be_queued_again_ends_with_its_pool(cluster: Cluster) -> None:
+    with slurm_pool(cluster, exclusive=True, requeue=True) as pool:
+        cluster.ada("sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 5'")
+        wait_until(lambda: pool.state == "broken")
+
+
+@pytest.mark.long
 def test_a_node_that_loses_power_is_named_and_one_of_another_job_takes_its_place(cluster: Cluster) -> None:
     first, last = cluster.nodes
     with slurm_pool(cluster) as pool:

@@ -32,7 +32,16 @@ step=$!
 # A signal interrupts `wait`.
 while wait "$step"; status=$?; kill -0 "$step" 2>/dev/null; do :; done
 echo "sky: all nodes have ended (status $status)"
+{requeue}\
 exit "$status"
+"""
+# One that ends within the grace time is over for Slurm, which would not queue it again.
+_REQUEUE = """\
+said=$(scontrol -o show job "$SLURM_JOB_ID")
+if [[ $said =~ StartTime=([0-9T:-]+) ]] && began=${BASH_REMATCH[1]} &&
+    [[ $said =~ PreemptTime=([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+fi
 """
 _SETUP = """\
 {{
@@ -67,7 +76,9 @@ def text(provider: Slurm, spec: PoolSpec, count: int, order: Order) -> str:
     setup = _SETUP.format(lines=provider.setup) if provider.setup else ""
     warn = f'{waiter.owned(own)} && date +%s >"{folder}/warned"'
     # (`exec` keeps one process on each node.)
-    body = _BODY.format(logs=LOGS, setup=setup, wait=shlex.quote(f"exec {wait}"), warn=shlex.quote(warn))
+    requeue = _REQUEUE if provider.requeue else ""
+    words = {"wait": shlex.quote(f"exec {wait}"), "warn": shlex.quote(warn)}
+    body = _BODY.format(logs=LOGS, setup=setup, requeue=requeue, **words)
     return f"#!/bin/bash -l\n{head}{body}"
 
 

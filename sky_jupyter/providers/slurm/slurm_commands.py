@@ -49,11 +49,11 @@ def listed(calls: LoginCalls) -> list[BatchJob]:
     marked = [(row, mark) for row in rows if (mark := JobMark.parse(row[-1])) is not None]
     more = {row[0]: _more(calls, row[0]) for row, _ in marked if row[1] in (*_WAITS, *_RUNS, *_GOES, "FAILED")}
     nodes = expanded(calls, [row[8] for row, _ in marked])
-    return [_job(row, mark, nodes.get(row[8], ()), *more.get(row[0], (0, False))) for row, mark in marked]
+    return [_job(row, mark, nodes.get(row[8], ()), *more.get(row[0], (0, False, False))) for row, mark in marked]
 
 
-def _more(calls: LoginCalls, id: str) -> tuple[int, bool]:
-    """Return how often a job was queued again, and if it was preempted, which `squeue` does not say."""
+def _more(calls: LoginCalls, id: str) -> tuple[int, bool, bool]:
+    """Return how often a job was queued again, and if it was preempted and may be queued again: not in `squeue`."""
     argv = ["scontrol", "-o", "show", "job", id]
     done = calls.run(argv)
     if done.status and b"invalid job id" not in done.err.lower():
@@ -61,10 +61,12 @@ def _more(calls: LoginCalls, id: str) -> tuple[int, bool]:
         raise calls.refused(argv, done)
     said = done.out.decode("utf-8", "replace")
     restarts = re.search(r"\bRestarts=(\d+)", said)
-    return int(restarts[1]) if restarts else 0, bool(re.search(r"\bPreemptTime=\d", said))
+    return int(restarts[1]) if restarts else 0, bool(re.search(r"\bPreemptTime=\d", said)), " Requeue=1 " in said
 
 
-def _job(row: Sequence[str], mark: JobMark, nodes: tuple[str, ...], restarts: int, preempted: bool) -> BatchJob:
+def _job(
+    row: Sequence[str], mark: JobMark, nodes: tuple[str, ...], restarts: int, preempted: bool, requeues: bool
+) -> BatchJob:
     id, said, why, started, ends, submitted, queue = row[:7]
     begins = _moment(started)
     if said in _WAITS:
@@ -76,6 +78,9 @@ def _job(row: Sequence[str], mark: JobMark, nodes: tuple[str, ...], restarts: in
         # Slurm says only afterwards how it ended.
         cause = "PREEMPTED" if preempted else _CAUSES.get(why, "")
         state, reason = ENDING, _ENDS.get(cause, "the job was cancelled (scancel), or its nodes have ended")
+        if requeues and cause != "TIMEOUT":
+            # One that is queued again is called so only when all of it has ended: until then it can be cancelled.
+            state, nodes, reason = QUEUED, (), f"{reason}; Slurm may queue it again"
     else:
         state = ENDED
         reason = _ENDS.get(said, f"the job is {said.lower()}")
