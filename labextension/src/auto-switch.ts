@@ -7,25 +7,10 @@ import { AutoState } from "./auto/state";
 import { install } from "./page/dom";
 import { reason } from "./run/dom";
 import style from "./auto/style.css";
-import type { Kernel } from "./run/kernel-requests";
-
-// Left of the kernel's name.
-const BEFORE = "spacer";
-const NAME = "sky-auto";
-
-/** What is used of a notebook's panel. */
-interface Panel {
-  readonly context: { readonly ready: Promise<void> };
-  readonly content: { readonly widgets: readonly { readonly model: { readonly sharedModel: { getSource(): string } } }[] };
-  readonly sessionContext: {
-    readonly session: { readonly kernel: Kernel | null } | null;
-    readonly kernelChanged: { connect(slot: () => void): boolean; disconnect(slot: () => void): boolean };
-  };
-  readonly toolbar: { insertBefore(at: string, name: string, widget: Switch): boolean; addItem(name: string, widget: Switch): boolean };
-}
+import { addItem, type Panel } from "./toolbar-item";
 
 /** Put the switch into a notebook's toolbar; what it gives takes it away. */
-function add(panel: Panel): { dispose(): void; readonly isDisposed: boolean } {
+function add(panel: Panel): ReturnType<typeof addItem> {
   const widget = new Switch();
   widget.addClass("sky-auto");
   widget.hide();
@@ -45,31 +30,7 @@ function add(panel: Panel): { dispose(): void; readonly isDisposed: boolean } {
       });
     }
   });
-  const follow = () => {
-    const kernel = panel.sessionContext.session?.kernel ?? undefined;
-    state.follow(kernel);
-    // A notebook that has nothing to do with us has a kernel that is asked nothing.
-    if (kernel && panel.content.widgets.some((cell) => cell.model.sharedModel.getSource().includes("%sky"))) {
-      void state.ask();
-    }
-  };
-  panel.sessionContext.kernelChanged.connect(follow);
-  void panel.context.ready.then(follow);
-  if (!panel.toolbar.insertBefore(BEFORE, NAME, widget)) {
-    panel.toolbar.addItem(NAME, widget);
-  }
-  let isDisposed = false;
-  return {
-    get isDisposed() {
-      return isDisposed;
-    },
-    dispose: () => {
-      isDisposed = true;
-      panel.sessionContext.kernelChanged.disconnect(follow);
-      state.follow(undefined);
-      widget.dispose();
-    },
-  };
+  return addItem(panel, "sky-auto", widget, state);
 }
 
 const plugin: JupyterFrontEndPlugin<void> = {

@@ -1,7 +1,8 @@
 // What JupyterLab and Notebook 7 load.
 import autoSwitch from "./auto-switch";
+import debuggerSelector from "./debugger-selector";
 import panel from "./side-panel";
 import restoreRuns from "./restore-runs-plugin";
 import runEnds from "./run-end-plugin";
 
-export default [autoSwitch, panel, restoreRuns, runEnds];
+export default [autoSwitch, debuggerSelector, panel, restoreRuns, runEnds];

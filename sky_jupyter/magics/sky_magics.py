@@ -29,7 +29,7 @@ from ..pool.registry.pool_record import PoolRecord
 from ..pool.runs.result import CellError
 from ..pool.transfer import send_values
 from ..providers import offer_list
-from ..session import cells, debug_target, job_queue, script_runs
+from ..session import cells, debug_selector, debug_target, job_queue, script_runs
 from ..session.cells import Cell
 from ..session.debug_target import NodeCode
 from ..session.pools import (
@@ -85,6 +85,7 @@ class SkyMagics(Magics):
         self._ran_auto = False
         self.inspector = cell_inspection.install(shell)
         self.debug_target = debug_target.install(shell, self.node_code)
+        self.debug_selector = debug_selector.install(shell, self.debug_target)
 
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
@@ -728,6 +729,7 @@ def unload(shell: Any) -> None:
     tracebacks.remove(shell)
     frontend_requests.remove(shell)
     terminal_requests.remove(shell)
+    debug_selector.remove(shell, magics.debug_selector)
     debug_target.remove(shell, magics.debug_target)
     busy.remove(shell)
     auto.remove(shell, magics.auto)

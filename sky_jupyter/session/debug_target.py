@@ -91,6 +91,9 @@ class DebugTarget:
         # Of the rank.
         self._files: dict[str, _File] = {}
         self._stopped: set[int] = set()
+        # While the notebook's own debugger is about to be turned on: what the page's requests wait for.
+        self._back: asyncio.Event | None = None
+        self.changed: Callable[[], None] = lambda: None
 
     @property
     def rank(self) -> int | None:
@@ -109,14 +112,32 @@ class DebugTarget:
 
         Raises PoolError if the rank cannot be debugged.
         """
-        pool.supervisor.extend(TOPIC, _Events(self, pool))
-        self._on_control(self._choose(pool, rank))
+        self._on_control(self.turn_to(pool, rank))
 
     def leave(self) -> None:
         """Debug the notebook's own kernel again; not on the control thread."""
-        if self._on_control(self._choose(None, 0)):
-            # The kernel starts its debugger on the main thread, so nothing may wait for that here.
-            self._control.call_soon_threadsafe(lambda: self._tasks.start(self._again()))
+        self._on_control(self.turn_back())
+
+    async def turn_to(self, pool: Pool, rank: int) -> None:
+        """Debug a rank from now on; on the control thread.
+
+        Raises PoolError if the rank cannot be debugged.
+        """
+        pool.supervisor.extend(TOPIC, _Events(self, pool))
+        try:
+            await self._choose(pool, rank)
+        finally:
+            self.changed()
+
+    async def turn_back(self) -> None:
+        """Debug the notebook's own kernel again, once no cell runs; on the control thread."""
+        if await self._choose(None, 0):
+            # The kernel starts its debugger on the main thread, and this thread waits for that: until a cell that runs
+            # has ended, it would answer nobody.
+            self._kernel.io_loop.add_callback(
+                self._control.call_soon_threadsafe, lambda: self._tasks.start(self._again())
+            )
+        self.changed()
 
     def _on_control(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._control).result(_PATIENCE)
@@ -131,13 +152,18 @@ class DebugTarget:
         async with self._turn:
             if (pool, rank) == (self._pool, self._rank) and self._is_on:
                 return False
-            was_on = self._is_on or (self._pool is None and self._own_is_on)
-            if was_on:
+            connected = self._is_on or (self._pool is None and self._own_is_on)
+            was_on = connected or self._back is not None
+            if pool is None and self._pool is None:
+                return False
+            if connected:
                 await self._send("disconnect", {"restart": False, "terminateDebuggee": False})
             self._lose()
+            self._let_go()
             before = self._pool, self._rank
             self._pool, self._rank = pool, rank
             if pool is None:
+                self._back = asyncio.Event() if was_on else None
                 return was_on
             try:
                 # Says whether the rank can be debugged, also while the page's debugger is off.
@@ -154,9 +180,18 @@ class DebugTarget:
     async def _again(self) -> None:
         """Turn the notebook's own debugger on, with the page's breakpoints."""
         async with self._turn:
-            if self._pool is None:
-                await self._send("initialize", self._began)
-                await self._begin()
+            if self._back is not None:
+                try:
+                    await self._send("initialize", self._began)
+                    await self._begin()
+                finally:
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        """Have the page's requests wait no more for the notebook's own debugger."""
+        if self._back is not None:
+            self._back.set()
+            self._back = None
 
     async def _begin(self) -> None:
         """Attach to what is debugged, and set the page's breakpoints there."""
@@ -178,6 +213,8 @@ class DebugTarget:
 
     async def answer(self, request: Message) -> Message:
         """Answer a request of the page."""
+        if self._back is not None:
+            await self._back.wait()
         async with self._turn:
             self._note(request)
             try:
@@ -311,6 +348,7 @@ class DebugTarget:
             if pool is self._pool:
                 self._lose()
                 self._pool = None
+                self.changed()
 
         self._control.call_soon_threadsafe(lose)
 

@@ -13,14 +13,22 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
 ]
-CHOICE, CODE, LINE = 1, 2, 3
+POOL, CODE, SAYS, OTHER = 1, 2, 3, 4
+LINE = 3
+SELECTOR = ".jp-NotebookPanel-toolbar .sky-debugger select"
 CELL = """%%sky
 def above(number):
     more = number + 1
     return more
 
 print("x is", above(sky.instance_info().rank))"""
-CELLS = ["%load_ext sky_jupyter\nimport sky_jupyter as sky", "%sky up --nodes 2\n%sky debugger 1", CELL]
+CELLS = [
+    "%load_ext sky_jupyter\nimport sky_jupyter as sky",
+    "%sky up --nodes 2",
+    CELL,
+    "%sky debugger",
+    "%sky debugger 0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +47,15 @@ def test_a_breakpoint_in_a_cell_stops_the_chosen_rank_while_the_other_one_ends(c
         page.command("notebook:run-cell")
 
     run(0)
-    run(CHOICE)
-    page.wait_for(CHOICE, "debugs rank 1")
+    selector = page.page.locator(SELECTOR)
+    assert not selector.is_visible()
+    run(POOL)
+    selector.wait_for()
+    assert selector.inner_text().split("\n") == ["Debug: notebook", "Debug: rank 0", "Debug: rank 1"]
+    selector.select_option("Debug: rank 1")
+    page.wait_until(selector.is_enabled)
+    run(SAYS)
+    page.wait_for(SAYS, "debugs rank 1")
     page.page.locator(".jp-NotebookPanel-toolbar .jp-DebuggerBugButton").click()
     panel = page.page.locator(".jp-DebuggerSidebar")
     panel.wait_for()
@@ -55,6 +70,7 @@ def test_a_breakpoint_in_a_cell_stops_the_chosen_rank_while_the_other_one_ends(c
     frame.first.wait_for()
     assert frame.first.inner_text().startswith("above")
     assert "x is 2" not in page.wait_for(CODE, "x is 1")
+    page.wait_for(CODE, "rank 1 stopped")
     variables = panel.locator(".jp-DebuggerVariables")
     page.wait_until(lambda: "number" in variables.inner_text() and "1" in variables.inner_text())
     page.picture("debugger-stopped")
@@ -63,4 +79,32 @@ def test_a_breakpoint_in_a_cell_stops_the_chosen_rank_while_the_other_one_ends(c
     page.picture("debugger-stepped")
     page.command("debugger:continue")
     assert "x is 2" in page.wait_for(CODE, "x is 2")
+    page.page.close()
+
+
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_the_selector_follows_the_magic_and_a_page_that_is_loaded_anew(chromium, server, app):
+    page = lab.Page(chromium, server.address("book.ipynb", app=app), width=1280)
+    page.wait_until_ready()
+    selector = page.page.locator(SELECTOR)
+
+    def run(cell: int) -> None:
+        page.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-InputArea-editor").click()
+        page.command("notebook:run-cell")
+
+    def shows(entry: str) -> bool:
+        return selector.is_visible() and selector.is_enabled() and selector.locator(":checked").inner_text() == entry
+
+    for cell in (0, POOL, OTHER):
+        run(cell)
+    page.wait_for(OTHER, "debugs rank 0")
+    page.wait_until(lambda: shows("Debug: rank 0"))
+    page.page.reload()
+    page.wait_until_ready()
+    page.wait_until(lambda: shows("Debug: rank 0"))
+    page.picture(f"debugger-selector-{app}")
+    selector.select_option("Debug: notebook")
+    page.wait_until(lambda: shows("Debug: notebook"))
+    run(SAYS)
+    page.wait_for(SAYS, "the notebook's own kernel")
     page.page.close()

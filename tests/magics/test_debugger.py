@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,8 +42,16 @@ class Page:
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Send a request and return its response."""
-        content = {"type": "request", "seq": next(self._numbers), "command": command, "arguments": arguments}
-        message = self.client.session.msg("debug_request", content)
+        return self._send(
+            "debug_request", type="request", seq=next(self._numbers), command=command, arguments=arguments
+        )
+
+    def select(self, **content: Any) -> dict[str, Any]:
+        """Ask which rank is debugged, and change it, as the selector in the toolbar does."""
+        return self._send("sky_debugger_request", **content)
+
+    def _send(self, kind: str, **content: Any) -> dict[str, Any]:
+        message = self.client.session.msg(kind, content)
         self.client.control_channel.send(message)
         while True:
             reply = self.client.get_control_msg(timeout=60)
@@ -172,6 +181,53 @@ def test_another_rank_and_the_notebook_itself_get_the_breakpoints(page: Page) ->
     assert page.place(stopped) == (here, 2, "plain")
     page.body("continue", threadId=stopped)
     thread.join()
+
+
+def test_the_selector_changes_the_rank_while_a_cell_runs(page: Page, tmp_path: Path) -> None:
+    plain = "def plain():\n    y = 1\n    return y\nplain()"
+    assert page.select() == {"status": "ok", "pool": "default", "ranks": 2, "rank": None}
+    page.select(rank=0)
+    assert "rank 0 of pool default" in page.kernel.run("%sky debugger").stream()
+    page.begin()
+    path = page.stop_at(CELL, STOP)
+    thread, cells = running(page.kernel, CELL)
+    assert page.place(page.hear("stopped")["threadId"])[0] == path
+    # The rank goes on, as the other one does.
+    assert page.select(rank=1)["rank"] == 1
+    thread.join()
+    assert "x is 1" in cells[0].run
+    go = tmp_path / "go"
+    waits = f"{CELL}import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
+    page.stop_at(waits, STOP)
+    thread, cells = running(page.kernel, waits)
+    stopped = page.hear("stopped")["threadId"]
+    assert page.locals(stopped) == {"number": "1"}
+    # The notebook's own debugger is turned on once the cell has ended, and the control channel answers until then.
+    assert page.select(rank=None)["rank"] is None
+    assert page.select()["rank"] is None
+    go.touch()
+    thread.join()
+    assert "x is 2" in cells[0].run
+    here = page.stop_at(plain, 2)
+    thread, cells = running(page.kernel, plain)
+    stopped = page.hear("stopped")["threadId"]
+    assert page.place(stopped) == (here, 2, "plain")
+    page.body("continue", threadId=stopped)
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"rank": 7}, "pool 'default' has ranks 0 to 1, not 7"),
+        ({"rank": "head"}, "'rank' is a rank's number, or null, not 'head'"),
+        ({"rank": 0, "pool": "night"}, "there is no pool 'night'"),
+    ],
+)
+def test_the_selector_is_told_what_cannot_be_debugged(page: Page, content: dict[str, Any], message: str) -> None:
+    reply = page.select(**content)
+    assert reply["status"] == "error"
+    assert message in reply["message"]
 
 
 @pytest.mark.slow

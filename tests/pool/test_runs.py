@@ -528,6 +528,25 @@ def test_a_rank_that_a_debugger_has_stopped_asks_nothing_and_waits_until_its_end
     assert not heard.run.questions
 
 
+def test_a_view_says_that_a_rank_asks_or_is_stopped_until_it_goes_on() -> None:
+    model = RunModel("pool", [0], unseen=[1])
+    run = Run("r", {0: 0, 1: 1}, model.on_event)
+    run.questions.on_ask = [].append  # type: ignore[assignment]
+
+    def said() -> list[str]:
+        return html.header(model.snapshot(10))[3:]
+
+    run.take(0, 0, 1, encoded(ask(0, "q")))
+    assert said() == ["running", "rank 0 asks"]
+    run.take(1, 0, 1, encoded(stopped(0, "r", rank=1)))
+    assert said() == ["running", "rank 0 asks", "rank 1 stopped"]
+    assert "rank 1 stopped" in html.to_html(model.snapshot(10))
+    run.take(0, 1, 1, encoded(asked(1, "q")))
+    assert said() == ["running", "rank 1 stopped"]
+    run.take(1, 1, 1, encoded(end(1, rank=1)))
+    assert said() == ["running, 1 of 2 done"]
+
+
 def test_time_limits_hold_where_nobody_can_be_asked() -> None:
     heard = Heard()
     heard.run.take(0, 0, 1, encoded(ask(0, "q")))

@@ -8,8 +8,8 @@
 
 /** Elements that hold text, fields or other elements. None of them runs or loads anything. */
 type Tag =
-  | "button" | "details" | "div" | "form" | "h2" | "h3" | "h4" | "i" | "input" | "label" | "li" | "ol" | "p" | "pre"
-  | "progress" | "section" | "span" | "summary" | "table" | "tbody" | "td" | "textarea" | "th" | "thead" | "tr" | "ul";
+  | "button" | "details" | "div" | "form" | "h2" | "h3" | "h4" | "i" | "input" | "label" | "li" | "ol" | "option" | "p" | "pre"
+  | "progress" | "section" | "select" | "span" | "summary" | "table" | "tbody" | "td" | "textarea" | "th" | "thead" | "tr" | "ul";
 type Shape = "svg" | "path" | "polygon" | "polyline";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -78,7 +78,11 @@ export function paint(node: HTMLElement, looks: Iterable<readonly [string, strin
 }
 
 /** Put a style sheet of ours on a document or a shadow root, once. */
-export function install(root: Document | ShadowRoot, name: "auto" | "icons" | "pool" | "pools" | "run", css: string): void {
+export function install(
+  root: Document | ShadowRoot,
+  name: "auto" | "debugger" | "icons" | "pool" | "pools" | "run",
+  css: string,
+): void {
   const home = "head" in root ? root.head : root;
   if (!home.querySelector(`style[data-sky="${name}"]`)) {
     const style = document.createElement("style");

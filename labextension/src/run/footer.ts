@@ -47,7 +47,9 @@ export class Footer {
     const several = model.ranks.length > 1;
     this.node.replaceChildren();
     const ended = [...ranks, ...model.unseen];
-    for (const [of, note] of told(ended, (rank) => rank.note)) {
+    // What a rank waits for is in its chip.
+    const over = ended.filter((one) => one.state !== "running");
+    for (const [of, note] of told(over, (rank) => rank.note)) {
       this.node.append(trouble(`${rankLabel(of)} ${model.rank(of[0])?.state}`, note));
     }
     for (const [of, text] of told(ended, (rank) => rank.traceback)) {

@@ -44,6 +44,11 @@ export class Rank {
     this.traceback = traceback;
   }
 
+  /** In a word what it waits for of the user, such as "asks"; empty where it waits for nothing. */
+  get waits(): string {
+    return this.state === "running" ? this.note : "";
+  }
+
   /** The bar that runs; undefined where none does. */
   get progress(): progress.Progress | undefined {
     const found = progress.ofLine(this.log.last) ?? this.ofWidgets() ?? this.bar;

@@ -28,7 +28,11 @@ export function status(model: RunModel): string[] {
   const words = groups.map(([ranks, state]) => `${rankLabel(ranks)} ${state}`);
   if (!model.finished) {
     const done = every.filter((rank) => rank.state === "done").length;
-    return [done ? `running, ${done} of ${every.length} done` : "running", ...words];
+    const waiting = fold(
+      every.filter((rank) => rank.waits).map((rank) => [rank.rank, rank.waits] as [number, string]),
+      (word) => word,
+    ).map(([ranks, word]) => `${rankLabel(ranks)} ${word}`);
+    return [done ? `running, ${done} of ${every.length} done` : "running", ...waiting, ...words];
   }
   if (groups.length === 1 && groups[0][0].length === every.length) {
     return [groups[0][1]];

@@ -85,10 +85,14 @@ export class Tabs {
 }
 
 function drawChip(button: HTMLElement, rank: Rank): void {
-  if (button.dataset.state !== rank.state) {
+  const word = rank.waits || rank.state;
+  if (button.dataset.state !== rank.state || button.dataset.word !== word) {
     button.dataset.state = rank.state;
-    button.title = `rank ${rank.rank}: ${rank.state}`;
-    say(button.children[2] as HTMLElement, rank.state);
+    button.dataset.word = word;
+    button.title = `rank ${rank.rank}: ${word}`;
+    // Others are told by their colour, and to who does not see it.
+    button.children[2].className = rank.waits ? "sky-chip-waits" : "sky-hidden";
+    say(button.children[2] as HTMLElement, word);
   }
   const bar = button.children[3] as HTMLElement;
   const progress = rank.state === "running" ? rank.progress : undefined;

@@ -201,6 +201,16 @@ describe("the view", () => {
     expect(buttons.filter((one) => !one.textContent || !one.getAttribute("title"))).toEqual([]);
   });
 
+  it("says in its chip that a rank asks or is stopped, until it goes on", async () => {
+    begin(2);
+    await told(["e", 1, { state: "running", note: "stopped", traceback: "" }]);
+    const chip = view.node.querySelector<HTMLElement>('[data-tab="1"]')!;
+    expect([chip.title, chip.querySelector(".sky-chip-waits")?.textContent]).toEqual(["rank 1: stopped", "stopped"]);
+    expect(view.node.querySelector(".sky-facts")?.textContent).toContain("rank 1 stopped");
+    await told(["e", 1, { state: "running", note: "", traceback: "" }]);
+    expect([chip.title, chip.querySelector(".sky-chip-waits")]).toEqual(["rank 1: running", null]);
+  });
+
   it("tells how ranks fare whose output is not shown", async () => {
     begin(1);
     model.load({ ...snapshot(1), unseen: [{ rank: 1, state: "running" }] });

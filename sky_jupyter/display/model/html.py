@@ -39,7 +39,7 @@ class RankView:
     state : str
         ``"running"``, ``"done"``, ``"failed"``, ``"died"``, ``"timed out"`` or ``"interrupted"``.
     note : str
-        Note about it, such as the signal that killed it.
+        Note about it, such as the signal that killed it; ``"asks"`` or ``"stopped"`` while it waits for the user.
     result : Rich, optional
         The value of its last expression.
     traceback : str
@@ -292,7 +292,7 @@ def _troubles(model: RunViewModel) -> list[tuple[list[int], State]]:
 
 
 def _notes(model: RunViewModel) -> list[tuple[list[int], State, str]]:
-    noted = {view.rank: (view.state, view.note) for view in model.all if view.note}
+    noted = {view.rank: (view.state, view.note) for view in model.all if view.note and view.state != "running"}
     return [(ranks, state, note) for ranks, (state, note) in fold(noted)]
 
 
@@ -317,6 +317,8 @@ def _status(model: RunViewModel) -> list[str]:
     words = [f"{rank_label(ranks)} {state}" for ranks, state in troubles]
     if not model.finished:
         done = sum(view.state == "done" for view in model.all)
+        waiting = fold({view.rank: view.note for view in model.all if view.note and view.state == "running"})
+        words = [*(f"{rank_label(ranks)} {word}" for ranks, word in waiting), *words]
         return [f"running, {done} of {len(model.all)} done" if done else "running", *words]
     if len(troubles) == 1 and len(troubles[0][0]) == len(model.all):
         return [troubles[0][1]]

@@ -154,16 +154,17 @@ class RunModel:
     def shows(self, event: OutputEvent) -> bool:
         """Tell whether an event is shown.
 
-        All of the ranks whose output is shown, and how others end.
+        All of the ranks whose output is shown, and of others how they end, and when they wait for the user.
         """
-        return event.rank in self._outputs or (event.rank in self._unseen and event.event["kind"] == "end")
+        return event.rank in self._outputs or (event.rank in self._unseen and event.event["kind"] in ("end", "waits"))
 
     def _take(self, event: OutputEvent) -> None:
         item = event.event
         kind = item["kind"]
         self.run, self._heard = event.run, time.perf_counter()
         if event.rank in self._unseen:
-            self._unseen[event.rank] = dataclasses.replace(self._unseen[event.rank], **ended(item))
+            fares = ended(item) if kind == "end" else {"note": item["for"]}
+            self._unseen[event.rank] = dataclasses.replace(self._unseen[event.rank], **fares)
             return
         output, view = self._outputs[event.rank], self._views[event.rank]
         self._next[event.rank] = item.get("seq", self._next[event.rank] - 1) + 1
@@ -181,6 +182,8 @@ class RunModel:
             self._views[event.rank] = dataclasses.replace(view, result=Rich(item["data"], item["metadata"]))
         elif kind == "end":
             self._views[event.rank] = dataclasses.replace(view, **ended(item))
+        elif kind == "waits":
+            self._views[event.rank] = dataclasses.replace(view, note=item["for"])
 
     def _note_lines(self, rank: int, count: int) -> None:
         if self._order and self._order[-1][0] == rank and self._order[-1][1] != ITEM:

@@ -256,3 +256,5 @@ class Feed:
                 self._pending.add(["r", rank, item["data"], item["metadata"]], rank)
             elif kind == "end":
                 self._pending.add(["e", rank, ended(item)], rank)
+            elif kind == "waits":
+                self._pending.add(["e", rank, {"state": "running", "note": item["for"], "traceback": ""}], rank)

@@ -36,6 +36,8 @@ class Question:
     prompt: str
     password: bool = False
     answer: Future[str | None] = field(default_factory=Future)
+    # A debugger has stopped the rank, which asks nothing.
+    stopped: bool = False
 
     @property
     def text(self) -> str:
@@ -82,6 +84,11 @@ class Questions:
             self._since = time.monotonic()
             del self._open[id]
             question.answer.cancel()
+
+    def waits_for(self, rank: int) -> str:
+        """Return in a word what a rank waits for: ``"asks"``, ``"stopped"``, or nothing."""
+        found = [question.stopped for question in self._open.values() if question.rank == rank]
+        return "" if not found else "stopped" if any(found) else "asks"
 
     def close_rank(self, rank: int) -> None:
         """Withdraw the questions of a rank that has ended."""

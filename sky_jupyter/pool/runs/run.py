@@ -331,11 +331,14 @@ class Run:
             self.questions.close(event["id"])
             self.events.works(outcome.rank, until_now=True)
         elif event["kind"] == "stopped" and outcome.status == "running":
-            self.questions.hold(Question(event["id"], outcome.rank, ""))
+            self.questions.hold(Question(event["id"], outcome.rank, "", stopped=True))
             self.events.waits(outcome.rank, outcome.node, "is stopped by a debugger")
         elif outcome.status == "running":
             self.questions.add(Question(event["id"], outcome.rank, event["prompt"], event["password"]))
             self.events.waits(outcome.rank, outcome.node, "waits for the user")
+        if outcome.status == "running":
+            waits = {"kind": "waits", "for": self.questions.waits_for(outcome.rank)}
+            self._tell(OutputEvent(self.id, outcome.rank, waits))
         self.changed.set()
 
     def _on_gap(self, gap: Gap, node: int) -> None:
