@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ _INITIALIZE = {
 # Requests of our own are numbered apart from the page's.
 _FIRST = 1 << 24
 _PATIENCE = 20.0
+# A rank that holds the interpreter is left without its answer.
+_FAREWELL = 10.0
 _LINES = ("line", "endLine")
 
 
@@ -140,7 +143,16 @@ class DebugTarget:
         self.changed()
 
     def _on_control(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._control).result(_PATIENCE)
+        doing = asyncio.run_coroutine_threadsafe(work, self._control)
+        try:
+            return doing.result(_PATIENCE)
+        except FutureTimeout:
+            raise PoolError(
+                f"the debugger has not answered in {_PATIENCE:g} s: what is debugged stays as it is"
+            ) from None
+        finally:
+            # It must not go on behind who was told that it failed, or has interrupted it.
+            doing.cancel()
 
     @property
     def _control(self) -> asyncio.AbstractEventLoop:
@@ -311,7 +323,8 @@ class DebugTarget:
         node = rank // pool.spec.ranks_per_node
         asking = pool.supervisor.ask(rpc.DEBUG_RANK, [node], rank=rank, request=request)
         try:
-            found = (await asyncio.wrap_future(loop().submit(asking)))[node]
+            limit = _FAREWELL if request.get("command") == "disconnect" else None
+            found = (await asyncio.wait_for(asyncio.wrap_future(loop().submit(asking)), limit))[node]
         except Exception as error:
             return failure(request, f"{type(error).__name__}: {error}")
         # Ranks run the user's code: what they answer may be anything. ipykernel's list of modules does not say success.

@@ -161,6 +161,22 @@ def test_an_interrupt_ends_a_stopped_cell_and_the_next_cell_stops_again(page: Pa
     assert "x is 2" in cells[0].run
 
 
+@pytest.mark.long
+def test_an_expression_that_does_not_return_keeps_no_rank_at_its_breakpoint(page: Page) -> None:
+    page.kernel.run("%sky debugger 1")
+    page.begin()
+    page.stop_at(CELL, STOP)
+    thread, _ = running(page.kernel, CELL)
+    stopped = page.hear("stopped")["threadId"]
+    frame = page.body("stackTrace", threadId=stopped)["stackFrames"][0]["id"]
+    endless = page.ask("evaluate", expression="__import__('threading').Event().wait()", frameId=frame, context="repl")
+    assert not endless["success"]
+    page.body("disconnect", restart=False, terminateDebuggee=False)
+    page.kernel.manager.interrupt_kernel()
+    thread.join()
+    assert page.kernel.run("%%sky\nprint('on')").body == ["[0-1] on"]
+
+
 @pytest.mark.slow
 def test_another_rank_and_the_notebook_itself_get_the_breakpoints(page: Page) -> None:
     plain = "def plain():\n    y = 1\n    return y\nplain()"

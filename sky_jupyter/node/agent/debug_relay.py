@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..protocol import rpc
 from ..protocol.debug_messages import TOPIC, Message, failure
 from ..protocol.journal_events import stop_of
 from .stream_relay import PATIENCE
@@ -72,7 +73,9 @@ class DebugRelay:
         answer = one.answers[id] = asyncio.get_running_loop().create_future()
         try:
             kernel.answer({"for": TOPIC, "id": id, "request": request})
-            found: Message = await answer
+            found: Message = await asyncio.wait_for(answer, rpc.DEBUG_RANK.timeout)
+        except asyncio.TimeoutError:
+            found = failure(request, f"rank {rank} does not answer")
         finally:
             one.answers.pop(id, None)
         if request.get("command") == "disconnect":

@@ -31,6 +31,8 @@ from ..shared.agent_channel import AgentChannel
 # Events that no page shows: output goes the way of all output.
 _UNSEEN = ("output", "module", "process")
 _READ = 1 << 16
+# Seconds that pydevd has for its last answer.
+_FAREWELL = 5.0
 _MISSING = (
     "the debugger needs debugpy in the node's environment, and there it cannot be imported: `pip install debugpy` there"
 )
@@ -94,13 +96,20 @@ class RankDebugger(ipykernel_debugger.Debugger):
         self._channel, self._files = channel, files
         self._turn = asyncio.Lock()
         self._tasks = BackgroundTasks()
+        self._answering: set[asyncio.Task[None]] = set()
         super().__init__(kernel.log, None, self._tell, None, kernel.session, kernel_files(kernel))
         self.debugpy_client = SocketPairClient(kernel.log, self._handle_event)
         self._tasks.start(self._tell_stops())
 
     def on_request(self, content: Message) -> None:
         """Answer a request of the agent."""
-        self._tasks.start(self._answer(content))
+        if content.get("request", {}).get("command") == "disconnect":
+            # pydevd may never answer one: an expression that does not return.
+            for task in self._answering:
+                task.cancel()
+        task = self._tasks.start(self._answer(content))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     async def _answer(self, content: Message) -> None:
         request = content.get("request", {})
@@ -119,6 +128,19 @@ class RankDebugger(ipykernel_debugger.Debugger):
     async def _tell_stops(self) -> None:
         while True:
             await self.handle_stopped_event()
+
+    async def handle_stopped_event(self) -> None:
+        """Tell the next stop; ipykernel asks for all threads first, and takes other requests' answers for that."""
+        event = await self.stopped_queue.get()
+        self.stopped_threads.add(event.get("body", {}).get("threadId"))
+        self._tell(event)
+
+    async def _forward_message(self, msg: Message) -> Any:
+        if msg.get("command") != "disconnect":
+            return await super()._forward_message(msg)
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(super()._forward_message(msg), _FAREWELL)
+        return response(msg)
 
     def start(self) -> bool:
         """Connect pydevd to this thread; return whether that is done."""
@@ -228,5 +250,7 @@ def _forget_in_child() -> None:
     debugger.pydb_disposed = True
     set_global_debugger(None)
     if sys.version_info >= (3, 12):
-        sys.monitoring.set_events(sys.monitoring.DEBUGGER_ID, 0)
+        # pydevd may have been told not to use it.
+        with contextlib.suppress(ValueError):
+            sys.monitoring.set_events(sys.monitoring.DEBUGGER_ID, 0)
     sys.settrace(None)
