@@ -26,7 +26,8 @@ class Node:
             config=SimpleNamespace(idle_timeout=idle_timeout),
             manager=1,
             heard=time.monotonic(),
-            runs={"r": SimpleNamespace(left={3}, answered_by=1)},
+            guests_heard={"a": time.monotonic()},
+            runs={"r": SimpleNamespace(left={3}, answered_by=1, guest="")},
             on_event=lambda rank, run, event: self.events.append(event["kind"]),
         )
         self.relay = InputRelay(self.agent)  # type: ignore[arg-type]
@@ -67,6 +68,22 @@ def test_a_question_is_refused_once_its_notebook_is_gone() -> None:
         node = Node(idle_timeout=600)
         asyncio.run(gone(node))
         assert (node.answers, node.events) == ([{"id": "q"}], ["ask", "asked"])
+
+
+def test_a_guests_question_needs_its_guest_and_no_manager() -> None:
+    async def ask(node: Node) -> None:
+        node.agent.runs["r"].guest = "a"
+        node.agent.manager, node.agent.heard = 2, node.agent.heard - 3600
+        node.ask()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(node.answered.wait(), 1.0)
+        assert node.answers == []
+        node.agent.guests_heard["a"] -= 3600
+        await node.answered.wait()
+
+    node = Node()
+    asyncio.run(ask(node))
+    assert (node.answers, node.events) == ([{"id": "q"}], ["ask", "asked"])
 
 
 def test_a_rank_that_was_interrupted_or_has_ended_waits_no_longer() -> None:

@@ -113,9 +113,9 @@ class Agent:
         self.pool_folder, self.config, self.node = pool_folder, config, node
         # Tells a manager that reconnects whether the kernels are still the same.
         self.incarnation = secrets.token_hex(8)
-        # Generation of the manager that is obeyed (the highest so far), and when it was last heard.
-        self.manager = 0
-        self.heard = time.monotonic()
+        # Generation of the manager that is obeyed (the highest so far), and when it and each guest were last heard.
+        self.manager, self.heard = 0, time.monotonic()
+        self.guests_heard: dict[str, float] = {}
         self.runs: dict[str, RunRecord] = {}
         self.turns = RunTurns(self)
         self.noise: re.Pattern[str] | None = None
@@ -633,6 +633,7 @@ class Agent:
         """
         if not call.guests:
             raise PoolError(f"only the notebook that manages the pool may do that ({call.name})")
+        self.guests_heard[guest] = time.monotonic()
 
     @property
     def working(self) -> bool:
@@ -656,6 +657,7 @@ class Agent:
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
         record.answered_by = self.manager if content.get("asks") is True else None
+        record.guest = str((about or {}).get("guest") or "")
         for rank in chosen:
             self.background(rank.request(run, {**content, "partial": self.is_partial(ranks)}))
         return record

@@ -26,6 +26,8 @@ class AgentContext(Protocol):
         Differs for each agent that this node has had.
     manager, heard : int, float
         The generation of the manager that is obeyed, and when it last called.
+    guests_heard : dict of str to float
+        When each guest last called.
     runs : dict of str to RunRecord
         The runs and calls that are known here.
     send : callable
@@ -40,6 +42,7 @@ class AgentContext(Protocol):
     incarnation: str
     manager: int
     heard: float
+    guests_heard: dict[str, float]
     runs: dict[str, RunRecord]
     send: Callable[[dict[str, Any]], None] | None
 

@@ -28,6 +28,7 @@ class _Question:
     rank: int
     run: str
     manager: int
+    guest: str
     tell: Tell
 
 
@@ -59,7 +60,7 @@ class InputRelay:
         if run is None or not self._may_ask(rank.number, run) or not isinstance(what, dict):
             tell({"id": id}, ())
             return
-        self._open[id] = _Question(rank.number, run, self._agent.manager, tell)
+        self._open[id] = _Question(rank.number, run, self._agent.manager, self._agent.runs[run].guest, tell)
         event = question_of(id, what.get("prompt", ""), password=what.get("password") is True)
         self._agent.on_event(rank.number, run, {**event, "t": time.time()})
         if self._guard is None:
@@ -85,7 +86,9 @@ class InputRelay:
         The rank looks too, but its code may go past that, and its threads outlive their run.
         """
         record = self._agent.runs.get(run)
-        return record is not None and rank in record.left and record.answered_by == self._agent.manager
+        if record is None or rank not in record.left or record.answered_by is None:
+            return False
+        return bool(record.guest) or record.answered_by == self._agent.manager
 
     def _answer(self, id: str, value: str | None) -> None:
         question = self._close(id)
@@ -106,7 +109,9 @@ class InputRelay:
                 await asyncio.sleep(_LOOK)
                 agent = self._agent
                 for id, question in list(self._open.items()):
-                    if question.manager != agent.manager or time.monotonic() - agent.heard > self.patience:
+                    heard = agent.guests_heard.get(question.guest, 0.0) if question.guest else agent.heard
+                    replaced = not question.guest and question.manager != agent.manager
+                    if replaced or time.monotonic() - heard > self.patience:
                         self._answer(id, None)
         finally:
             self._guard = None

@@ -70,6 +70,8 @@ class RunRecord:
         self.replied = False
         # The generation of the manager that answers what its code asks; None if nobody does.
         self.answered_by: int | None = None
+        # The guest that has begun it and answers instead; "" for the manager.
+        self.guest = ""
         self._gathered = 0
         self._waiting = 0
 
