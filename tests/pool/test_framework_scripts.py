@@ -66,6 +66,8 @@ def test_the_program_of_the_page_says_the_same_by_torchrun_by_sky_torchrun_and_a
 
     path = script(tmp_path, PROGRAM)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # Without a buffer a line and its end are two writes, between which the other process writes on the same pipe.
+    env.pop("PYTHONUNBUFFERED", None)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path, "50"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=True)
     with local_pool(nodes=2, plugins=parse_plugins("torch")) as pool:
