@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ssh.session_machine import SessionMachine
+from ..ssh.session_machine import SharedSessionMachine
 from .pod_session import PodSession
 from .pod_target import PodTarget
 
 
-class PodMachine(SessionMachine):
+class PodMachine(SharedSessionMachine):
     """Container of a pod, thread-safe; implements `base.Machine`.
 
     Parameters
@@ -19,10 +19,6 @@ class PodMachine(SessionMachine):
     address : str, optional
         Address for the pool's other machines; by default, the pod's.
     """
-
-    def __init__(self, session: PodSession, address: str | None = None) -> None:
-        super().__init__(session, address)
-        self._mine = True
 
     @staticmethod
     def key_of(target: PodTarget) -> str:
@@ -34,16 +30,6 @@ class PodMachine(SessionMachine):
         """Connect to a pod; see `PodSession.open` for the errors."""
         return cls(PodSession.open(target), address)
 
-    def lane(self) -> PodMachine:
-        """Return the machine over the same session with a shell of its own."""
-        made = PodMachine(self.session, self.address)
-        made._mine = False
-        return made
-
-    def beside(self, access: Any) -> PodMachine:
-        """Return the machine with a shell of its own: each has its own connection."""
-        return self.lane()
-
     def open_fed_shell(self, command: str) -> Any:
         """Return a channel in which a shell runs a command that reads its input to the end."""
         return self.session.channel(command, ends=True)
@@ -51,10 +37,3 @@ class PodMachine(SessionMachine):
     def probe(self, host: str, port: int) -> None:
         """Raise MachineError if nothing listens at an address of the pod."""
         self.session.probe(host, port)
-
-    def close(self) -> None:
-        """Close the connection and its forwards; of a lane, its shell only."""
-        if self._mine:
-            super().close()
-        else:
-            self.interrupt()

@@ -130,3 +130,26 @@ class SessionMachine(ShellMachine):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SharedSessionMachine(SessionMachine):
+    """Machine whose transfers go over its one session, in a shell of their own; a lane does not end the session."""
+
+    def __init__(self, session: Any, address: str | None = None, *, is_lane: bool = False) -> None:
+        super().__init__(session, address)
+        self._is_lane = is_lane
+
+    def lane(self) -> Self:
+        """Return the machine over the same session with a shell of its own."""
+        return type(self)(self.session, self.address, is_lane=True)
+
+    def beside(self, access: Any) -> Self:
+        """Return the machine with a shell of its own: a second connection would cost more than it gives."""
+        return self.lane()
+
+    def close(self) -> None:
+        """Close the connection and its forwards; of a lane, its shell only."""
+        if self._is_lane:
+            self.interrupt()
+        else:
+            super().close()

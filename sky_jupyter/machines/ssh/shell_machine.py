@@ -334,6 +334,10 @@ class ShellMachine(ABC):
                 if failed:
                     raise failed[0]
 
+    def open_launcher(self, *, survive: bool) -> Any:
+        """Return a channel in which a shell starts the command that it reads."""
+        return self.open_shell(scripts.LAUNCH)
+
     def exec(
         self,
         argv: Sequence[str],
@@ -350,7 +354,7 @@ class ShellMachine(ABC):
         three seconds.
         """
         mark = f"sky-{secrets.token_hex(8)}"
-        pipes = self.open_shell(scripts.LAUNCH)
+        pipes = self.open_launcher(survive=survive)
         command = ShellCommand(self, pipes, mark)
         try:
             pipes.send_all(scripts.line(scripts.command(argv, env, cwd, log, mark, survive, make)))
