@@ -94,6 +94,19 @@ def test_a_run_goes_on_while_the_connection_is_cut_and_nothing_is_missing(
     )
 
 
+def test_nodes_that_were_silent_when_the_connection_broke_are_asked_for_what_was_lost(far: tuple[Pool, Relay]) -> None:
+    pool, relay = far
+    control = pool.control
+    current = begin(pool, "import time\ntime.sleep(2)\nprint('done')")
+    time.sleep(0.5)
+    relay.cut()
+    # As where a ping of theirs was under way.
+    control.silent |= {0, 1}
+    time.sleep(3)
+    relay.restore()
+    assert pool.attend(current).stdout(0) == "done\n"
+
+
 @pytest.mark.slow
 def test_a_run_that_is_given_up_while_cut_off_is_stopped_when_the_pool_is_back(far: tuple[Pool, Relay]) -> None:
     pool, relay = far

@@ -123,6 +123,8 @@ class Control:
         self._took: dict[int | None, float] = {}
         # Pings without an answer yet, by node and address.
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
+        # The client and the address by which each node was met last.
+        self._met: dict[int, tuple[Client | None, str]] = {}
         self._absent: dict[int, float] = {}
         self._quiet_since: dict[int | None, float] = {}
         self._tasks = BackgroundTasks()
@@ -160,6 +162,7 @@ class Control:
             await asyncio.sleep(_POLL)
         self.up.set()
         self.incarnations = await self.ask(rpc.PING)
+        self._met = {node: (self.client, address) for node, address in self.addresses.items()}
 
     async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
         """Connect for the first time; stop if ``broken()`` has a reason."""
@@ -260,7 +263,7 @@ class Control:
                 return
 
     async def _look(self) -> None:
-        began, before, client = time.monotonic(), dict(self.addresses), self.client
+        began = time.monotonic()
         reached = await self._reach()
         self._hear(None) if reached else self._doubt(None)
         self._note(None, reached, began)
@@ -276,8 +279,7 @@ class Control:
             else:
                 self._miss(node, began)
         for node, incarnation in answers.items():
-            moved = client is not self.client or before.get(node) != self.addresses.get(node)
-            self._meet(node, incarnation, moved=moved)
+            self._meet(node, incarnation)
 
     async def _reach(self) -> bool:
         """Return whether the scheduler answers; reconnect a broken client."""
@@ -380,7 +382,11 @@ class Control:
         await asyncio.sleep(0.1)
         self._kick.set()
 
-    def _meet(self, node: int, incarnation: str, *, moved: bool) -> None:
+    def _meet(self, node: int, incarnation: str) -> None:
+        # A silent node may answer long after the client was replaced.
+        place = self.client, self.addresses[node]
+        moved = self._met.get(node) != place
+        self._met[node] = place
         was_lost = node in self.lost
         kept = self.incarnations.get(node) == incarnation
         self._absent.pop(node, None)
