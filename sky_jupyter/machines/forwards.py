@@ -79,10 +79,13 @@ class LocalForward:
         Returns a new `ByteStream` for each connection.
     wish : int
         Port to use if it is free; any free port otherwise.
+    most : int, optional
+        Connections at the same time; further ones are reset. No limit by default.
     """
 
-    def __init__(self, connect: Callable[[], Any], wish: int = 0) -> None:
+    def __init__(self, connect: Callable[[], Any], wish: int = 0, *, most: int | None = None) -> None:
         self._connect = connect
+        self._room = None if most is None else threading.Semaphore(most)
         self._listener = listen(wish)
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
@@ -109,10 +112,19 @@ class LocalForward:
             except OSError:
                 if self._closed:
                     return
+                continue  # the caller is gone, or too many files are open: try again
+            if self._room is not None and not self._room.acquire(blocking=False):
+                refuse(near)
                 continue
             threading.Thread(target=self._serve, args=(near,), name="sky-forwarded", daemon=True).start()
 
     def _serve(self, near: socket.socket) -> None:
+        with contextlib.ExitStack() as end:
+            if self._room is not None:
+                end.callback(self._room.release)
+            self._carry(near)
+
+    def _carry(self, near: socket.socket) -> None:
         try:
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             far = self._connect()
