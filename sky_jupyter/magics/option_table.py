@@ -301,13 +301,22 @@ _DECLARED = line_options.declared(PROVIDERS)
 DECLARED = {
     name: Option(f"--{name.replace('_', '-')}", one.metavar, str, one.form, f"{', '.join(kinds)}: {one.help}")
     for name, (one, kinds) in _DECLARED.items()
+    if one.metavar
+}
+DECLARED_SWITCHES = {
+    name: Switch(f"--{name.replace('_', '-')}", f"{', '.join(kinds)}: {one.help}")
+    for name, (one, kinds) in _DECLARED.items()
+    if not one.metavar
 }
 # Options of single providers, by their kind.
 PROVIDER_OPTIONS: dict[str, tuple[Option | Switch, ...]] = {
     "ssh": HOSTS,
     "aws": (*AWS_OPTIONS, *(option for option in HOSTS if option.key in ("user", "jump")), OFFLINE),
     **{
-        kind: (*(DECLARED[name] for name, (_, kinds) in _DECLARED.items() if kind in kinds), OFFLINE)
+        kind: (
+            *((DECLARED.get(name) or DECLARED_SWITCHES[name]) for name, (_, of) in _DECLARED.items() if kind in of),
+            OFFLINE,
+        )
         for kind in dict.fromkeys(kind for _, kinds in _DECLARED.values() for kind in kinds)
     },
 }
@@ -406,6 +415,7 @@ POOL_SWITCHES = (
     Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
     Switch("--no-cluster", "nodes stand alone: each rank is a world of its own, without collectives"),
     *HOST_SWITCHES,
+    *DECLARED_SWITCHES.values(),
 )
 NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
 CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")

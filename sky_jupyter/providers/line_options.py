@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LineOption:
-    """Option that is an argument of a provider: ``--node-selector`` is ``node_selector``, given as a text.
+    """Option that is an argument of a provider: ``--node-selector`` is ``node_selector``, given as a text, or as True.
 
     Attributes
     ----------
     metavar : str
-        What stands for its value in the help.
+        What stands for its value in the help; empty for an option without one, which is True where it is given.
     form : str
-        Words for its form, for a message.
+        Words for its form, for a message; empty for an option without a value.
     help : str
         What it says.
     finds : bool

@@ -46,7 +46,7 @@ class BoughtPool:
 
     def __str__(self) -> str:
         what = f"{self.nodes} × {', '.join(self.kinds)}" if any(self.kinds) else f"{self.nodes} machines"
-        facts = [f"{what} in {', '.join(self.places)}", ", ".join(self.states)]
+        facts = [f"{what} in {', '.join(self.places)}" if any(self.places) else what, ", ".join(self.states)]
         facts += [] if self.since is None else [f"since {_clock(self.since)}"]
         facts += [] if self.until is None else [f"until {_clock(self.until)}"]
         facts += [] if self.dollars is None else [f"${self.dollars:.2f} so far"]

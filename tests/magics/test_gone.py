@@ -28,6 +28,9 @@ from tests.magics.notebook import notebook
         "--provider aws --nodes 2 --accelerator A100:8 --spot --profile lab --regions us-east-1,us-west-2 "
         "--instance-type p4d.24xlarge --subnet subnet-0123abcd --ami ami-0123abcd --user ec2-user --jump me@door",
         "--provider aws --iam-instance-profile nodes --reservation cr-0123abcd --ssh-from any --allocation cheapest",
+        "--provider slurm --login me@cluster --partition gpu --account lab --time 2h --gpus-per-node a100:4 --nodes 2 "
+        "--cpus-per-task 8 --exclusive --requeue --setup 'module load cuda' --extra='--mail-type=END --nice=5'",
+        "--provider kubeflow --namespace lab --resources cpu=4,memory=16Gi --node-selector a=b,c=d --volumes /d=mine",
     ],
 )
 def test_the_line_that_makes_a_pool_anew_makes_the_same_pool(given: str) -> None:

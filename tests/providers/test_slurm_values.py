@@ -151,6 +151,11 @@ def test_a_notice_comes_before_the_time_limit(tmp_path: Path, monkeypatch: pytes
     notice = allocation_notice.read()
     assert notice is not None
     assert notice.action == allocation_notice.NOW
+    # Slurm's own signal is right where the limit was lowered since.
+    (tmp_path / allocation_notice.ENDS).write_text(f"{time.time() + 3600:.0f}\n")
+    notice = allocation_notice.read()
+    assert notice is not None
+    assert notice.at == float((tmp_path / allocation_notice.WARNED).read_text()) + allocation_notice.LAST
 
 
 class _Calls:

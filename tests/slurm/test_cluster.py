@@ -94,7 +94,8 @@ def test_an_urgent_job_takes_the_nodes_of_another(cluster: Cluster) -> None:
 @pytest.mark.long
 def test_a_node_without_power_fails_its_job_and_comes_back(cluster: Cluster) -> None:
     job = submit(cluster, "-N2", "--no-requeue", command="srun sleep 600")
-    cluster.wait("it runs", lambda: cluster.state(job) == "RUNNING")
+    # (A node that is lost before its step is there makes the script fail by itself.)
+    cluster.wait("it runs", lambda: sum(line.endswith(": sleep 600") for line in cluster.left(files=False)) == 2)
     cluster.kill(cluster.nodes[1])
     try:
         cluster.wait("Slurm has noticed", lambda: cluster.state(job) == "NODE_FAIL")

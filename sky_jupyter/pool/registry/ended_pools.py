@@ -5,9 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...spec.pool_spec import DEFAULT_JOURNAL, PoolSpec
 from ...util.redaction import without_secrets
+
+if TYPE_CHECKING:
+    from ...providers.line_options import LineOption
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,11 @@ def _given(spec: PoolSpec) -> dict[str, object]:
     if hosts := getattr(provider, "hosts", ()):
         given["hosts"] = ",".join(hosts)
         given["key"] = ",".join(getattr(provider, "key", ()))
-    for name in _OF_PROVIDERS:
+    for name in dict.fromkeys((*_OF_PROVIDERS, *(key for key, one in _declared(provider) if one.metavar))):
         value = getattr(provider, name, None)
         # A class has the default of its fields.
         if value and value != getattr(type(provider), name, None):
-            given[name.replace("_", "-")] = ",".join(value) if isinstance(value, tuple) else value
+            given[name.replace("_", "-")] = _text(value)
     given["region"] = spec.region or given.get("region")
     given["allocation"] = spec.allocation
     if spec.nodes != (len(hosts) or 1):
@@ -102,11 +106,28 @@ def _switches(spec: PoolSpec) -> list[str]:
     accepted = getattr(provider, "accept_host_keys", False) is True
     switches = {"accept-host-keys": accepted, "offline": provider.offline, "keep": spec.keep}
     switches["no-cluster"] = not spec.options.cluster
+    switches |= {key: getattr(provider, key) is True for key, one in _declared(provider) if not one.metavar}
     return [f"--{name}" for name, on in switches.items() if on]
 
 
+def _text(value: object) -> str:
+    """Return a provider's field as its option takes it: several with a comma between, options with a space."""
+    if not isinstance(value, tuple):
+        return str(value)
+    texts = ["=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value]
+    return (" " if any(one.startswith("-") for one in texts) else ",").join(texts)
+
+
+def _declared(provider: object) -> list[tuple[str, LineOption]]:
+    """Return the options that a provider's class declares for the line."""
+    return list(getattr(provider, "line_options", {}).items())
+
+
 def _words(given: Mapping[str, object]) -> list[str]:
-    return [word for name, value in given.items() for word in (f"--{name}", shlex.quote(str(value)))]
+    texts = [(f"--{name}", str(value)) for name, value in given.items()]
+    # A value that looks like an option is joined to its own.
+    pairs = [[f"{name}={text}"] if text.startswith("-") else [name, text] for name, text in texts]
+    return [shlex.quote(word) for pair in pairs for word in pair]
 
 
 def _seconds(value: float | None) -> str | None:

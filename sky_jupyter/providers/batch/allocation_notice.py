@@ -5,6 +5,7 @@ A node's agent calls `read` every few seconds. The words change when the end com
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -25,7 +26,8 @@ def read() -> Interruption | None:
         return None
     ends, warned = _number(Path(where, ENDS)), _number(Path(where, WARNED))
     if warned is not None:
-        return Interruption(NOW, warned + LAST if ends is None else ends)
+        # The limit may have been lowered since the manager wrote it.
+        return Interruption(NOW, min(warned + LAST, ends or math.inf))
     left = None if ends is None else ends - time.time()
     if left is None or left > FIRST:
         return None

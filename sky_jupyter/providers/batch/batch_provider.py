@@ -40,6 +40,12 @@ _PATIENCE = 60.0
 # A job that was left in the queue may be ended by any sweep after so long.
 _MOST_QUEUED = 30 * 86_400.0
 _LINES, _MOST_LOG = 10_000, 1 << 20
+# `ssh` joins its words to a line for the node's shell, so that each of them is quoted.
+_BY_SSH = r"""
+quote="'" quoted="'\\''" line=
+for one; do line+=" '${one//$quote/$quoted}'"; done
+exec ssh -o BatchMode=yes "$0" "exec$line"
+"""
 # Orders whose job this process has ended: an order that is sent once more must not make another one.
 _ended: set[tuple[str, str]] = set()
 # When jobs reach their time limit, as they were listed last.
@@ -52,6 +58,15 @@ class BatchStep(NamedTuple):
     enter: tuple[str, ...]
     raw: tuple[str, ...]
     address: str
+
+    @classmethod
+    def by_ssh(cls, node: str, *before: str) -> BatchStep:
+        """Return how commands are run by the login host's own `ssh`, for schedulers that start steps within jobs only.
+
+        ``before`` are words that make a command one of the job's, such as ``"pbs_attach", "-j", "12"``.
+        """
+        words = ("bash", "-c", _BY_SSH, node, *before)
+        return cls(words, words, node)
 
 
 @dataclass(frozen=True)

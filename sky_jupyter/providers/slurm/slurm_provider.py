@@ -102,7 +102,9 @@ class Slurm(BatchProvider):
         "mem": LineOption("SIZE", "a size such as 64G", "memory of each node"),
         "cpus_per_task": LineOption("N", "a whole number", "processors of each node"),
         "setup": LineOption("LINES", "shell lines", "what runs first in the job, such as 'module load cuda'"),
-        "extra": LineOption("OPTIONS", "options of sbatch", "further options of sbatch, such as --exclusive"),
+        "extra": LineOption("OPTIONS", "options of sbatch", "further options of sbatch, such as --mail-type=END"),
+        "exclusive": LineOption("", "", "whole nodes"),
+        "requeue": LineOption("", "", "queue a preempted job again, and go on in it"),
     }
 
     partition: str | None = None
