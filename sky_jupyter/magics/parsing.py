@@ -514,5 +514,5 @@ def _special_options() -> dict[str, tuple[str, tuple[str, ...]]]:
         for option in options:
             kinds[option.key] = option.flag, (*kinds.get(option.key, ("", ()))[1], kind)
     # In the order of the help.
-    keys = [option.key for option in (*POOL, *POOL_SWITCHES)]
+    keys = [*(option.key for option in POOL), *(switch.key for switch in POOL_SWITCHES)]
     return {key: kinds[key] for key in keys if key in kinds}

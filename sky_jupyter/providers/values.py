@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 QUEUED, PENDING, RUNNING, STOPPED, ENDING, ENDED = "queued", "pending", "running", "stopped", "ending", "ended"
+# What the id of a pool begins with that is not there yet: its job was left in a queue.
+QUEUED_POOL = "queued-"
 # States in which a machine costs nothing, or soon will.
 _GOING = (ENDING, ENDED)
 
@@ -162,4 +164,16 @@ class Order:
     name: str = ""
 
 
-__all__ = ["ENDED", "ENDING", "PENDING", "QUEUED", "RUNNING", "STOPPED", "Charge", "MachineRecord", "Offer", "Order"]
+__all__ = [
+    "ENDED",
+    "ENDING",
+    "PENDING",
+    "QUEUED",
+    "QUEUED_POOL",
+    "RUNNING",
+    "STOPPED",
+    "Charge",
+    "MachineRecord",
+    "Offer",
+    "Order",
+]

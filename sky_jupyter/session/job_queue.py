@@ -1,13 +1,24 @@
-"""Jobs of a batch scheduler before there is a pool: shown, or submitted and left in the queue."""
+"""Jobs of a batch scheduler before there is a pool: shown, or submitted and left in the queue, and taken up by name.
+
+The spec of a pool whose job was left in the queue is kept beside the registry until its job is taken up or gone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import cloudpickle
 
 from ..errors import SpecError
+from ..spec.pool_spec import PoolSpec
+from ..util.atomic_write import atomic_write
+from ..util.state_folder import queued_specs
 
 if TYPE_CHECKING:
-    from ..spec.pool_spec import PoolSpec
+    from collections.abc import Iterator
 
 
 def preview(spec: PoolSpec) -> str:
@@ -17,7 +28,53 @@ def preview(spec: PoolSpec) -> str:
 
 def submit(spec: PoolSpec) -> str:
     """Submit a pool's job and leave it in the queue; return what was done."""
-    return str(_of_jobs(spec, "--detach").enqueue(spec))
+    said = str(_of_jobs(spec, "--detach").enqueue(spec))
+    file = _file(spec.name)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with atomic_write(file) as part:
+        part.write(cloudpickle.dumps(spec))
+    return said
+
+
+def left(name: str | None) -> PoolSpec | None:
+    """Return the spec of a pool whose job waits in a queue, or runs, and was taken up by nobody; None if none does.
+
+    Parameters
+    ----------
+    name : str, optional
+        The pool's name; may be left out where there is one such job.
+
+    Returns
+    -------
+    PoolSpec or None
+        The spec.
+
+    Raises
+    ------
+    ProvisionError
+        If the scheduler cannot be asked.
+    """
+    found = []
+    for spec in _specs([_file(name)] if name is not None else sorted(queued_specs().glob("*"))):
+        if _of_jobs(spec, "--detach").is_left_in_queue(spec):
+            found.append(spec)
+        else:
+            _file(spec.name).unlink(missing_ok=True)
+    return found[0] if len(found) == 1 else None
+
+
+def _specs(files: list[Path]) -> Iterator[PoolSpec]:
+    for file in files:
+        # (A file of another version may be of classes that have changed since.)
+        with contextlib.suppress(Exception):
+            spec = cloudpickle.loads(file.read_bytes())
+            if isinstance(spec, PoolSpec):
+                yield spec
+
+
+def _file(name: str) -> Path:
+    # (A pool's name is a file's, but anything may be asked for.)
+    return queued_specs() / quote(name, safe="")
 
 
 def _of_jobs(spec: PoolSpec, flag: str) -> Any:
@@ -27,4 +84,4 @@ def _of_jobs(spec: PoolSpec, flag: str) -> Any:
     return provider
 
 
-__all__ = ["preview", "submit"]
+__all__ = ["left", "preview", "submit"]

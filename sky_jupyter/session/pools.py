@@ -27,10 +27,12 @@ from ..pool.registry.stopped_pools import STOPPED
 from ..pool.transfer import copy_names as copying
 from ..pool.transfer.transfer_job import Transfer
 from ..providers import kinds, pool_listing
+from ..providers.values import QUEUED_POOL
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import UNKNOWN, rate
 from ..util.text import nearest
 from ..widgets import manager as widgets
+from . import job_queue
 
 _log = logging.getLogger(__name__)
 
@@ -243,7 +245,7 @@ def _take_in(pool: Pool) -> None:
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: threading.Event | None = None) -> Pool:
-    """Attach to a kept pool that lives, and make it the current one.
+    """Attach to a kept pool that lives, or start one in its job in a queue, and make it the current one.
 
     Parameters
     ----------
@@ -276,6 +278,8 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
         registry.close()
     # Of several of one name the newest is meant; the others have their ids.
     chosen = [row for row in rows if name in (None, row.id)] or [row for row in rows if row.name == name][-1:]
+    if not chosen and (queued := person.wait(functools.partial(job_queue.left, name))) is not None:
+        return start_pool(queued, given_up)
     if len(chosen) != 1:
         names = ", ".join(row.name for row in rows) or "none"
         what = "no kept pool lives" if not rows else f"which pool? {names}"
@@ -285,7 +289,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
                 raise PoolError(elsewhere)
         raise PoolError(
             f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook; a job that `%sky up --detach` "
-            "left in a queue is taken up by the same line without --detach"
+            "left in a queue is taken up by its name where that was run, elsewhere by the same line without --detach"
         )
     (row,) = chosen
     if pools.get(row.name) is not None:
@@ -395,6 +399,12 @@ def _elsewhere(name: str) -> str:
                 pool_listing.pools, kinds.restore(purchase.provider, purchase.recipe), purchase.regions
             )
             for found in person.wait(look):
+                if name in (found.name, found.id) and found.id.startswith(QUEUED_POOL):
+                    return (
+                        f"{found}. `%sky up --detach` of other options, or of another computer, left this job in the "
+                        "queue: the same line without --detach takes it up, here too. `%sky sweep "
+                        f"{found.id}` ends it"
+                    )
                 if name in (found.name, found.id):
                     host = found.owner.rpartition("/")[0] or "the computer that made it"
                     return (

@@ -16,6 +16,11 @@ def registry_path() -> Path:
     return platformdirs.user_data_path("sky_jupyter") / "registry.sqlite"
 
 
+def queued_specs() -> Path:
+    """Return the folder of the specs of pools whose jobs were left in a queue."""
+    return registry_path().parent / "queued"
+
+
 def machine_keys() -> Path:
     """Return the folder of the keys of machines that were created for pools."""
     return registry_path().parent / "machine_keys"

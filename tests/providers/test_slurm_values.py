@@ -21,7 +21,9 @@ from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark
 from sky_jupyter.providers.batch.login_calls import LoginCalls, program_of
 from sky_jupyter.providers.slurm import slurm_commands
 from sky_jupyter.providers.values import Order
+from sky_jupyter.session import job_queue
 from sky_jupyter.spec.pool_spec import PoolSpec
+from sky_jupyter.util.state_folder import queued_specs
 
 FULL = sky.Slurm(
     login="me@cluster:2222",
@@ -132,6 +134,9 @@ def test_endings_are_told_apart(row: str, state: str, said: str) -> None:
         def run(self, argv: list[str], stdin: str = "") -> Any:
             return Ran(0, b"JobId=7 Restarts=0", b"")
 
+        def ask_rarely(self, argv: list[str]) -> str:
+            return ""
+
     (job,) = slurm_commands.listed(Calls())  # type: ignore[arg-type]
     assert job.state == state
     assert said in job.reason
@@ -177,6 +182,9 @@ class _Calls:
     def ask(self, argv: list[str], stdin: str = "") -> str:
         return self.run(argv, stdin).out.decode()
 
+    def ask_rarely(self, argv: list[str]) -> str:
+        return ""
+
     def jobs(self, listed: Any) -> Any:
         return listed()
 
@@ -194,6 +202,23 @@ def test_a_job_left_in_the_queue_is_taken_up_by_the_same_options(
     assert list(sky.Slurm(time=time_limit).create(spec, 2, ORDER)) == ids
     updates = [argv[-1] for argv in calls.asked if argv[:2] == ["scontrol", "update"]]
     assert updates == ([f"Comment={JobMark.of(ORDER, 2)}"] if ids[0] == "7/0" else [])
+
+
+def test_the_spec_of_a_job_left_in_the_queue_is_found_by_name_until_the_job_is_taken_up_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    spec = PoolSpec(provider=sky.Slurm(time="2h"), nodes=2, name="p")
+    calls = _Calls(JobMark("queued-p", sky.Slurm(time="2h").left_in_queue(spec, 2), 2))
+    monkeypatch.setattr(sky.Slurm, "calls", calls)
+    assert job_queue.left("p") is None
+    assert "is there already" in job_queue.submit(spec)
+    assert (queued_specs() / "p").stat().st_mode & 0o777 == 0o600
+    assert job_queue.left("p") == job_queue.left(None) == spec
+    assert job_queue.left("q") is None
+    calls.mark = str(JobMark("taken", "up", 2))
+    assert job_queue.left("p") is None
+    assert list(queued_specs().iterdir()) == []
 
 
 def test_an_order_that_is_sent_again_submits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +281,40 @@ def test_a_job_s_start_is_not_guessed_when_the_controller_is_away(
     a_program(tmp_path, monkeypatch, "scontrol", "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1")
     with pytest.raises(Unanswered):
         slurm_commands.listed(LoginCalls(None))
+
+
+def test_a_job_that_waits_is_told_how_many_are_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = f"7|PENDING|Priority|N/A|N/A|N/A|gpu|1||50|{JobMark('p', 't', 1)}"
+    # Two of the partition go before it; a held one, one of a lower priority and one of another partition do not.
+    others = (
+        "90|Priority|gpu|3",
+        "60|Resources|cpu,gpu|4",
+        "99|JobHeldUser|gpu|1",
+        "40|Priority|gpu|9",
+        "70|None|cpu|5",
+    )
+    rows = "\n".join(others)
+    a_program(
+        tmp_path,
+        monkeypatch,
+        "squeue",
+        f"echo x >>{tmp_path}/asked; case $* in *--me*) echo '{mine}';; *) echo '{rows}';; esac",
+    )
+    a_program(tmp_path, monkeypatch, "scontrol", "echo Restarts=0")
+    calls = LoginCalls(None)
+
+    def asked() -> int:
+        return len((tmp_path / "asked").read_text().split())
+
+    for expected in (2, 2):
+        # The second listing comes too early: nothing is asked for it.
+        (job,) = calls.jobs(lambda: slurm_commands.listed(calls))
+        assert job.reason == "the job is pending (Priority), 2 jobs before it"
+        assert asked() == expected
+    # One that follows a change asks for the user's own jobs only.
+    calls.changed()
+    calls.jobs(lambda: slurm_commands.listed(calls))
+    assert asked() == 3
 
 
 def test_times_are_those_of_the_cluster_wherever_the_notebook_is(

@@ -6,6 +6,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.magics.notebook import Cell, notebook
 from tests.pool.pools import begin, run
 from tests.pool.remote import MARKS, nothing_here, wait_until
 from tests.slurm.cluster import Cluster
@@ -103,6 +105,40 @@ def test_a_job_that_waits_says_why_and_an_interrupt_takes_it_out_of_the_queue(cl
             with pytest.raises(KeyboardInterrupt):
                 start.result(timeout=60)
         assert cluster.state(job) == "CANCELLED"
+    finally:
+        cluster.ada(f"scancel {blocker}")
+
+
+@pytest.mark.slow
+def test_a_job_left_in_the_queue_is_attached_to_by_a_later_notebook_while_it_waits(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    blocker = cluster.ada("sbatch --parsable -N2 --exclusive -o /dev/null --wrap 'sleep 600'")
+    cluster.wait("the other job runs", lambda: cluster.state(blocker) == "RUNNING")
+    try:
+        line = f"%sky up --provider slurm --login {cluster.login.name} --offline --nodes 2 --time 10m --name later"
+        with notebook(tmp_path) as first:
+            first.run("%load_ext sky_jupyter")
+            said = first.run(f"{line} --detach").stream()
+            assert "`%sky attach later`" in said
+        (job,) = set(cluster.jobs()) - {blocker}
+        with notebook(tmp_path) as second:
+            second.run("%load_ext sky_jupyter")
+            freed = threading.Event()
+
+            def free(cell: Cell) -> bool:
+                if not freed.is_set() and any("pending (Resources)" in one for one in cell.updates):
+                    freed.set()
+                    cluster.ada(f"scancel {blocker}")
+                return False
+
+            attached = second.run("%sky attach later", until=free)
+            assert attached.status == "ok", attached.outputs
+            assert freed.is_set()
+            assert cluster.jobs() == [job]
+            second.run("%%sky --name later\n6 * 7")
+            assert second.value("_sky.values") == [42, 42]
+            second.run("%sky down")
     finally:
         cluster.ada(f"scancel {blocker}")
 

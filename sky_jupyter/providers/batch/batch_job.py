@@ -144,7 +144,7 @@ def waiting(state: str, reason: str, expected: float | None, ahead: int | None =
     words = f"the job is {state.lower()}"
     words += f" ({reason})" if reason and reason != "None" else ""
     if ahead is not None:
-        words += f", {ahead} before it"
+        words += f", {ahead} {'job' if ahead == 1 else 'jobs'} before it"
     if expected is not None and expected > time.time():
         words += f", expected to start at {time.strftime('%a %H:%M', time.localtime(expected))}"
     return words

@@ -21,7 +21,7 @@ from ...util.background_tasks import map_all
 from ...util.validate import check_flag
 from .. import pool_listing
 from ..line_options import LineOption
-from ..values import ENDED, QUEUED, RUNNING, MachineRecord, Offer, Order
+from ..values import ENDED, QUEUED, QUEUED_POOL, RUNNING, MachineRecord, Offer, Order
 from . import allocation_notice, batch_job, login_calls
 from .batch_job import BatchJob, JobMark
 
@@ -275,12 +275,17 @@ class BatchProvider(ABC):
         for job in self.jobs():
             if job.mark.token == token and job.state in (QUEUED, RUNNING):
                 return f"job {job.id} for pool {spec.name} is there already: {job.reason or job.state}"
-        order = Order(f"queued-{spec.name}", token, until=time.time() + _MOST_QUEUED, name=spec.name)
+        order = Order(f"{QUEUED_POOL}{spec.name}", token, until=time.time() + _MOST_QUEUED, name=spec.name)
         id = self._submitted(spec, spec.nodes, order)[0].partition("/")[0]
         return (
-            f"job {id} for pool {spec.name} is submitted: the same line without --detach takes it up, now or when it "
-            f"runs; if nobody does, it ends {GRACE / 60:.0f} min after its start"
+            f"job {id} for pool {spec.name} is submitted: `%sky attach {spec.name}`, or the same line without "
+            f"--detach, takes it up, now or when it runs; if nobody does, it ends {GRACE / 60:.0f} min after its start"
         )
+
+    def is_left_in_queue(self, spec: PoolSpec) -> bool:
+        """Return True if a job that `enqueue` submitted for a pool waits or runs, and nobody has taken it up."""
+        token = self.left_in_queue(spec, spec.nodes)
+        return any(job.mark.token == token and job.state in (QUEUED, RUNNING) for job in self.jobs())
 
     def left_in_queue(self, spec: PoolSpec, count: int) -> str:
         """Return the token of a job that `enqueue` submits: another pool, or other options, have another one."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ASKED = 5.0
 # Once after a job was submitted: one that need not wait runs by then.
 SOON = 2.0
+# It is asked for other users' jobs, which may be many, at most so often.
+RARELY = 60.0
 # A connection that is not used for so long is closed.
 _IDLE = 60.0
 _PATIENCE = 60.0
@@ -55,6 +57,7 @@ class LoginCalls:
         self._jobs: Sequence[BatchJob] = ()
         self._listed, self._used_at = -ASKED, 0.0
         self._changed, self._pause = False, ASKED
+        self._rare = -RARELY, ""
         self._timer: threading.Timer | None = None
 
     def __str__(self) -> str:
@@ -86,6 +89,19 @@ class LoginCalls:
         text = f"{program} on {self} failed: {said or f'status {done.status}'}"
         # (A signal, as the login host's shutdown or the user's interrupt sends it, says nothing either.)
         return Unanswered(text) if done.status < 0 or _PASSING.search(said) else ProvisionError(text)
+
+    def ask_rarely(self, argv: Sequence[str]) -> str:
+        """Return what a command for more than the user's own jobs printed a minute ago at most; "" if it is unknown.
+
+        It is called while jobs are listed. The next listing is later by as much: the scheduler is not asked more often.
+        """
+        asked, said = self._rare
+        # (A job that was submitted just now may not wait at all.)
+        if self._pause == ASKED and time.monotonic() - asked >= RARELY:
+            done = self.run(argv)
+            said = "" if done.status else done.out.decode("utf-8", "replace")
+            self._rare, self._pause = (time.monotonic(), said), 2 * ASKED
+        return said
 
     def changed(self) -> None:
         """Note that a command has changed a job: what was listed before does not hold."""

@@ -6,6 +6,7 @@ import calendar
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import ProvisionError
@@ -37,7 +38,8 @@ _ENDS: Mapping[str, str] = {
 }
 # Reasons of a job that is completing.
 _CAUSES: Mapping[str, str] = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL"}
-_RELEASE = re.compile(r"slurm\S* (\d+)\.(\d+)")
+# Reasons of a job that is in nobody's way: it could not begin now, however many nodes were free.
+_HELD = ("BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldAdmin", "JobHeldUser", "PartitionTimeLimit")
 _NODE = re.compile(r"\bNodeName=(\S+)")
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
@@ -49,7 +51,25 @@ def listed(calls: LoginCalls) -> list[BatchJob]:
     marked = [(row, mark) for row in rows if (mark := JobMark.parse(row[-1])) is not None]
     more = {row[0]: _more(calls, row[0]) for row, _ in marked if row[1] in (*_WAITS, *_RUNS, *_GOES, "FAILED")}
     nodes = expanded(calls, [row[8] for row, _ in marked])
-    return [_job(row, mark, nodes.get(row[8], ()), *more.get(row[0], (0, False, False))) for row, mark in marked]
+    found = [_job(row, mark, nodes.get(row[8], ()), *more.get(row[0], (0, False, False))) for row, mark in marked]
+    return [
+        _placed(calls, job, row) if row[1] == "PENDING" else job for job, (row, _) in zip(found, marked, strict=True)
+    ]
+
+
+def _placed(calls: LoginCalls, job: BatchJob, row: Sequence[str]) -> BatchJob:
+    """Return a job that waits, with how many of its partitions have a higher priority, if that is known."""
+    partitions, own = set(row[6].split(",")), row[9]
+    if not own.isdecimal() or row[2] in _HELD:
+        return job
+    ahead = 0
+    for line in calls.ask_rarely(["squeue", "-h", "-t", "PENDING", "-o", "%Q|%r|%P|%i"]).splitlines():
+        priority, _, rest = line.partition("|")
+        why, _, rest = rest.partition("|")
+        queue, _, id = rest.partition("|")
+        if priority.isdecimal() and why not in _HELD and partitions & set(queue.split(",")) and id != job.id:
+            ahead += int(priority) > int(own)
+    return replace(job, reason=waiting(row[1], row[2], job.started, ahead)) if ahead else job
 
 
 def _more(calls: LoginCalls, id: str) -> tuple[int, bool, bool]:
