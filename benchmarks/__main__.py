@@ -20,6 +20,7 @@ SUBJECTS = {
     "start": "start",
     "output": "output",
     "journal": "journal",
+    "registry": "registry",
     "page": "page",
     "watch": "watch",
     "array": "array",

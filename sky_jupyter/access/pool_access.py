@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PoolError
-from ..pool.registry.registry import KEPT_RUNS, PoolRow, Registry, RunRow, refuse_elsewhere, sweep
+from ..pool.registry.registry import PoolRow, Registry, RunRow, refuse_elsewhere, sweep
 from ..pool.registry.stopped_pools import STOPPED
 from ..util.text import nearest
 from . import kernel_requests, pool_facts
@@ -84,13 +84,9 @@ class PoolAccess:
 
         Raises PoolError if there is none, or several begin like this.
         """
-        known = self.registry.runs(row.id, KEPT_RUNS)
-        fitting = [one for one in known if one.id.startswith(run)] if run else known[:1]
-        exact = [one for one in fitting if one.id == run] or fitting
-        if len(exact) == 1:
-            return exact[0]
-        if exact:
-            raise PoolError(f"several runs begin with {run!r}: {', '.join(one.id for one in exact)}")
+        found = self.registry.run(run, row.id) if run else next(iter(self.registry.runs(row.id, 1)), None)
+        if found is not None:
+            return found
         raise PoolError(f"pool {row.name!r} has no run {run!r}" if run else f"nothing has run on pool {row.name!r} yet")
 
     def ask(self, row: PoolRow, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def of_run(run: RunRow) -> dict[str, Any]:
 
 def active(registry: Registry, row: PoolRow) -> list[RunRow]:
     """Return the runs that go on on a pool, as far as is known here."""
-    on = [run for run in registry.runs(row.id, SHOWN_RUNS) if run.state == "running"]
+    on = registry.running_runs(row.id, SHOWN_RUNS)
     if row.owner_lives or row.provider != "local":
         return on
     # Nobody was there to record how they ended; their nodes know.

@@ -21,6 +21,8 @@ from ..pool.registry.rows import PoolRow, clock
 from ..pool.registry.stopped_pools import STOPPED
 from .runs_table import opened_registry, short
 
+_SHOWN_RUNS = 20
+
 
 def news() -> list[str]:
     """Sweep what a crash left and describe the kept pools, a line each.
@@ -162,7 +164,7 @@ def _kept(registry: Registry, row: PoolRow) -> str:
     if protocol not in (None, PROTOCOL):
         return unfit(row.name, protocol or 0)
     # Of other machines it is known what began there, and not whether it has ended since.
-    found = sorted(running(row)) if near else [run.id for run in registry.runs(row.id) if run.state == "running"]
+    found = sorted(running(row)) if near else [run.id for run in registry.running_runs(row.id, _SHOWN_RUNS)]
     for id in found:
         run = registry.run(id)
         if run is not None:

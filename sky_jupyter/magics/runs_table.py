@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..errors import PoolError
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
-from ..pool.registry.registry import KEPT_RUNS, Registry
+from ..pool.registry.registry import Registry
 from .parsing import ParsedLine
 
 _SHOWN = 20
@@ -63,9 +63,9 @@ def _oldest_first(known: Mapping[str, tuple[float, Pool]], chosen: Sequence[Pool
     with contextlib.suppress(PoolError):
         for pool in chosen:
             pool.registry.flush()
-        place = {row.id: -number for number, row in enumerate(chosen[0].registry.runs(limit=KEPT_RUNS))}
+        place = chosen[0].registry.numbers(list(known))
     # One that the registry does not know is told by its own time, and comes before the others.
-    return sorted(known, key=lambda run: (place.get(run, -KEPT_RUNS), known[run][0]))
+    return sorted(known, key=lambda run: (place.get(run, 0), known[run][0]))
 
 
 def table(name: str | None) -> str:

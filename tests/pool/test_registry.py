@@ -26,11 +26,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sky_jupyter.errors import PoolError
-from sky_jupyter.pool.registry import folder_removal
+from benchmarks.registry import fill
+from sky_jupyter.errors import PoolError, SpecError
+from sky_jupyter.pool.registry import folder_removal, retention
 from sky_jupyter.pool.registry import registry as registry_module
 from sky_jupyter.pool.registry.database import VERSION
 from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.registry.retention import Retention
 from sky_jupyter.util import process_identity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,13 +223,14 @@ def test_the_file_stays_small(registry: Registry) -> None:
         if number:
             registry.run_ended(f"r{number}", "ok", 1.0)
     registry.flush()
-    registry.forget_ended(runs=10, pools=5)
+    registry.retention = Retention(runs=10, pools=5)
+    registry.forget_ended()
     assert [row.id for row in registry.runs()] == [*(f"r{n}" for n in range(29, 19, -1)), "r0"]
     assert [id for (id,) in ask(registry.path, "SELECT id FROM pools")] == ["live", *(f"p{n}" for n in range(25, 30))]
 
 
 def test_a_long_notebook_forgets_by_itself(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "KEPT_RUNS", 20)
+    registry.retention = Retention(runs=20)
     monkeypatch.setattr(registry_module, "_TIDY_EVERY", 50)
     for number in range(200):
         registry.run_began(f"r{number}", "p", "")
@@ -653,6 +656,7 @@ def test_two_sweeps_at_the_same_time_end_a_pool_once(
     code = """
 import sys
 from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.registry.retention import Retention
 print("ready", flush=True)
 sys.stdin.readline()
 print(*sweep(Registry()))
@@ -1020,3 +1024,90 @@ def test_a_file_with_phases_is_one_that_earlier_versions_use(registry: Registry,
     # What such a version looks at before it uses a file.
     assert ask(path, "PRAGMA user_version") == [(VERSION,)]
     assert {"pools", "runs"} <= {name for (name,) in ask(path, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+# A registry after a year's use.
+
+
+def steps(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return how many steps SQLite takes for what a cell, a page and loading the extension ask of a registry."""
+    taken = 0
+
+    def count() -> int:
+        nonlocal taken
+        taken += 1
+        return 0
+
+    def counted(path: Path, patience: float) -> sqlite3.Connection:
+        connection = registry_module_connect(path, patience)
+        connection.set_progress_handler(count, 1)
+        return connection
+
+    registry_module_connect = registry_module.connect
+    monkeypatch.setattr(registry_module, "connect", counted)
+    registry.pools()
+    operations: dict[str, Callable[[], object]] = {
+        "pools": registry.pools,
+        "a live pool": lambda: registry.own("live"),
+        "newest runs": lambda: registry.runs(limit=5),
+        "runs of a pool": lambda: registry.runs("live", 5),
+        "running runs": lambda: registry.running_runs("live"),
+        "a run": lambda: registry.run("live3"),
+        "a run by its beginning": lambda: registry.run("live3"[:4] + "4"),
+        "a run of a pool": lambda: registry.run("live3", "live"),
+        "numbers": lambda: registry.numbers(["live1", "live2", "none"]),
+        "a cell's begin": lambda: registry.run_began("new", "live", "x"),
+        "a cell's end": lambda: registry.run_ended("new", "ok", 1.0),
+        "a sweep": lambda: sweep(registry),
+        "a pool's end": lambda: registry.update("live", "ended"),
+    }
+    found = {}
+    for name, operation in operations.items():
+        taken = 0
+        operation()
+        registry.flush()
+        found[name] = taken
+    monkeypatch.undo()
+    return found
+
+
+def test_what_is_asked_of_a_registry_does_not_depend_on_how_many_runs_and_pools_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for runs, pools in ((100, 10), (10_000, 200)):
+        fill(tmp_path / f"{runs}.sqlite", runs, pools)
+        registry = Registry(tmp_path / f"{runs}.sqlite")
+        registry.retention = Retention(1_000_000, 1_000_000)
+        taken.append(steps(registry, monkeypatch))
+        registry.close()
+    few, many = taken
+    # A tree of pages that is one level higher costs no step.
+    assert {name: (few[name], many[name]) for name in few if many[name] > few[name] + 10} == {}
+
+
+def test_a_file_that_is_to_shrink_does_so_in_parts_that_hold_up_nobody(
+    path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_AT_ONCE", 300)
+    fill(path, 1000, 20)
+    registry.retention = Retention(runs=200, pools=5)
+    left = []
+    for _ in range(4):
+        registry.forget_ended()
+        left += ask(path, "SELECT count(*) FROM runs")
+    assert left == [(710,), (410,), (200,), (200,)]
+    assert [row.id for row in registry.pools()] == ["live"]
+
+
+def test_how_much_is_kept_is_set_in_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Registry(path).retention == Retention(1000, 200)
+    monkeypatch.setenv("SKY_KEEP_RUNS", "100000")
+    monkeypatch.setenv("SKY_KEEP_POOLS", " ")
+    assert Registry(path).retention == Retention(100_000, 200)
+    for wrong in ("0", "-1", "many", "1.5", "100000000"):
+        monkeypatch.setenv("SKY_KEEP_POOLS", wrong)
+        with pytest.raises(
+            SpecError, match=f"SKY_KEEP_POOLS must be a whole number from 1 to 10,000,000, not '{wrong}'"
+        ):
+            Registry(path)

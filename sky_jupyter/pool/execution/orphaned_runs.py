@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...node.protocol import rpc
 from ..base.event_loop import loop
 from ..context import PoolContext
-from ..registry.registry import KEPT_RUNS
 
 if TYPE_CHECKING:
     from ..registry.registry import Registry
@@ -46,8 +45,8 @@ def take_stock(pool: StockContext) -> None:
     on = {id for id, facts in known.items() if not facts["over"]}
     # Guests' runs that wait have sent what they need.
     on |= loop().call(pool.supervisor.turns.queued())
-    for row in pool.registry.runs(pool.id, limit=KEPT_RUNS):
-        if row.state != "running" or row.id in on:
+    for row in pool.registry.running_runs(pool.id):
+        if row.id in on:
             continue
         result = pool.log(row.id) if row.id in known else None
         # No node knows it: it had not begun, or its journal was evicted.

@@ -47,6 +47,12 @@ _MORE = {
     },
     "runs": {"cell": "INTEGER NOT NULL DEFAULT 0"},
 }
+# Added in the same way. What is asked while a cell runs, or a page looks, must not depend on how many rows there are.
+_INDICES = {
+    "runs_by_pool": "runs (pool)",
+    "runs_running": "runs (pool) WHERE state = 'running'",
+    "pools_live": "pools (name) WHERE state != 'ended'",
+}
 _making = threading.Lock()
 
 
@@ -119,8 +125,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _missing(connection: sqlite3.Connection) -> list[str]:
-    """Return the statements that add missing columns."""
-    found = []
+    """Return the statements that add missing columns and indices."""
+    indices = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    found = [f"CREATE INDEX {name} ON {what}" for name, what in _INDICES.items() if name not in indices]
     for table, columns in _MORE.items():
         there = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
         found += [

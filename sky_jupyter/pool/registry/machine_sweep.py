@@ -38,7 +38,6 @@ SWEEP_LIMIT = TIMEOUTS.machines.sweep
 _FIRST_PAUSE, _LONGEST_PAUSE = TIMEOUTS.machines.sweep_pause, TIMEOUTS.machines.longest_sweep_pause
 _STRAYS = TIMEOUTS.machines.strays
 _BESIDE = 8
-_MOST_RUNS = 1000
 
 
 @dataclass
@@ -252,8 +251,7 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
         return False
     if row.unfinished:
         return True
-    running = any(run.state == "running" for run in registry.runs(row.id, _MOST_RUNS))
-    return lease_expiry.has_ended(row, running=running)
+    return lease_expiry.has_ended(row, running=bool(registry.running_runs(row.id, 1)))
 
 
 def _stays_stopped(row: PoolRow | None) -> bool:

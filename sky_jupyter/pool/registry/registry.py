@@ -29,11 +29,12 @@ from ..base.timeouts import TIMEOUTS
 from . import folder_removal as pool_folders
 from . import lease_expiry
 from .database import all_or_nothing, connect, inode, why_not
+from .retention import Retention
 from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row
 from .rows import run_row as read_run
 
 PATIENCE = TIMEOUTS.registry.busy
-KEPT_RUNS, KEPT_POOLS, KEPT_PHASES = 1000, 200, 100
+KEPT_PHASES = 100
 _MOST_TOOK = 1e6
 _TIDY_EVERY = 500
 _MAX_POOLS = 1000
@@ -41,6 +42,8 @@ _MAX_TOLD = 100
 # A pool without updates for this long counts as ended if its processes are visible from here; else it is not listed.
 _FORGOTTEN = 30 * 86_400.0
 _MAX_NODES, _MAX_WORDS = 1000, 10_000
+# What begins with a text is below the text with this after it.
+_LAST = "\U0010ffff"
 
 
 class Registry:
@@ -55,11 +58,17 @@ class Registry:
         The file, by default `default_path`.
     patience : float
         Timeout in seconds while another process writes.
+
+    Raises
+    ------
+    SpecError
+        If the environment has an impossible `Retention`.
     """
 
     def __init__(self, path: Path | None = None, patience: float = PATIENCE) -> None:
         self.path = path or default_path()
         self.patience = patience
+        self.retention = Retention.read()
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
@@ -286,8 +295,8 @@ class Registry:
                     "SELECT substr(name, 1, 64) FROM pools WHERE id = ? AND state = 'ended'", (id,)
                 ).fetchone()
                 return None if found is None else str(found[0])
-        runs = any(run.state == "running" for run in self.runs(id, KEPT_RUNS))
-        return None if row.keep or row.owner_lives or not row.is_here or runs else row.name
+        runs = row.keep or row.owner_lives or not row.is_here or self.running_runs(id, 1)
+        return None if runs else row.name
 
     def pool(self, name_or_id: str) -> PoolRow | None:
         """Return the live pool of this id or name; prefer local, kept ones."""
@@ -302,7 +311,7 @@ class Registry:
     def _pools(self, connection: sqlite3.Connection, where: str = "1", *values: Any) -> list[PoolRow]:
         rows = connection.execute(
             f"SELECT {POOL_COLUMNS} FROM pools WHERE state != 'ended' AND ({where}) AND ({_NOT_FORGOTTEN}) "
-            "ORDER BY rowid DESC LIMIT ?",
+            "ORDER BY +rowid DESC LIMIT ?",
             (*values, *_here_or_young(), _MAX_POOLS),
         ).fetchall()
         return [row for values in reversed(rows) if (row := self._readable(pool_row, values, "pool")) is not None]
@@ -332,20 +341,32 @@ class Registry:
         self._write_later("UPDATE runs SET state = ?, elapsed = ? WHERE id = ?", (state, elapsed, id))
         self._ends += 1
         if self._ends % _TIDY_EVERY == 0:
-            for statement, count in _forgetting(KEPT_RUNS, KEPT_POOLS):
-                self._write_later(statement, (count,))
+            for statement, values in self.retention.statements():
+                self._write_later(statement, values)
 
     def runs(self, pool: str | None = None, limit: int = 50) -> list[RunRow]:
         """Return the runs, of a pool's id or of all, the newest first."""
         where, values = ("pool = ?", (pool,)) if pool is not None else ("1", ())
         return self._runs(where, values, limit)
 
-    def run(self, id_or_prefix: str) -> RunRow | None:
-        """Return the run of this id or prefix of one.
+    def running_runs(self, pool: str, limit: int = 1000) -> list[RunRow]:
+        """Return the runs of a pool's id that have not ended, the newest first."""
+        return self._runs("pool = ? AND state = 'running'", (pool,), limit)
+
+    def numbers(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the runs' places in the order of their begin; unknown ones have none."""
+        self.flush()
+        with self.connection() as connection:
+            found = [connection.execute("SELECT id, rowid FROM runs WHERE id = ?", (id,)).fetchone() for id in ids]
+        return dict(pair for pair in found if pair is not None)
+
+    def run(self, id_or_prefix: str, pool: str | None = None) -> RunRow | None:
+        """Return the run of this id or prefix of one, of all or of a pool's id.
 
         Raises PoolError, with the candidates, if the prefix is ambiguous.
         """
-        found = self._runs("substr(id, 1, ?) = ?", (len(id_or_prefix), id_or_prefix), 10) if id_or_prefix else []
+        where = "id >= ? AND id < ? AND coalesce(pool = ?, 1)"
+        found = self._runs(where, (id_or_prefix, id_or_prefix + _LAST, pool), 10) if id_or_prefix else []
         exact = [row for row in found if row.id == id_or_prefix] or found
         if len(exact) > 1:
             raise PoolError(f"several runs begin with {id_or_prefix!r}: {', '.join(row.id for row in exact)}")
@@ -388,11 +409,10 @@ class Registry:
                 took.setdefault(phase, []).append(seconds)
         return {phase: median(found) for phase, found in took.items()}
 
-    def forget_ended(self, runs: int = KEPT_RUNS, pools: int = KEPT_POOLS) -> None:
-        """Delete all but the newest ended runs and pools."""
+    def forget_ended(self) -> None:
+        """Delete the oldest ended runs and pools, as its retention says."""
         with self.transaction() as connection:
-            for statement, count in _forgetting(runs, pools):
-                connection.execute(statement, (count,))
+            self.retention.apply(connection)
 
     # -- the writer --------------------------------------------------------------------------------
 
@@ -507,8 +527,7 @@ def _is_over(registry: Registry, row: PoolRow) -> bool:
         return False
     if row.unfinished or time.time() - row.heard > _FORGOTTEN:
         return True
-    running = any(run.state == "running" for run in registry.runs(row.id, KEPT_RUNS))
-    return lease_expiry.has_ended(row, running=running)
+    return lease_expiry.has_ended(row, running=bool(registry.running_runs(row.id, 1)))
 
 
 def _host_of(pool: str) -> process_identity.ProcessIdentity | None:
@@ -572,15 +591,6 @@ _FORGETTING_PHASES: Sequence[tuple[str, tuple[int, ...]]] = (
     ),
     ("DELETE FROM phases WHERE ?1 = ?1 AND rowid <= (SELECT max(rowid) FROM phases) - ?2", (20 * KEPT_PHASES,)),
 )
-
-
-def _forgetting(runs: int, pools: int) -> list[tuple[str, int]]:
-    runs_gone = "state != 'running' AND rowid NOT IN (SELECT rowid FROM runs WHERE state != 'running' "
-    pools_gone = "state = 'ended' AND rowid NOT IN (SELECT rowid FROM pools WHERE state = 'ended' "
-    return [
-        (f"DELETE FROM runs WHERE {runs_gone} ORDER BY rowid DESC LIMIT ?)", runs),
-        (f"DELETE FROM pools WHERE {pools_gone} ORDER BY rowid DESC LIMIT ?)", pools),
-    ]
 
 
 def running(row: PoolRow) -> set[str]:

@@ -217,6 +217,8 @@ def _is_sound(row: Sequence[Any]) -> bool:
 
 
 def _old(registry: Registry, traces: Sequence[RemotePart]) -> list[RemotePart]:
+    if not traces:
+        return []
     with registry.connection() as connection:
         rows = connection.execute("SELECT id, coalesce(ended, 0) FROM pools WHERE state = 'ended'").fetchall()
     ended = {id: when for id, when in rows if isinstance(when, (int, float))}
