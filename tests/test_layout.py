@@ -19,7 +19,7 @@ PACKAGE = ROOT / "sky_jupyter"
 ONLY = {("display", "pool"): {"pool.base.events"}, ("server", "pool"): {"pool.registry"}}
 # Nodes have these besides Python.
 NODE_LIBRARIES = {"cloudpickle", "dask", "distributed", "ipykernel", "IPython", "jupyter_client", "psutil"}
-NODE_LIBRARIES |= {"tornado", "traitlets", "zmq", "comm", "exceptiongroup"}  # what those bring
+NODE_LIBRARIES |= {"tornado", "traitlets", "zmq", "comm", "exceptiongroup", "msgpack"}  # what those bring
 HEAVY = ["distributed", "dask", "numpy", "IPython", "ipykernel", "jupyter_client", "zmq"]
 HEAVY += ["boto3", "paramiko", "kubernetes", "kubeflow", "jax", "keras", "torch", "pandas"]
 

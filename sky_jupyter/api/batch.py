@@ -19,7 +19,9 @@ from ..capture.ledger import Ledger
 from ..display import views as display
 from ..pool.base.event_loop import counting_interrupts
 from ..pool.base.timed_queue import TimedQueue
-from ..pool.execution.tasks import FunctionBundle, TaskRequest, TaskRun
+from ..pool.execution.short_calls import ShortCall
+from ..pool.execution.task_context import FunctionBundle
+from ..pool.execution.tasks import TaskRequest, TaskRun
 from ..pool.pool import Pool
 from ..session import calls_view, cells
 from .streaming_functions import refuse
@@ -152,6 +154,8 @@ class Batch:
         self._closed = self._stopped = self._failed = False
         self._began = time.perf_counter()
         self._lock = threading.Lock()
+        # Interrupts that came before it was waited for.
+        self.pressed = 0
         self.id = ""
         self.title = title
         self.run_view = calls_view.joined(live, title, waited=waited)
@@ -268,6 +272,26 @@ class Batch:
             # Whoever counts them outside of this does; where nobody does, it is raised here.
             signal.raise_signal(signal.SIGINT)
 
+    def take_up(self, short: ShortCall, call: PendingCall[Any], presses: int = 0) -> None:
+        """Have a short call that was opened go on as the task of this batch.
+
+        Parameters
+        ----------
+        short : ShortCall
+            The call.
+        call : PendingCall
+            What it was made of.
+        presses : int
+            How often it was interrupted.
+        """
+        self.pressed = presses
+        run = self.live.calls.take_up(short, call.retries, self.run_view.listener())
+        run.passing = self.many
+        sent = self.left[0] = InFlightTask((0,), (), run, len(short.arguments))
+        self._open, self.id = 1, run.call
+        self.live.registry.run_began(self.id, self.live.id, self.title)
+        run.task.add_done_callback(lambda _: self._on_end(sent))
+
     def _on_end(self, sent: InFlightTask) -> None:
         """Note on the manager's loop that a task is over."""
         self.left.pop(sent.places[0], None)
@@ -324,6 +348,8 @@ class Batch:
             When it was interrupted here.
         """
         with counting_interrupts() as presses:
+            presses.extend([None] * self.pressed)
+            self.pressed = 0
             sent = self._wait_for_next(presses)
             if presses:
                 if sent is not None:

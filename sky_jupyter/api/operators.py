@@ -12,7 +12,8 @@ from ..display import views as display
 from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
 from ..errors import PoolError, SpecError
-from ..pool.base.events import NoticeEvent
+from ..pool.base.events import Event, NoticeEvent
+from ..pool.execution.short_calls import ShortCall
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.runs.broadcast_error import BroadcastError
@@ -21,7 +22,7 @@ from ..pool.runs.run import Run
 from ..session import cells
 from ..session.pools import Holder, live_pool, renew_taken
 from ..util.validate import brief
-from . import streaming_functions, streams
+from . import short_way, streaming_functions, streams
 from .batch import Batch, InFlightTask, main, name_of, note_restarts
 from .futures import Future, settle, settler
 
@@ -61,7 +62,15 @@ class Runner:
         live = self.live_pool
         if streaming_functions.streams(call):
             return streams.begin(live, call)
-        (result,) = run_all(live, [call], f"{name_of(call)} >> {live.spec.name}", many=False)
+        title = f"{name_of(call)} >> {live.spec.name}"
+        if (sent := short_way.begin(live, call)) is not None:
+            presses = short_way.wait(live, sent)
+            if sent.opened:
+                return _run_opened(live, call, sent, title, presses)
+            if presses:
+                raise KeyboardInterrupt(f"{title} was interrupted")
+            return short_way.values(sent)[0]
+        (result,) = run_all(live, [call], title, many=False)
         return result
 
     def run_async(self, call: PendingCall[T]) -> Future[T]:
@@ -104,9 +113,21 @@ class Runner:
             streaming_functions.refuse(call, "with `@`: its iterator can be read once")
         if streaming_functions.streams(call):
             return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
+        notes: list[Event] = []
+        opened, presses = None, 0
+        if (sent := short_way.begin(live, call, everywhere=True, notes=notes)) is not None:
+            presses = short_way.wait(live, sent)
+            if not sent.opened and not presses:
+                return short_way.values(sent)
+            if not sent.sent or not sent.opened:
+                if presses:
+                    raise KeyboardInterrupt(f"{call.function!r} was interrupted")
+            else:
+                opened = sent
         left = call.retries or 0
         while True:
-            run, result = _broadcast(live, call, left)
+            run, result = _broadcast(live, call, left, opened, presses, notes)
+            opened, presses, notes = None, 0, []
             if not (left and _lost(run)):
                 break
             left -= 1
@@ -248,18 +269,31 @@ def _check_group(group: object, method: str) -> None:
         raise SpecError(f"{method} takes several calls, such as f(x) & g(y), not {brief(group)}")
 
 
-def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellResult]:
-    """Make one attempt at a call on every rank, with so many retries left."""
-    note_restarts(live)
-    payload = call.function.__wrapped__, call.args, call.kwargs
-    blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
+def _broadcast(
+    live: Pool, call: PendingCall[T], left: int, opened: ShortCall | None, presses: int, notes: Sequence[Event]
+) -> tuple[Run, CellResult]:
+    """Make one attempt at a call on every rank, with so many retries left.
+
+    ``opened`` is what it was on the short way, with the interrupts that it had there.
+    """
     title = f"{name_of(call)} @ {live.spec.name}"
     about: dict[str, Any] = {"results": False, "pool": live.spec.name, "cost": live.pricing}
-    view = display.run_view(title, range(live.spec.world_size), **about)
     with live.stopping():
-        with display.DelayedView("values", pool=live.spec.name) as late:
-            listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
-            run = live.begin_call(blob, capture, timeout=call.timeout, asks=can_ask(), title=name_of(call), **listeners)
+        if opened is not None:
+            view = display.run_view(title, range(live.spec.world_size), **about)
+            run = live.take_up(opened, view.on_event, asks=can_ask(), presses=presses)
+        else:
+            note_restarts(live)
+            payload = call.function.__wrapped__, call.args, call.kwargs
+            blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
+            view = display.run_view(title, range(live.spec.world_size), **about)
+            for note in notes:
+                view.on_event(note)
+            with display.DelayedView("values", pool=live.spec.name) as late:
+                listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
+                run = live.begin_call(
+                    blob, capture, timeout=call.timeout, asks=can_ask(), title=name_of(call), **listeners
+                )
         try:
             interrupted = live.wait(run, background_prompts.looking(view.refresh))
             result = live.finish(run)
@@ -283,6 +317,17 @@ def _lost(run: Run) -> list[Outcome]:
     if run.timed_out is not None:
         return []
     return [outcome for outcome in run.outcomes.values() if outcome.status == "lost"]
+
+
+def _run_opened(live: Pool, call: PendingCall[T], sent: ShortCall, title: str, presses: int) -> T:
+    """Wait for a call of one rank that was opened, and return its value."""
+    with Batch(live, (), title, waited=True, many=False) as batch:
+        batch.take_up(sent, call, presses)
+        values: dict[int, Any] = {}
+        for one in batch:
+            values.update(batch.take(one))
+    value: T = values[0]
+    return value
 
 
 def run_all(

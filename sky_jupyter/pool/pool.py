@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import time
@@ -32,8 +33,10 @@ from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
 from .execution.orphaned_runs import take_stock
 from .execution.parallel_loops import Call, PoolExecutor
+from .execution.short_calls import ShortCall
 from .execution.supervisor import Supervisor
-from .execution.tasks import FunctionBundle, PoolTasks, TaskRequest, TaskRun
+from .execution.task_context import FunctionBundle
+from .execution.tasks import PoolTasks, TaskRequest, TaskRun
 from .execution.unresponsive_processes import Watchdog
 from .execution.user_answers import answer_questions
 from .hosts import remote_host as remote
@@ -379,6 +382,36 @@ class Pool:
                 send_values.discard(self, run)
                 raise
         return shipped
+
+    def surround(self, modules: frozenset[str], listener: Listener) -> dict[str, Any]:
+        """Return what ranks are told besides of a function whose files they have; what is new is sent."""
+        with self.explaining_end():
+            code = self.code.local.look(modules)
+            packages = self.packages.check(code.others, listener, ignore, no_tick, put=False)
+            settings, notes = self.settings.follow(modules)
+            for text in filter(None, (code.news, *notes)):
+                listener(NoticeEvent(text))
+            brought = self.code.bring(code, self.hosts, ignore, no_tick)
+            return {**packages, **settings, **self.pythons.reader, **brought}
+
+    def take_up(self, short: ShortCall, listener: Listener, *, asks: bool, presses: int) -> Run:
+        """Have a short call of all ranks that was opened go on as a run; return that. See `begin_call`."""
+        run = Run(short.id, {rank: rank // self.spec.ranks_per_node for rank in short.ranks}, listener)
+        run.capture, run.shape, run.incarnations = short.function.bundle.capture, self.shape, short.incarnations
+        run.limit, run.kind, run.title, run.code = "timeout", "call", short.title, "a function call"
+        inline = base64.b64encode(short.arguments).decode()
+        content = {"kind": "call", **short.function.content, "inline": inline, **self._asking(run, asks=asks)}
+        ends = {rank: one.end() for rank, one in short.results.items()}
+        self.current = run
+        self.supervisor.add(run)
+        self.events.add(run.events)
+        opened = self.supervisor.execute_opened(run, content, DEFAULT_GRACE, short.about.get("timeout"), ends)
+        run.task = loop().submit(opened)
+        self.registry.run_began(run.id, self.id, run.code, list(run.outcomes), 0)
+        if presses:
+            run.early = True
+            self.press(run, presses)
+        return run
 
     def _asking(self, run: Run, *, asks: bool) -> dict[str, bool]:
         """Return what tells the ranks that the user can be asked; nothing if that is not so."""

@@ -60,6 +60,7 @@ from .name_inspection import NameInspection
 from .name_listing import NameListing
 from .run_turns import RunTurns
 from .shared_state_client import SharedStateProxy
+from .short_call_relay import ShortCallRelay
 from .stream_relay import StreamRelay
 from .task_calls import TaskRunner
 from .terminals import TerminalService
@@ -105,10 +106,9 @@ class Agent:
         self.devices = [device for share in shares for device in share.all] or devices.all
         self.sampler: metrics.Sampler | None = None
         self.began = time.monotonic()
-        self.apps = contextlib.ExitStack()
         self.entered_apps = False
-        # Sockets that reserve the coordinators' ports.
-        self.ports = contextlib.ExitStack()
+        # What plugins run here; sockets that reserve the coordinators' ports.
+        self.apps, self.ports = contextlib.ExitStack(), contextlib.ExitStack()
         self.folder = pool_folder / f"n{node}"
         self.pool_folder, self.config, self.node = pool_folder, config, node
         # Tells a manager that reconnects whether the kernels are still the same.
@@ -164,6 +164,7 @@ class Agent:
         self.inspection = NameInspection(self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
         self.tasks = TaskRunner(self)
+        self.short = ShortCallRelay(self, self.tasks)
         self.comms = comm_hooks.load(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
         self.streams = StreamRelay(self)
         self.inputs = InputRelay(self)
@@ -201,7 +202,7 @@ class Agent:
         A known id answers with its state instead. ``about`` is what a later manager needs to know of the run, besides
         its ranks and content.
         """
-        if run in self.runs:
+        if run in self.runs or self.open_short(run):
             return {"state": "known", "first": 0, "count": 0, "data": b""}
         self.turns.begin((about or {}).get("turn"))
         record = self.begin(run, ranks, content, about)
@@ -497,6 +498,8 @@ class Agent:
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
         """Add a rank's event to its run's journal and forward it."""
         record = self.runs.get(run)
+        if record is None and self.open_short(run):
+            record = self.runs[run]
         if event["kind"] == "end":
             self.tasks.on_end(run, event)
             self.inputs.on_over(rank, run)
@@ -537,6 +540,7 @@ class Agent:
 
     def on_comm(self, rank: int, message: dict[str, Any], run: str) -> None:
         """Take a comm message that a rank's code sent to the pages."""
+        self.open_short(run)
         self.comms.on_message(rank, message, run if run in self.runs else "")
         self.flush_soon()
 
@@ -554,6 +558,7 @@ class Agent:
         elif content.get("to") == "stream":
             self.streams.on_ask(tell, content, data)
         elif content.get("to") == "input":
+            self.open_short(rank.busy_with or "")
             self.inputs.on_ask(rank, tell, content)
         elif content.get("to") == rank_environment.TO:
             self.terminals.on_told(content)
@@ -569,6 +574,10 @@ class Agent:
         self.flush_soon()
         if self.ranks[rank].surprise and self.send is not None:
             self.send({"ended": rank, "text": self.ranks[rank].surprise, "node": self.node})
+
+    def open_short(self, run: str) -> bool:
+        """Give a short call a journal, unless it has one; return False for an unknown one."""
+        return self.short.open(run)
 
     def flush_soon(self) -> None:
         if self._flusher is None:

@@ -49,6 +49,10 @@ class AgentContext(Protocol):
     @property
     def ranks(self) -> Mapping[int, RankKernel]: ...
 
+    def open_short(self, run: str) -> bool:
+        """Give a short call a journal, unless it has one; return False for an unknown one."""
+        ...
+
     def known(self, run: str) -> RunRecord:
         """Return a run's record; raise LookupError if it is unknown."""
         ...

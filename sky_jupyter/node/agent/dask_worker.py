@@ -26,6 +26,7 @@ from ..dask import scheduler as control
 from ..dask.monotonic_batching import patch_batched_send
 from ..protocol import rpc
 from ..protocol.host_config import HostConfig, member_name
+from ..protocol.short_call_frames import HANDSHAKE
 from ..system.gpus import Devices
 from .agent import Agent
 
@@ -65,6 +66,7 @@ class AgentWorker(control.WithoutHttp, Worker):
         for call in rpc.AGENT_CALLS:
             handler = agent.handler(call)
             self.handlers[call.op] = self.check_caller(call, handler) if call.fenced else handler
+        self.handlers[HANDSHAKE] = self.serve_short_calls
 
     async def listen(self, port_or_addr: Any = None, allow_offload: bool = False, **options: Any) -> None:
         """Listen without offloading messages to a thread.
@@ -84,6 +86,13 @@ class AgentWorker(control.WithoutHttp, Worker):
             return await handler(**arguments)
 
         return checked
+
+    async def serve_short_calls(self, comm: Any, manager: int) -> Any:
+        """Serve the manager's channel of short calls until it closes."""
+        self.agent.obey(manager)
+        await self.agent.short.serve(comm, manager)
+        comm.abort()
+        return distributed.core.Status.dont_reply
 
     def forward(self, message: dict[str, Any]) -> None:
         """Send a batch of events to the subscribers of TOPIC."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import itertools
 import os
@@ -75,6 +76,11 @@ class RankKernel:
         self.begun = asyncio.Event()
         # Number of requests that run or are queued.
         self.waiting = 0
+        # The order of requests and short calls: numbers of the requests that wait for their turn.
+        self._numbers = itertools.count(1)
+        self.queued: collections.deque[int] = collections.deque()
+        # Called with the end of a short call that came as a message, by its run.
+        self.short_ends: dict[str, Callable[[dict[str, Any]], None]] = {}
         self.entered = False
         self.ready: asyncio.Event = asyncio.Event()
         self.turn = asyncio.Lock()
@@ -187,12 +193,24 @@ class RankKernel:
         Requests are queued. If the kernel dies, the end has the status ``died``.
         """
         self.waiting += 1
+        number = self.next_number()
+        self.queued.append(number)
         try:
-            async with self.turn:
+            try:
+                await self.turn.acquire()
+            finally:
+                self.queued.remove(number)
+            try:
                 on_turn()
                 return await self._request(run, content)
+            finally:
+                self.turn.release()
         finally:
             self.waiting -= 1
+
+    def next_number(self) -> int:
+        """Return the number of a request or short call in their order."""
+        return next(self._numbers)
 
     async def _request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
         if not self.pid:
@@ -238,6 +256,8 @@ class RankKernel:
         """
         if number == signal.SIGINT:
             run = self.busy_with
+            if run in self.short_ends and not self.begun.is_set() and self.pid:
+                self._session.send(self._control, "sky_tell_begin", {"run": run})
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.begun.wait(), _BEGIN)
             if self.busy_with != run:
@@ -316,10 +336,11 @@ class RankKernel:
         for path in self.folder.glob(f"{self._prefix.name}[.-]*"):
             path.unlink(missing_ok=True)
         self.how_ended = text
-        self.surprise = text if self.entered and not self.ended and not self.leaving else ""
+        is_idle = not self.ended and not self.short_ends
+        self.surprise = text if self.entered and is_idle and not self.leaving else ""
         self.entered = False
         self.on_end()
-        for run in list(self.ended):
+        for run in [*self.ended, *self.short_ends]:
             self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
 
     async def _read(self, socket: zmq.asyncio.Socket, session: Session) -> None:
@@ -345,7 +366,7 @@ class RankKernel:
             self.ready.set()
             return
         if kind == "sky_begin":
-            if run == self.busy_with:
+            if (content.get("run") or run) == self.busy_with:
                 self.begun.set()
             return
         if kind == "sky_end":
@@ -369,6 +390,8 @@ class RankKernel:
         future = self.ended.get(run)
         if future is not None and not future.done():
             future.set_result(event)
+        if (on_end := self.short_ends.pop(run, None)) is not None:
+            on_end(event)
         return event
 
     def note(self, text: str) -> None:

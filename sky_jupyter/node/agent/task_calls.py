@@ -11,7 +11,7 @@ import asyncio
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TaskRunner:
         call waits for the same end.
         """
         name = attempt_name(call, self.agent.node, self.agent.incarnation)
-        if name not in self.agent.runs:
+        if name not in self.agent.runs and not self.agent.open_short(name):
             if call in self.cancelled:
                 return {"attempt": None}
             self.begin(call, name, content, self.choose(rank))
@@ -65,9 +65,12 @@ class TaskRunner:
         return {"attempt": name, "node": self.agent.node}
 
     async def sky_find_calls(self, calls: Sequence[str]) -> dict[str, str]:
-        """Return the attempt names of those calls that this agent knows."""
+        """Return the attempt names of those calls that this agent knows; a short one goes on with a journal."""
         names = {call: attempt_name(call, self.agent.node, self.agent.incarnation) for call in calls}
-        return {call: name for call, name in names.items() if name in self.agent.runs}
+        for call in calls:
+            # One of all ranks has no attempts.
+            self.agent.open_short(call)
+        return {call: name for call, name in names.items() if name in self.agent.runs or self.agent.open_short(name)}
 
     async def sky_cancel_calls(self, calls: Sequence[str], hard: bool = False) -> list[str]:
         """Cancel calls, with a signal where a rank runs one.
@@ -112,7 +115,19 @@ class TaskRunner:
             self.agent.forward(record)
         # Reports the start, even if the call prints nothing for long.
         self.agent.flush_soon()
-        task = asyncio.ensure_future(self.work(name, content, rank))
+        self.watch(name, rank, self.work(name, content, rank))
+
+    def adopt(self, name: str, rank: RankKernel, work: Coroutine[Any, Any, None], timeout: float | None) -> None:
+        """Take over a call that began as a short one, and has a journal now."""
+        task = self.watch(name, rank, work)
+        if timeout is not None:
+            timer = asyncio.ensure_future(self.time_out(name, timeout))
+            task.add_done_callback(lambda _: timer.cancel())
+
+    def watch(self, name: str, rank: RankKernel, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have a call's work done; end its journal if it is cancelled in the queue."""
+        record = self.agent.runs[name]
+        task = asyncio.ensure_future(work)
 
         def on_done(_: object) -> None:
             self.working.pop(name, None)
@@ -123,6 +138,7 @@ class TaskRunner:
 
         self.working[name] = rank, task
         task.add_done_callback(on_done)
+        return task
 
     async def work(self, name: str, content: dict[str, Any], rank: RankKernel) -> None:
         """Run a call on a rank, and stop it on timeout."""

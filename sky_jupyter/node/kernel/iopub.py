@@ -34,8 +34,8 @@ class OutputThread(IOPubThread):
         self._children = f"ipc://{path}"
         # Whether it is writing to the iopub socket, which blocks while the agent's queue is full.
         self.sending = False
-        # Number of messages sent.
-        self.sent = 0
+        # Number of messages sent, and of functions that other threads had run here, such as those that send.
+        self.sent = self.scheduled = 0
         super().__init__(socket, pipe=True, session=session)
         _stay_alive(self.thread)
 
@@ -85,6 +85,7 @@ class OutputThread(IOPubThread):
         if threading.current_thread() is self.thread:
             f()
         else:
+            self.scheduled += 1
             super().schedule(f)
 
 

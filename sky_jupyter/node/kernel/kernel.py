@@ -51,7 +51,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
-from ..protocol import debug_messages
+from ..protocol import debug_messages, short_call_frames
 from ..runtime import interruption, launcher_variables, rank_environment
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
 from ..serialization import code_portability, exceptions, pickling, result_values, surrogates
@@ -69,6 +69,7 @@ from . import (
     process_exit,
     project_modules,
     result_store,
+    short_call_receiver,
     stack_dump,
     user_input,
 )
@@ -124,10 +125,12 @@ class SkyKernel(IPythonKernel):
         super().__init__(**kwargs)
         self.shell_handlers["sky_request"] = self.sky_request
         self.control_handlers["sky_abort"] = self.sky_abort
+        self.control_handlers["sky_tell_begin"] = self.sky_tell_begin
+        self.short_calls = short_call_receiver.ShortCallReceiver(self)
         self.shell_handlers["comm_msg"] = _interruptible(self.shell_handlers["comm_msg"])
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
-        self.sky_streams = sys.stdout, sys.stderr
+        self.sky_streams: tuple[Any, ...] = sys.stdout, sys.stderr
         self.sky_modules, self.sky_added = project_modules.ProjectModules(), added_packages.Added()
         self.sky_settings = apply_settings.Following()
         self.sky_values = result_store.ResultStore(_KEEP_VALUES)
@@ -190,17 +193,27 @@ class SkyKernel(IPythonKernel):
             # The agent sees the end of this process, which ends all queued requests.
             return
         content = parent["content"]
+        end = await self.run_request(content, begun=content["kind"] == "call")
+        self.drain_native_output()
+        self.tell("sky_end", end)
+        self.note_idle()
+
+    async def run_request(self, content: dict[str, Any], *, begun: bool = False) -> dict[str, Any]:
+        """Run one request and return its end; with ``begun``, report its begin."""
         began = time.perf_counter()
         end, failed = {}, None
         self._working = True
+        parent = self.get_parent("shell")
         for stream in self.sky_streams:
             # Also for code that replaced a stream and restores it in a later request.
             stream.set_parent(parent)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if content["kind"] == "call":
+            if begun:
                 # A call may be cancelled as soon as it begins: from here on an interrupt reaches it.
                 self.tell("sky_begin", {})
+            else:
+                self.short_calls.note_begun(content)
             if self.sky_debugger is not None:
                 self.sky_debugger.of_next_request()
             self.sky_input.begin(allowed=content.get("asks") is True)
@@ -226,11 +239,18 @@ class SkyKernel(IPythonKernel):
         if content["kind"] in ("cell", "call") and (ended := self.ended()):
             end["ended"] = ended
         end["elapsed"] = time.perf_counter() - began
-        self.drain_native_output()
-        self.tell("sky_end", end)
+        return end
+
+    def note_idle(self) -> None:
+        """Note that a request is over and reported; end this process if it is to end."""
         self._working = False
         if self._ending:
             self.io_loop.stop()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether this process begins no more requests."""
+        return self._ending
 
     def end_when_idle(self, descriptor: int) -> None:
         """Leave the event loop once idle: the forkserver has closed its pipe."""
@@ -260,6 +280,10 @@ class SkyKernel(IPythonKernel):
         for plugin in self.sky_plugins:
             if plugin.abort is not None:
                 plugin.abort(instance_info())
+
+    async def sky_tell_begin(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Report that a short call has begun, now or when it does; runs in the control thread."""
+        self.short_calls.tell_begin(parent["content"]["run"])
 
     # -- kinds -------------------------------------------------------------------------------------
 
@@ -346,12 +370,11 @@ class SkyKernel(IPythonKernel):
         before = {name: id(value) for name, value in namespace.items()}
         value = await (self.streamed(content) if "stream" in content else self.called(content))
         HELD.sweep(namespace)
-        return {
-            "status": "ok",
-            "bound": True,
-            **_told(before, namespace),
-            **self.sky_values.dump(content["run"], value),
-        }
+        told = _told(before, namespace)
+        is_short = content.get("short") and not told["writes"]
+        if is_short and (short := result_values.dump_short(value, short_call_frames.MOST_VALUE)) is not None:
+            return {"status": "ok", "bound": True, **short}
+        return {"status": "ok", "bound": True, **told, **self.sky_values.dump(content["run"], value)}
 
     async def sky_fetch(self, content: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ok", **self.sky_values.export(content, self.shell.user_ns)}
@@ -655,6 +678,11 @@ class OrderedStream(OutStream):
             os.write(self._original_stdstream_copy, data)
 
     @property
+    def mark(self) -> int:
+        """A number that differs after each write."""
+        return self._mark
+
+    @property
     def is_sent(self) -> bool:
         """Whether everything written so far has been sent."""
         return self._sent == self._mark
@@ -785,6 +813,7 @@ def run_kernel(connection_file: str, end: int) -> None:
     # Registered before the user's own handlers, and therefore called after them.
     atexit.register(process_exit.flush_output)
     IOLoop.current().add_handler(end, lambda *_: app.kernel.end_when_idle(end), IOLoop.READ)
+    app.kernel.short_calls.listen(short_call_frames.socket_of(connection_file))
     process = os.getpid()
     try:
         app.start()

@@ -119,9 +119,11 @@ def _opened(path: str | PathLike[str]) -> IO[bytes]:
 def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
     """Return a function and a list of the arguments for each call of it.
 
-    The arguments are in the function's blob, in a blob of their own, or inline as text.
+    The arguments are in the function's blob, in a blob of their own, or inline as text or bytes.
     """
     loaded = _load_tied(content, HELD)
+    if "pickled" in content:
+        return loaded, pickle.loads(content["pickled"])
     if "inline" in content:
         return loaded, pickle.loads(base64.b64decode(content["inline"]))
     if "arguments" in content:

@@ -23,6 +23,7 @@ from ..runtime.instance_info import instance_info
 from . import pickling, sharded_arrays, unpicklable_placeholders
 
 SMALL = 1 << 20
+_PLAIN = (type(None), bool, int, float, str, bytes)
 # Bytes written between two checks for an interrupt.
 _PIECE = 16 << 20
 _SPARE_ROOM = 64 * 10**6
@@ -115,9 +116,28 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
 
 
 def _encoded(value: Any, limit: int) -> str:
+    return base64.b64encode(_pickled(value, limit)).decode()
+
+
+def _pickled(value: Any, limit: int) -> bytes:
     buffer = Limited(limit)
     ResultPickler(buffer, pickling.main_namespace()).dump(value)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()
+
+
+def dump_short(value: Any, limit: int) -> dict[str, Any] | None:
+    """Return the fields of a short call's end for a value: its type and its pickle, as bytes.
+
+    Returns None for one that is larger than ``limit``, or cannot be sent as it is.
+    """
+    try:
+        is_plain = type(value) in _PLAIN and (type(value) not in (str, bytes) or len(value) < limit)
+        pickled = pickle.dumps(value, 5) if is_plain else _pickled(value, limit)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None
+    return {"type": unpicklable_placeholders.type_of(value), "pickled": pickled}
 
 
 def _instead(value: Any, error: BaseException, pickler: type[pickling.Pickler], name: str = "value") -> Any:

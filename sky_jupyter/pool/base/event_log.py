@@ -248,6 +248,8 @@ class PoolEvents:
         # What belongs to no run, and calls of single ranks.
         self.own = EventLog()
         self._runs: dict[str, EventLog] = {}
+        # Of short calls: id, title, when it ended, whether it was on all ranks, and rank, node and seconds of each.
+        self._short: deque[tuple[str, str, float, bool, list[tuple[int, int, float]]]] = deque(maxlen=MOST_ROWS)
         self._added = 0
         self._lock = threading.Lock()
 
@@ -276,6 +278,19 @@ class PoolEvents:
             elif row.kind in ("wait", "stack", "hang"):
                 self.own.keep(row)
 
+    def note_short(self, run: str, title: str, ranks: list[tuple[int, int, float]], *, everywhere: bool) -> None:
+        """Note a short call, with rank, node and seconds of each rank: rows are made of it where somebody asks."""
+        self._short.append((run, title, time.time(), everywhere, ranks))
+
+    def _short_rows(self) -> Iterator[EventRow]:
+        for run, title, ended, everywhere, ranks in list(self._short):
+            kind, what = ("state", "ok") if everywhere else ("call", f"{title}: ok")
+            for rank, node, seconds in ranks:
+                yield EventRow(kind, ended - seconds, seconds, rank, node, what, run=run)
+            if everywhere:
+                longest = max(seconds for _, _, seconds in ranks)
+                yield EventRow("call", ended - longest, longest, what=f"{title}: ok", run=run)
+
     def of(self, run: str) -> EventLog | None:
         """Return the log of a run; None if it is not known any more."""
         return self._runs.get(run)
@@ -288,7 +303,8 @@ class PoolEvents:
         """Return the rows of all runs and of the pool, by time."""
         with self._lock:
             logs = [self.own, *self._runs.values()]
-        return sorted((row for log in logs for row in log.rows()), key=lambda row: row.time)
+        rows = [row for log in logs for row in log.rows()]
+        return sorted([*rows, *self._short_rows()], key=lambda row: row.time)
 
     @contextlib.contextmanager
     def caused_by(self, log: EventLog) -> Iterator[None]:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
@@ -47,7 +47,7 @@ def wait_ticking(future: Future[Any], tick: Tick) -> None:
 
 
 @contextlib.contextmanager
-def counting_interrupts() -> Iterator[Sequence[object]]:
+def counting_interrupts() -> Iterator[list[object]]:
     """Defer SIGINT: collect interrupts in the yielded list, do not raise them.
 
     Outside the main thread the list stays empty.

@@ -249,6 +249,8 @@ class Polls:
     widgets: float = 0.05
     calls: float = 1.0
     calls_again: float = 0.1
+    # Calls on the short way that take longer than this go on on the long way.
+    short_calls: float = 0.1
     # What the machines of a pool cost.
     costs: float = 60.0
 

@@ -18,6 +18,7 @@ from ...node.protocol.journal_events import is_count
 from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
+from ...util.free_locks import taken_now
 from ...util.text import first_line, rank_label
 from ..base.event_log import PoolEvents
 from ..base.event_loop import loop
@@ -240,6 +241,46 @@ class Supervisor:
                     await self._execute_alone(run, content, grace, timeout)
                 finally:
                     self._pass_on(run)
+
+    def take_turn_now(self, run: str) -> bool:
+        """Take the turn of cells and broadcasts for a short call, if it is free."""
+        if self.turns.shared or not taken_now(self._turn):
+            return False
+        if self.turns.take_standing(run):
+            return True
+        self._turn.release()
+        return False
+
+    def leave_turn_now(self, run: str) -> None:
+        """Leave the turn of a short call."""
+        self.turns.leave_soon(run)
+        self._turn.release()
+
+    async def execute_opened(
+        self, run: Run, content: dict[str, Any], grace: float, timeout: float | None, ends: Mapping[int, dict[str, Any]]
+    ) -> None:
+        """Run to the end what began as a short call and has its turn; ``ends`` are those of its ranks so far."""
+        try:
+            run.start_clock()
+            about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time(), "apart": False}
+            for rank, end in ends.items():
+                run.take_end(rank, end)
+            if done := {run.outcomes[rank].node for rank in ends} - {run.outcomes[rank].node for rank in run.left}:
+                # They have journals then, too.
+                self.keep_task(self._reach(done, rpc.FIND_CALLS, calls=[run.id]))
+            for node in {run.outcomes[rank].node for rank in run.left}:
+                if run.incarnations.get(node) != self.control.incarnations.get(node):
+                    run.lose_node(node, "its agent ended", self.names.get(node, ""))
+            start = self.keep_task(self._start(run, content, about))
+            await self._attend(run, grace, timeout)
+            start.cancel()
+        finally:
+            self._pass_on(run)
+            self._turn.release()
+
+    def busy_ranks(self) -> set[int]:
+        """Return the ranks that work on runs which are known here."""
+        return {rank for run in self.runs.values() for rank in run.left}
 
     async def _take_turn(self, run: Run) -> bool:
         """Wait for a run's turn among the notebooks; return False if it is not to begin."""

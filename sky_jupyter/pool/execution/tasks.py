@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...capture.blobs import Blob
 from ...capture.collect import Capture
@@ -30,14 +30,13 @@ from ..runs.hang_detector import HangDetector
 from ..runs.result import CellResult, Outcome, exception_of
 from ..runs.run import Run, new_id
 from ..transfer import send_values as values
-from ..transfer.fetch_values import FetchedValue, ValueFetch, ValuesContext, discard, value_in
+from ..transfer.fetch_values import FetchedValue, ValueFetch, discard, value_in
+from .short_calls import ShortCall, ShortCalls
 from .supervisor import FREE_PATIENCE
+from .task_context import FunctionBundle, TaskContext
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-    from ..transfer.python_versions import PoolPythons
-    from .supervisor import Supervisor
 
 
 _log = logging.getLogger(__name__)
@@ -90,6 +89,8 @@ class TaskRun(Run):
         self.noted = False
         # Whether it makes several calls, and its value is a list.
         self.together = False
+        # The rank that had begun it as a short call.
+        self.begun_on = 0
         self._former: set[str] = set()
 
     @property
@@ -142,6 +143,11 @@ class TaskRun(Run):
         self.outcomes.clear()
         self._next.clear()
         self.on_left(node)
+
+    def lose_begun(self, node: int, why: str) -> None:
+        """Handle a lost node that had begun it, and of which no event has come."""
+        self.place(self.begun_on, node)
+        self._leave(why)
 
     def lose(self, ranks: Iterable[int], text: str) -> None:
         """End it as lost, wherever it is."""
@@ -209,21 +215,6 @@ class TaskRun(Run):
 
 
 @dataclass
-class FunctionBundle:
-    """What calls share on the nodes: a function and the values it reads."""
-
-    content: dict[str, Any]
-    capture: Capture
-    # Owns the files.
-    run: Run
-    # The modules that the nodes have been sent for its calls.
-    modules: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.modules |= self.capture.modules
-
-
-@dataclass
 class TaskRequest:
     """Request of one call."""
 
@@ -246,30 +237,6 @@ class TaskRequest:
     retries: int | None = None
 
 
-class TaskContext(ValuesContext, Protocol):
-    """The pool as seen by its calls."""
-
-    @property
-    def supervisor(self) -> Supervisor: ...
-
-    @property
-    def pythons(self) -> PoolPythons: ...
-
-    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run: ...
-
-    def ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
-        """Send what a run needs to its nodes."""
-        ...
-
-    def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
-        """Record what a run has assigned on the nodes."""
-        ...
-
-    def explaining_end(self) -> contextlib.AbstractContextManager[None]:
-        """Raise why the pool has ended instead of what that did to the block."""
-        ...
-
-
 class PoolTasks:
     """Calls of one pool, made with it.
 
@@ -289,6 +256,8 @@ class PoolTasks:
         # Attempts whose journals the nodes keep.
         self._kept: deque[tuple[int, str]] = deque()
         self._sent = 0
+        # Most calls go there first.
+        self.short = ShortCalls(pool, self.bundle, self.discard)
 
     # -- main thread -------------------------------------------------------------------------------
 
@@ -329,6 +298,25 @@ class PoolTasks:
         self.pool.supervisor.require_heard(runs, self.pool.require_live)
         loop().submit(self._attend(list(zip(runs, contents, owns, strict=True))))
         return runs
+
+    def take_up(self, short: ShortCall, retries: int | None, listener: Listener) -> TaskRun:
+        """Have a short call of one rank that was opened go on as a task; return that."""
+        self.pool.require_live()
+        usual = self.pool.spec.options.retry_on_interruption
+        run = TaskRun(short.id, listener, short.about.get("rank"), usual if retries is None else retries)
+        run.capture = short.function.bundle.capture
+        run.on_over, run.on_left, run.on_begun = self._on_over, self._on_left, self._on_begun
+        run.shape, run.code = self.pool.shape, short.title
+        run.incarnations = short.incarnations if short.sent else {}
+        # Where it was, should that be lost.
+        run.begun_on = short.ranks[0] if short.ranks else 0
+        own = {"kind": "call", "title": short.title, "inline": base64.b64encode(short.arguments).decode()}
+        if short.about.get("timeout") is not None:
+            own["timeout"] = short.about["timeout"]
+        self.pool.supervisor.add(run)
+        self.pool.supervisor.require_heard([run], self.pool.require_live)
+        loop().submit(self._attend([(run, short.function.content, own)]))
+        return run
 
     def _own(self, run: TaskRun, order: TaskRequest, on_send: Listener, tick: Tick) -> dict[str, Any]:
         """Return a call's own arguments, inline if they are small."""
@@ -389,7 +377,7 @@ class PoolTasks:
                 run.start_clock()
             for text in self.pool.watchdog.troubles.values():
                 sent[0][0].listener(NoticeEvent(text))
-            known: dict[str, int] = {}
+            known = await self._find_opened([run for run, _, _ in sent if run.incarnations])
             while left := [item for item in sent if not item[0].over.is_set()]:
                 control = self.pool.control
                 if control.closing:
@@ -475,6 +463,29 @@ class PoolTasks:
                 error = await future.exception()
                 text = f"the control plane could not bring it to a rank: {type(error).__name__}: {error}"
                 run.give_up(f"node {run.node} was lost" if isinstance(error, KilledWorker) else text)
+
+    async def _find_opened(self, runs: Sequence[TaskRun]) -> dict[str, int]:
+        """Find calls that their nodes had begun as short ones; count those as lost that their nodes do not know."""
+        control = self.pool.control
+        known: dict[str, int] = {}
+        for run in runs:
+            ((node, _),) = run.incarnations.items()
+            while not control.closing and not run.over.is_set():
+                try:
+                    names = (await control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node]
+                except (NodeLost, OSError):
+                    if node in control.there:
+                        await asyncio.sleep(_PAUSE)
+                        continue
+                    names = {}
+                if run.call in names:
+                    known[run.call] = node
+                    if run.accepts(names[run.call], node):
+                        await self.pool.supervisor.read(run, node, run.next(node))
+                else:
+                    run.lose_begun(node, f"node {node}{control.names.get(node, '')} is lost: its agent ended")
+                break
+        return known
 
     async def _known(self, runs: Sequence[TaskRun]) -> dict[str, int]:
         """Return the nodes that know the calls; read their events there."""

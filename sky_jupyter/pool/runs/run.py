@@ -104,6 +104,8 @@ class Run:
         self.heard = time.monotonic()
         # How often the pool had been resized when its ranks were chosen.
         self.shape = 0
+        # Of the agents that have it since it was a short call, by node.
+        self.incarnations: dict[int, str] = {}
         self._began = time.perf_counter()
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
@@ -325,6 +327,10 @@ class Run:
         self.imports.update((name, found[0]) for name, found in event.get("imports", {}).items())
         self._tell(OutputEvent(self.id, outcome.rank, event))
         self._note_end()
+
+    def take_end(self, rank: int, event: dict[str, Any]) -> None:
+        """Note a rank's end that is in no journal."""
+        self._on_end(event, self.outcomes[rank])
 
     def _on_question(self, event: dict[str, Any], outcome: Outcome) -> None:
         if event["kind"] == "asked":

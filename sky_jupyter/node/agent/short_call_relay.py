@@ -1,0 +1,316 @@
+"""Short calls on an agent: it brings them from the notebook's channel to ranks, and their values back.
+
+A call that prints nothing, ends well and soon leaves no trace here. Any other is opened: it gets a journal, under the
+name that it would have had from the start, and goes on as a run or task does. docs/design-calls.md has the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tornado.iostream import StreamClosedError
+
+from ...util.free_locks import taken_now
+from ..protocol import short_call_frames as frames
+from ..protocol.short_call_frames import Frames, FrameSocket
+from .task_calls import TaskRunner, attempt_name
+
+if TYPE_CHECKING:
+    from ..journal.run_record import RunRecord
+    from .context import AgentContext
+    from .kernel_client import RankKernel
+
+# Ends that are kept for a notebook whose connection broke as they were told, and their bytes.
+_KEPT, _KEPT_BYTES = 256, 8 << 20
+_READ = 1 << 18
+
+
+@dataclass
+class RelayedCall:
+    """Call on this node's share of its ranks.
+
+    Attributes
+    ----------
+    id, run : str
+        Its id, and its name here: that of an attempt where one rank runs it.
+    ranks : list of int
+        All of its ranks.
+    about : dict
+        What a rank is told besides, and a journal: its title, time limit, and whether it may ask the user.
+    left : set of int
+        Ranks of this node that have not ended.
+    ends : list
+        Ends so far: rank, event.
+    record : RunRecord
+        Its journal, once it is opened.
+    """
+
+    id: str
+    run: str
+    key: bytes
+    arguments: bytes
+    ranks: list[int]
+    about: dict[str, Any]
+    tell: Callable[[bytes], None]
+    left: set[int]
+    began: float = field(default_factory=time.time)
+    ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    record: RunRecord | None = None
+
+
+class _Lane:
+    """Queue of one rank's short calls, and its socket."""
+
+    def __init__(self, rank: RankKernel) -> None:
+        self.rank = rank
+        self.queue: deque[tuple[int, RelayedCall]] = deque()
+        self.running: RelayedCall | None = None
+        # Whether the rank's turn is this lane's; the task that waits for it.
+        self.has_turn = False
+        self.task: asyncio.Task[None] | None = None
+        self.line: FrameSocket | None = None
+        # The kernel that the socket leads to, and the functions that it was sent.
+        self.generation = 0
+        self.known: set[bytes] = set()
+
+
+class ShortCallRelay:
+    """Short calls of a node; made by the agent.
+
+    Parameters
+    ----------
+    agent : AgentContext
+        The agent whose ranks run them.
+    tasks : TaskRunner
+        Takes over those of one rank that are opened.
+    """
+
+    def __init__(self, agent: AgentContext, tasks: TaskRunner) -> None:
+        self._agent, self._tasks = agent, tasks
+        self._lanes = {number: _Lane(rank) for number, rank in agent.ranks.items()}
+        self._functions: dict[bytes, dict[str, Any]] = {}
+        # Calls that are not over, by run; the latest that are.
+        self._active: dict[str, RelayedCall] = {}
+        self._over: OrderedDict[str, RelayedCall] = OrderedDict()
+        self._over_bytes = 0
+
+    # -- the channel -------------------------------------------------------------------------------
+
+    async def serve(self, comm: Any, manager: int) -> None:
+        """Serve a notebook's channel until it closes; then its calls go on with journals."""
+        stream, read, mine = comm.stream, Frames(), set[str]()
+
+        def tell(data: bytes) -> None:
+            if not stream.closed():
+                stream.write(data)
+
+        tell(frames.pack(frames.OPENED, self._agent.incarnation))
+        try:
+            while manager == self._agent.manager:
+                for frame in read.feed(await stream.read_bytes(_READ, partial=True)):
+                    self._on_frame(frame, tell, mine)
+        except StreamClosedError:
+            pass
+        finally:
+            for run in mine & self._active.keys():
+                self.open(run)
+
+    def _on_frame(self, frame: list[Any], tell: Callable[[bytes], None], mine: set[str]) -> None:
+        self._agent.heard = time.monotonic()
+        kind, *rest = frame
+        if kind == frames.CALL:
+            id, key, arguments, ranks, about = rest
+            run = id if about.get("all") else attempt_name(id, self._agent.node, self._agent.incarnation)
+            here = [rank for rank in ranks if rank in self._lanes]
+            call = RelayedCall(id, run, key, arguments, ranks, about, tell, set(here))
+            if len(mine) > 2 * len(self._active) + _KEPT:
+                mine &= self._active.keys()
+            mine.add(run)
+            self._begin(call, here)
+        elif kind == frames.FUNCTION:
+            key, content = rest
+            self._functions[key] = content
+        elif kind == frames.FORGET:
+            self._forget(rest[0])
+
+    def _forget(self, key: bytes) -> None:
+        self._functions.pop(key, None)
+        for lane in self._lanes.values():
+            if key in lane.known:
+                lane.known.discard(key)
+                if lane.line is not None:
+                    lane.line.send(frames.pack(frames.FORGET, key))
+
+    def _begin(self, call: RelayedCall, here: Sequence[int]) -> None:
+        lanes = [self._lanes[rank] for rank in here]
+        known = call.run in self._active or call.run in self._agent.runs or call.key not in self._functions
+        known = known or call.id in self._tasks.cancelled
+        if known or not all(lane.rank.entered and self._connect(lane) for lane in lanes):
+            call.tell(frames.pack(frames.REFUSED, call.id))
+            return
+        self._active[call.run] = call
+        for lane in lanes:
+            lane.rank.waiting += 1
+            lane.queue.append((lane.rank.next_number(), call))
+            if not lane.has_turn and lane.task is None:
+                if taken_now(lane.rank.turn):
+                    lane.has_turn = True
+                    self._next(lane)
+                else:
+                    lane.task = asyncio.ensure_future(self._await_turn(lane))
+
+    # -- ranks -------------------------------------------------------------------------------------
+
+    def _connect(self, lane: _Lane) -> bool:
+        """Connect to a rank's kernel, unless that is done; return whether it can be reached."""
+        rank = lane.rank
+        if lane.generation == rank.generation and lane.line is not None and not lane.line.closed:
+            return True
+        if not rank.pid:
+            return False
+        lane.generation, lane.known = rank.generation, set()
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.connect(frames.socket_of(rank.connection_file))
+        except OSError:
+            connected.close()
+            return False
+        if lane.line is not None:
+            lane.line.close()
+        lane.line = FrameSocket(connected, lambda frame: self._on_answer(lane, frame))
+        return True
+
+    async def _await_turn(self, lane: _Lane) -> None:
+        await lane.rank.turn.acquire()
+        lane.task, lane.has_turn = None, True
+        self._next(lane)
+
+    def _next(self, lane: _Lane) -> None:
+        """Begin a lane's next call, unless a request came before it; else give the rank's turn to others."""
+        queued = lane.rank.queued
+        while lane.queue and not (queued and queued[0] < lane.queue[0][0]):
+            _, call = lane.queue.popleft()
+            if self._start(lane, call):
+                return
+        lane.has_turn = False
+        lane.rank.turn.release()
+        if lane.queue:
+            lane.task = asyncio.ensure_future(self._await_turn(lane))
+
+    def _start(self, lane: _Lane, call: RelayedCall) -> bool:
+        """Have a rank begin a call; return False if it has none to begin."""
+        rank = lane.rank
+        if rank.number not in call.left:
+            # It was cancelled.
+            rank.waiting -= 1
+            return False
+        if not self._connect(lane):
+            if call.record is None and not call.about.get("all"):
+                self._active.pop(call.run, None)
+                rank.waiting -= 1
+                call.tell(frames.pack(frames.REFUSED, call.id))
+                return False
+            self.open(call.run)
+            text = rank.how_ended or "it had not been started"
+            end = {"kind": "end", "status": "died", "text": text, "tail": rank.tail(), "t": time.time()}
+            self._agent.on_event(rank.number, call.run, end)
+            self._end(lane, call, end)
+            return False
+        assert lane.line is not None
+        lane.running, rank.busy_with = call, call.run
+        rank.begun.clear()
+        rank.short_ends[call.run] = lambda event: self._on_long_end(lane, call, event)
+        if call.key not in lane.known:
+            lane.known.add(call.key)
+            lane.line.send(frames.pack(frames.FUNCTION, call.key, self._functions[call.key]))
+        told = {"partial": self._agent.is_partial(call.ranks), "asks": call.about.get("asks") is True}
+        lane.line.send(frames.pack(frames.CALL, call.run, call.key, call.arguments, told))
+        return True
+
+    def _on_answer(self, lane: _Lane, frame: list[Any]) -> None:
+        """Take the value of a call from its rank."""
+        kind, run, elapsed, pickled, name = frame
+        call, rank = lane.running, lane.rank
+        if kind != frames.DONE or call is None or run != call.run:
+            return
+        rank.short_ends.pop(run, None)
+        end = {"kind": "end", "status": "ok", "bound": True, "type": name, "pickled": pickled, "elapsed": elapsed}
+        if call.record is None:
+            call.tell(frames.pack(frames.DONE, call.id, rank.number, elapsed, pickled, name))
+        else:
+            self._agent.on_event(rank.number, run, {**frames.long_end(dict(end)), "t": time.time()})
+        self._end(lane, call, end)
+        self._free(lane)
+
+    def _on_long_end(self, lane: _Lane, call: RelayedCall, end: dict[str, Any]) -> None:
+        """Take the end of a call that came as a message, or with the end of its kernel; it is in the journal."""
+        self._end(lane, call, end)
+        if lane.running is call:
+            self._free(lane)
+
+    def _end(self, lane: _Lane, call: RelayedCall, end: dict[str, Any]) -> None:
+        lane.rank.waiting -= 1
+        call.left.discard(lane.rank.number)
+        if call.record is None:
+            call.ends.append((lane.rank.number, end))
+        if call.left:
+            return
+        self._active.pop(call.run, None)
+        if call.record is None:
+            self._over[call.run] = call
+            self._over_bytes += sum(len(one["pickled"]) for _, one in call.ends)
+            while len(self._over) > _KEPT or self._over_bytes > _KEPT_BYTES:
+                _, old = self._over.popitem(last=False)
+                self._over_bytes -= sum(len(one["pickled"]) for _, one in old.ends)
+
+    def _free(self, lane: _Lane) -> None:
+        lane.running, lane.rank.busy_with = None, None
+        lane.rank.begun.set()
+        self._next(lane)
+
+    # -- the long way ------------------------------------------------------------------------------
+
+    def open(self, run: str) -> bool:
+        """Give a call a journal, with what is known of it, unless it has one; return False for an unknown call."""
+        call = self._active.get(run) or self._over.pop(run, None)
+        if call is None:
+            return False
+        if call.record is not None:
+            return True
+        if run not in self._active:
+            self._over_bytes -= sum(len(one["pickled"]) for _, one in call.ends)
+        mine = sorted({*call.left, *(rank for rank, _ in call.ends)})
+        begin: dict[str, Any] = {"kind": "begin", "ranks": call.ranks, "mine": mine, "began": call.began}
+        begin |= {"shape": self._agent.config.shape, "code": call.about.get("title", "")}
+        if not call.about.get("all"):
+            begin["call"] = call.id
+        begin |= call.about.get("begin") or {}
+        record = call.record = self._agent.open(run, mine, begin)
+        record.replied = True
+        record.answered_by = self._agent.manager if call.about.get("asks") is True else None
+        for rank, end in call.ends:
+            record.add(rank, {**frames.long_end(dict(end)), "t": time.time()})
+        call.ends = []
+        if call.left:
+            call.tell(frames.pack(frames.OPENED, call.id))
+            if not call.about.get("all"):
+                (rank,) = call.left
+                self._tasks.adopt(run, self._lanes[rank].rank, self._over_of(call), call.about.get("timeout"))
+        self._agent.flush_soon()
+        return True
+
+    async def _over_of(self, call: RelayedCall) -> None:
+        """Wait for the end of an opened call; a cancellation removes it from its queue."""
+        assert call.record is not None
+        try:
+            await call.record.over.wait()
+        except asyncio.CancelledError:
+            call.left.clear()
+            self._active.pop(call.run, None)
+            raise

@@ -1,0 +1,415 @@
+"""Short way of function calls: frames on a standing channel to each agent, without Dask, journal and registry.
+
+A call that is not over soon, prints, fails, or whose channel breaks is *opened*: it goes on under the same id as a run
+or task of the long way, which has everything else. docs/design-calls.md has the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from ...capture.blobs import Blob
+from ...capture.collect import Capture
+from ...node.protocol import short_call_frames as frames
+from ...util.background_tasks import BackgroundTasks
+from ..base.event_loop import loop
+from ..base.events import Listener
+from ..base.timeouts import TIMEOUTS
+from ..runs.run import new_id
+from ..runs.short_results import ShortResult
+from .task_context import FunctionBundle, TaskContext
+
+_log = logging.getLogger(__name__)
+_DIAL = TIMEOUTS.liveness.dial
+# A call that takes longer is opened, and looked for as often.
+_SHORT = TIMEOUTS.polls.short_calls
+# Functions whose files are kept on the nodes, and bytes of one of them.
+_WARM, _MOST_WARM = 32, 16 << 20
+_READ = 1 << 18
+
+
+class ShortCall:
+    """Call on the short way; sent by `ShortCalls.send`.
+
+    Parameters
+    ----------
+    ranks : list of int
+        Its ranks; none for the one that has the least to do.
+    function : WarmFunction
+        Its function.
+    arguments : bytes
+        Pickle of a list with its arguments.
+    about : dict
+        What agents are told besides: ``"title"``, ``"timeout"``, ``"all"`` where it is one of all ranks, and
+        ``"asks"`` where the user can be asked.
+
+    Attributes
+    ----------
+    id : str
+        Its id, which it keeps where it is opened.
+    results : dict
+        By rank, what has come of it.
+    opened : bool
+        Whether it goes on on the long way.
+    sent : bool
+        Whether ranks may have begun it.
+    incarnations : dict
+        Of the agents that it was sent to, by node.
+    everywhere : bool
+        Whether it is one of all ranks.
+    """
+
+    def __init__(self, ranks: list[int], function: WarmFunction, arguments: bytes, about: dict[str, Any]) -> None:
+        self.id = new_id()
+        self.ranks, self.function, self.arguments, self.about = ranks, function, arguments, about
+        self.everywhere = about.get("all") is True
+        self.left = set(ranks)
+        self.results: dict[int, ShortResult] = {}
+        self.opened = self.sent = False
+        self.incarnations: dict[int, str] = {}
+        self.began = time.perf_counter()
+        # No Event: an interrupt inside of one may leave it locked.
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        # Called on the loop when it is over, or opened; by default whoever waits for the lock is woken.
+        self.on_over: Callable[[ShortCall], None] = _wake
+
+    @property
+    def title(self) -> str:
+        """The name of its function."""
+        return str(self.about["title"])
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes longer than calls of the short way may."""
+        return time.perf_counter() - self.began > _SHORT
+
+
+def _wake(call: ShortCall) -> None:
+    call.lock.release()
+
+
+class WarmFunction:
+    """Function whose files the nodes keep, with what a rank is told of it."""
+
+    def __init__(self, key: bytes, bundle: FunctionBundle, content: dict[str, Any]) -> None:
+        self.key, self.bundle, self.content = key, bundle, content
+
+
+class _Channel:
+    """Standing connection to the agent of a node."""
+
+    def __init__(self, comm: Any, incarnation: str) -> None:
+        self.comm, self.stream, self.incarnation = comm, comm.stream, incarnation
+        self.known: set[bytes] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return not self.stream.closed()
+
+    def close(self) -> None:
+        self.comm.abort()
+
+
+class ShortCalls:
+    """Short calls of one pool; made by its `PoolTasks`.
+
+    Parameters
+    ----------
+    pool : TaskContext
+        The pool.
+    bundle : callable
+        Sends a function to the nodes.
+    discard : callable
+        Deletes it there.
+    """
+
+    def __init__(
+        self,
+        pool: TaskContext,
+        bundle: Callable[[Blob, Capture], FunctionBundle],
+        discard: Callable[[FunctionBundle], None],
+    ) -> None:
+        self.pool, self._bundle, self._delete = pool, bundle, discard
+        # Functions by their content; of each, those with the settings that it was called with last.
+        self._bundles: OrderedDict[str, FunctionBundle] = OrderedDict()
+        self._warm: dict[tuple[str, str], WarmFunction] = {}
+        self._shape = 0
+        self._client: Any = None
+        # Sent by a thread, and not yet taken by the loop.
+        self._queue: deque[ShortCall] = deque()
+        self._is_woken = False
+        # On the loop: calls that are not over, channels by node, those that are being opened, and ranks' loads.
+        self._active: dict[str, ShortCall] = {}
+        self._channels: dict[int, _Channel] = {}
+        self._dialing: dict[int, list[ShortCall]] = {}
+        self._load: dict[int, int] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._background = BackgroundTasks()
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether the pool is as it has to be for the short way: reached directly, by its manager, whole and idle."""
+        pool = self.pool
+        if not pool.has_control or pool.is_guest:
+            return False
+        control, supervisor = pool.control, pool.supervisor
+        is_whole = not (control.closing or control.crowded or control.silent or control.lost or control.off)
+        is_alone = not (supervisor.turns.shared or supervisor.mending)
+        return control.direct and is_whole and control.up.is_set() and is_alone
+
+    def warm(self, function: Blob, capture: Capture, more: frozenset[str], listener: Listener) -> WarmFunction | None:
+        """Return a function that the nodes have; sent now, if they lack it. None if it is too large to be kept.
+
+        Parameters
+        ----------
+        function : Blob
+            The function.
+        capture : Capture
+            The values that it reads.
+        more : frozenset of str
+            Modules that its arguments need.
+        listener : callable
+            Receives what there is to tell.
+
+        Returns
+        -------
+        WarmFunction or None
+            The function.
+        """
+        if capture.call is not None or capture.cut or function.size + sum(b.size for b in capture.blobs) > _MOST_WARM:
+            return None
+        if self._shape != self.pool.shape:
+            # These nodes, or some of them, have none of the files.
+            self._shape = self.pool.shape
+            self._bundles.clear()
+            self._warm.clear()
+        name = _name_of(function, capture)
+        bundle = self._bundles.get(name)
+        if bundle is None:
+            bundle = self._bundles[name] = self._bundle(function, capture)
+            if len(self._bundles) > _WARM:
+                self._evict()
+        else:
+            self._bundles.move_to_end(name)
+        around = self.pool.surround(capture.modules | more, listener)
+        text = json.dumps(around, sort_keys=True) if around else ""
+        warm = self._warm.get((name, text))
+        if warm is None:
+            key = hashlib.blake2b(f"{name} {bundle.run.id} {text}".encode(), digest_size=12).digest()
+            files = {part: bundle.content[part] for part in ("manifest", "blob")}
+            for old in [one for one in self._warm if one[0] == name]:
+                self._forget(self._warm.pop(old))
+            warm = self._warm[name, text] = WarmFunction(key, bundle, {**around, **files})
+        return warm
+
+    def _evict(self) -> None:
+        """Forget the function that was called longest ago."""
+        name, bundle = self._bundles.popitem(last=False)
+        for old in [one for one in self._warm if one[0] == name]:
+            self._forget(self._warm.pop(old))
+        loop().loop.call_soon_threadsafe(self._discard, bundle)
+
+    def _discard(self, bundle: FunctionBundle) -> None:
+        """Delete a function's files once no call needs them."""
+        if any(call.function.bundle is bundle for call in self._active.values()):
+            asyncio.get_running_loop().call_later(_SHORT, self._discard, bundle)
+        elif not self.pool.control.closing:
+            self._delete(bundle)
+
+    def _forget(self, warm: WarmFunction) -> None:
+        def forget() -> None:
+            for channel in self._channels.values():
+                if warm.key in channel.known and channel.is_open:
+                    channel.known.discard(warm.key)
+                    channel.stream.write(frames.pack(frames.FORGET, warm.key))
+
+        loop().loop.call_soon_threadsafe(forget)
+
+    def send(self, call: ShortCall) -> None:
+        """Send a call; its `on_over` is called when there is something to see to."""
+        self._queue.append(call)
+        if not self._is_woken:
+            self._is_woken = True
+            loop().loop.call_soon_threadsafe(self._flush)
+
+    def open(self, call: ShortCall) -> None:
+        """Have a call go on on the long way, unless it is over."""
+        loop().loop.call_soon_threadsafe(self._open, call)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Send what threads have queued."""
+        self._is_woken = False
+        if self._client is not self.pool.control.client:
+            # Dask's connections are new, and so are these.
+            self._client = self.pool.control.client
+            for channel in list(self._channels.values()):
+                channel.close()
+        written: dict[int, list[bytes]] = {}
+        while self._queue:
+            self._take(self._queue.popleft(), written)
+        for node, parts in written.items():
+            self._channels[node].stream.write(b"".join(parts))
+
+    def _take(self, call: ShortCall, written: dict[int, list[bytes]]) -> None:
+        supervisor = self.pool.supervisor
+        idlest = [] if call.ranks else self._idlest()
+        if not self.are_possible or not (call.ranks or idlest):
+            self._open(call)
+            return
+        per_node = self.pool.spec.ranks_per_node
+        if not call.ranks:
+            call.ranks, call.left = idlest, set(idlest)
+        nodes = sorted({rank // per_node for rank in call.ranks})
+        if lacking := [node for node in nodes if node not in self._channels or not self._channels[node].is_open]:
+            for node in lacking:
+                if node not in self._dialing:
+                    self._dialing[node] = []
+                    self._background.start(self._dial(node))
+            self._dialing[lacking[0]].append(call)
+            return
+        if call.everywhere and not supervisor.take_turn_now(call.id):
+            self._open(call)
+            return
+        self._active[call.id] = call
+        call.sent = True
+        for rank in call.ranks:
+            self._load[rank] = self._load.get(rank, 0) + 1
+        for node in nodes:
+            channel, parts = self._channels[node], written.setdefault(node, [])
+            call.incarnations[node] = channel.incarnation
+            warm = call.function
+            if warm.key not in channel.known:
+                channel.known.add(warm.key)
+                parts.append(frames.pack(frames.FUNCTION, warm.key, warm.content))
+            parts.append(frames.pack(frames.CALL, call.id, warm.key, call.arguments, call.ranks, call.about))
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
+
+    def _idlest(self) -> list[int]:
+        """Return the rank with the least to do; none if all are busy with other runs."""
+        busy = self.pool.supervisor.busy_ranks()
+        ranks = [rank for rank in range(self.pool.spec.world_size) if rank not in busy]
+        return [min(ranks, key=lambda rank: (self._load.get(rank, 0), rank))] if ranks else []
+
+    async def _dial(self, node: int) -> None:
+        """Open the channel to a node; send what waits for it."""
+        from distributed.comm import connect
+
+        control, client = self.pool.control, self.pool.control.client
+        channel = None
+        try:
+            arguments = client.connection_args if client is not None else {}
+            comm = await connect(control.addresses[node], timeout=_DIAL, **arguments)
+            try:
+                await comm.write({"op": frames.HANDSHAKE, "manager": control.generation, "reply": False})
+                read = frames.Frames()
+                first = await asyncio.wait_for(comm.stream.read_bytes(_READ, partial=True), _DIAL)
+                ((_, incarnation),) = read.feed(first)
+                channel = _Channel(comm, str(incarnation))
+            except BaseException:
+                comm.abort()
+                raise
+        except Exception as error:
+            _log.debug("no channel of short calls to node %d: %s: %s", node, type(error).__name__, error)
+        waiting = self._dialing.pop(node)
+        if channel is None:
+            for call in waiting:
+                self._open(call)
+            return
+        self._channels[node] = channel
+        self._background.start(self._read(node, channel, read))
+        self._queue.extend(waiting)
+        self._flush()
+
+    async def _read(self, node: int, channel: _Channel, read: frames.Frames) -> None:
+        from tornado.iostream import StreamClosedError
+
+        try:
+            while True:
+                for frame in read.feed(await channel.stream.read_bytes(_READ, partial=True)):
+                    self._on_frame(node, frame)
+        except StreamClosedError:
+            pass
+        except Exception as error:
+            # Agents are untrusted input.
+            _log.warning("a frame of node %d cannot be read: %s: %s", node, type(error).__name__, error)
+        finally:
+            channel.close()
+            if self._channels.get(node) is channel:
+                del self._channels[node]
+            per_node = self.pool.spec.ranks_per_node
+            for call in list(self._active.values()):
+                if node in call.incarnations and any(rank // per_node == node for rank in call.left):
+                    self._open(call)
+
+    def _on_frame(self, node: int, frame: list[Any]) -> None:
+        kind, id, *rest = frame
+        call = self._active.get(id)
+        if call is None or node not in call.incarnations:
+            return
+        if kind == frames.DONE:
+            rank, elapsed, pickled, name = rest
+            if rank not in call.left or rank // self.pool.spec.ranks_per_node != node:
+                return
+            call.left.discard(rank)
+            call.results[rank] = ShortResult(rank, node, float(elapsed), bytes(pickled), str(name))
+            self._unload(rank)
+            if not call.left:
+                del self._active[id]
+                if call.everywhere:
+                    self.pool.supervisor.leave_turn_now(id)
+                ranks = [(one.rank, one.node, one.elapsed) for one in call.results.values()]
+                self.pool.supervisor.events.note_short(id, call.title, ranks, everywhere=call.everywhere)
+                call.on_over(call)
+        elif kind in (frames.OPENED, frames.REFUSED):
+            if kind == frames.REFUSED and not call.everywhere:
+                call.sent = False
+            self._open(call)
+
+    def _unload(self, rank: int) -> None:
+        self._load[rank] = max(0, self._load.get(rank, 0) - 1)
+
+    def _open(self, call: ShortCall) -> None:
+        """Give a call to whoever waits for it, to go on on the long way."""
+        if call.opened or (call.ranks and not call.left):
+            return
+        call.opened = True
+        if self._active.pop(call.id, None) is not None:
+            for rank in call.left:
+                self._unload(rank)
+        call.on_over(call)
+
+    def _sweep(self) -> None:
+        """Open the calls that take long."""
+        self._sweeper = None
+        for call in [call for call in self._active.values() if call.is_late]:
+            self._open(call)
+        if self._active:
+            self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
+
+    def close(self) -> None:
+        """Close the channels."""
+        for channel in list(self._channels.values()):
+            channel.close()
+
+
+def _name_of(function: Blob, capture: Capture) -> str:
+    """Return a name for a function with what it reads: two with one name are equal."""
+    parts: list[Any] = [function.digest, capture.imports]
+    parts += [(one.name, one.digest, sorted(one.owners)) for one in capture.bindings]
+    parts += [(one.names, one.unit) for one in capture.groups]
+    parts += [list(one) for one in capture.sources]
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

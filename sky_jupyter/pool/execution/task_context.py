@@ -1,0 +1,68 @@
+"""What function calls share: the pool as they see it, and a function on its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...capture.blobs import Blob
+from ...capture.collect import Capture
+from ..base.event_loop import Tick
+from ..base.events import Listener
+from ..runs.run import Run
+from ..transfer.fetch_values import ValuesContext
+
+if TYPE_CHECKING:
+    from ..transfer.python_versions import PoolPythons
+    from .supervisor import Supervisor
+
+
+@dataclass
+class FunctionBundle:
+    """What calls share on the nodes: a function and the values it reads."""
+
+    content: dict[str, Any]
+    capture: Capture
+    # Owns the files.
+    run: Run
+    # The modules that the nodes have been sent for its calls.
+    modules: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.modules |= self.capture.modules
+
+
+class TaskContext(ValuesContext, Protocol):
+    """The pool as seen by its calls."""
+
+    @property
+    def supervisor(self) -> Supervisor: ...
+
+    @property
+    def pythons(self) -> PoolPythons: ...
+
+    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run: ...
+
+    @property
+    def shape(self) -> int: ...
+
+    @property
+    def is_guest(self) -> bool: ...
+
+    def ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
+        """Send what a run needs to its nodes."""
+        ...
+
+    def surround(self, modules: frozenset[str], listener: Listener) -> dict[str, Any]:
+        """Return what ranks are told besides of a function whose files they have."""
+        ...
+
+    def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
+        """Record what a run has assigned on the nodes."""
+        ...
+
+    def explaining_end(self) -> contextlib.AbstractContextManager[None]:
+        """Raise why the pool has ended instead of what that did to the block."""
+        ...

@@ -1,0 +1,367 @@
+"""Calls on the short way: they promise what all calls promise, and leave no trace where there is nothing to tell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.errors import PoolError
+from sky_jupyter.pool.execution.short_calls import ShortCall, ShortCalls
+from sky_jupyter.pool.execution.tasks import PoolTasks
+from sky_jupyter.pool.pool import Pool
+from tests.pool.pools import local_pool, run, underway, wait_until
+
+MANY = b"x" * 200_000
+
+
+@sky.function
+def echo(given: Any = None) -> Any:
+    return given
+
+
+@sky.function
+def rank_of() -> int:
+    return sky.instance_info().rank
+
+
+@sky.function
+def says(text: str) -> str:
+    print(text)
+    return text
+
+
+@sky.function
+def naps(seconds: float, mark: str = "") -> float:
+    if mark:
+        Path(mark).touch()
+    time.sleep(seconds)
+    return seconds
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool(nodes=2) as live:
+        yield live
+
+
+@pytest.fixture
+def main() -> Iterator[dict[str, Any]]:
+    """The namespace of the program, as a notebook has it; it is afterwards as it was."""
+    names = vars(sys.modules["__main__"])
+    before = dict(names)
+    yield names
+    names.clear()
+    names.update(before)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which ways calls went: ``short``, ``opened`` after that, or ``long``."""
+    went: list[str] = []
+
+    def noting(kind: type[Any], name: str, way: str) -> None:
+        before: Callable[..., Any] = getattr(kind, name)
+
+        def noted(*given: Any, **more: Any) -> Any:
+            went.append(way)
+            return before(*given, **more)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    for kind, name, way in (
+        (ShortCalls, "send", "short"),
+        (PoolTasks, "take_up", "opened"),
+        (Pool, "take_up", "opened"),
+        (PoolTasks, "begin", "long"),
+        (Pool, "begin_call", "long"),
+    ):
+        noting(kind, name, way)
+    return went
+
+
+def quiet(ways: list[str]) -> bool:
+    """Whether nothing but short calls was made, of which none took long on a busy machine; none are left."""
+    found = set(ways)
+    ways.clear()
+    return found <= {"short", "opened"}
+
+
+def test_a_call_that_has_nothing_to_tell_leaves_no_journal(pool: Pool, ways: list[str]) -> None:
+    before = set(pool.runs())
+    assert echo(1) >> pool == 1
+    assert echo("a") @ pool == ["a", "a"]
+    assert rank_of() @ pool == [0, 1]
+    assert rank_of().on(1) >> pool == 1
+    opened = ways.count("opened")
+    assert quiet(ways)
+    assert len(set(pool.runs()) - before) <= opened
+
+
+def test_calls_and_cells_take_turns_on_a_rank(pool: Pool) -> None:
+    @sky.function
+    def noted(number: int) -> list[int]:
+        import builtins
+
+        builtins.order = [*getattr(builtins, "order", []), number]  # type: ignore[attr-defined]
+        return builtins.order  # type: ignore[attr-defined,no-any-return]
+
+    for number in range(0, 6, 2):
+        noted(number) @ pool
+        run(pool, f"import builtins; builtins.order.append({number + 1})")
+    assert noted(6) @ pool == [list(range(7))] * 2
+
+
+def test_a_call_waits_for_the_cell_that_its_rank_runs(pool: Pool, tmp_path: Path) -> None:
+    mark = tmp_path / "go"
+    cell = underway(pool, f"import pathlib, time\nwhile not pathlib.Path({str(mark)!r}).exists(): time.sleep(0.01)")
+    with ThreadPoolExecutor(1) as threads:
+        called = threads.submit(lambda: rank_of() @ pool)
+        wait_until(called.running)
+        assert not called.done()
+        mark.touch()
+        assert called.result(60) == [0, 1]
+    pool.attend(cell)
+
+
+def test_an_exception_keeps_its_type_and_says_where_it_was_raised(pool: Pool) -> None:
+    @sky.function
+    def fails() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError) as raised:
+        fails() >> pool
+    assert "raised on rank 0 (node 0)" in "".join(raised.value.__notes__)
+    with pytest.raises(sky.BroadcastError) as group:
+        fails() @ pool
+    assert [type(one) for one in group.value.exceptions] == [KeyError, KeyError]
+
+
+def test_only_a_call_that_prints_has_a_journal(pool: Pool, ways: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(pool.runs())
+    assert says("heard") >> pool == "heard"
+    assert "opened" in ways
+    assert says("by all") @ pool == ["by all", "by all"]
+    printed = capsys.readouterr().out
+    assert "heard" in printed
+    assert "by all" in printed
+    new = set(pool.runs()) - before
+    assert len(new) == 2
+    for name in new:
+        assert any("heard" in text or "by all" in text for text in pool.log(name).stdout(0).splitlines())
+
+
+def test_what_is_written_by_native_code_comes_before_the_value(pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
+    @sky.function
+    def native() -> None:
+        os.write(1, b"from below\n")
+
+    native() >> pool
+    assert "from below" in capsys.readouterr().out
+
+
+def test_a_call_that_takes_long_goes_on_with_a_journal(pool: Pool, ways: list[str]) -> None:
+    assert naps(0.3) >> pool == 0.3
+    assert naps(0.3) @ pool == [0.3, 0.3]
+    assert ways == ["short", "opened", "short", "opened"]
+
+
+def test_an_interrupt_reaches_the_rank_and_keeps_its_names(pool: Pool, tmp_path: Path) -> None:
+    run(pool, "kept = 5")
+    for number, way in enumerate((lambda call: call >> pool, lambda call: call @ pool)):
+        mark = tmp_path / f"begun{number}"
+
+        def press(mark: Path = mark) -> None:
+            wait_until(mark.exists)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        pressing = threading.Thread(target=press)
+        pressing.start()
+        with pytest.raises(KeyboardInterrupt):
+            way(naps(600, str(mark)))
+        pressing.join()
+    assert list(run(pool, "kept")) == [5, 5]
+
+
+def test_an_interrupt_that_comes_with_the_value_is_not_lost(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lock:
+        def __init__(self, lock: Any) -> None:
+            self.lock, self.release = lock, lock.release
+
+        def acquire(self, timeout: float) -> bool:
+            got: bool = self.lock.acquire(timeout=timeout)
+            if got:
+                os.kill(os.getpid(), signal.SIGINT)
+            return got
+
+    send = ShortCalls.send
+
+    def replaced(calls: ShortCalls, call: ShortCall) -> None:
+        call.lock = Lock(call.lock)  # type: ignore[assignment]
+        send(calls, call)
+
+    monkeypatch.setattr(ShortCalls, "send", replaced)
+    with pytest.raises(KeyboardInterrupt):
+        echo(1) >> pool
+    monkeypatch.undo()
+    assert echo(1) >> pool == 1
+
+
+def test_a_rank_that_dies_in_a_call_is_named_and_replaced(pool: Pool) -> None:
+    @sky.function
+    def ends(rank: int) -> None:
+        if sky.instance_info().rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(sky.RankDied, match=r"rank 1 \(node 1\) ended.*SIGKILL"):
+        ends(1).on(1) >> pool
+    with pytest.raises(sky.BroadcastError, match="SIGKILL"):
+        ends(1) @ pool
+    assert rank_of() @ pool == [0, 1]
+
+
+def test_a_function_that_was_changed_is_another_one(pool: Pool, ways: list[str]) -> None:
+    found = []
+    for code in ("x + 1", "x + 2", "x + 1"):
+        space: dict[str, Any] = {}
+        exec(f"def changing(x): return {code}", space)
+        found.append(sky.function(space["changing"])(1) >> pool)
+    assert found == [2, 3, 2]
+    assert quiet(ways)
+
+
+def test_each_call_has_the_values_that_its_function_reads_now(pool: Pool, main: dict[str, Any]) -> None:
+    main["things"] = [1]
+    exec("def reads():\n    things.append(9)\n    return things", main)
+    reads = sky.function(main["reads"])
+    assert reads() >> pool == [1, 9]
+    # The rank has changed its own.
+    assert reads() >> pool == [1, 9]
+    main["things"].append(2)
+    assert reads() >> pool == [1, 2, 9]
+    main["things"] = [7]
+    assert reads() >> pool == [7, 9]
+
+
+def test_what_a_call_assigns_is_noted(pool: Pool, main: dict[str, Any]) -> None:
+    exec("def assigns(x):\n    global short_way_made\n    short_way_made = x", main)
+    sky.function(main["assigns"])(4) @ pool
+    assert "short_way_made" in pool.ledger.nodes_own
+    assert list(run(pool, "short_way_made")) == [4, 4]
+
+
+def test_settings_of_the_notebook_are_followed_between_calls(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    @sky.function
+    def reads() -> str | None:
+        return os.environ.get("SHORT_WAY_TEST_VALUE")
+
+    assert reads() >> pool is None
+    monkeypatch.setenv("SHORT_WAY_TEST_VALUE", "set")
+    assert reads() >> pool == "set"
+    assert reads() @ pool == ["set", "set"]
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 1000, MANY, None, {"a": [1, (2, 3)]}], ids=range(5))
+def test_arguments_and_values_of_all_sizes_come_back(pool: Pool, value: Any) -> None:
+    assert echo(value) >> pool == value
+    assert echo(value) @ pool == [value, value]
+
+
+def test_a_value_that_cannot_be_pickled_comes_as_its_text(pool: Pool) -> None:
+    @sky.function
+    def lock() -> Any:
+        return threading.Lock()
+
+    assert "lock object" in repr(lock() >> pool)
+    assert all("lock object" in repr(one) for one in lock() @ pool)
+
+
+def test_a_coroutine_function_is_awaited(pool: Pool) -> None:
+    @sky.function
+    async def later() -> int:
+        import asyncio
+
+        await asyncio.sleep(0)
+        return 4
+
+    assert later() @ pool == [4, 4]
+
+
+def test_calls_from_a_callback_and_from_threads_are_made(pool: Pool) -> None:
+    nested: list[int] = []
+    done = threading.Event()
+
+    def on_done(future: Any) -> None:
+        nested.append(echo(future.result() + 1) >> pool)
+        done.set()
+
+    (echo(1) > pool).add_done_callback(on_done)
+    assert done.wait(60)
+    assert nested == [2]
+    with ThreadPoolExecutor(8) as threads:
+        ones = [threads.submit(lambda n=n: echo(n) >> pool) for n in range(20)]
+        alls = [threads.submit(lambda n=n: echo(n) @ pool) for n in range(6)]
+        assert [one.result(60) for one in ones] == list(range(20))
+        assert [one.result(60) for one in alls] == [[n, n] for n in range(6)]
+
+
+def test_a_time_limit_holds_on_the_short_way(pool: Pool) -> None:
+    with pytest.raises(TimeoutError, match=r"longer than 0\.5 s"):
+        naps(600).with_timeout(0.5) >> pool
+    with pytest.raises(sky.BroadcastError) as raised:
+        naps(600).with_timeout(0.5) @ pool
+    assert all(isinstance(one, TimeoutError) for one in raised.value.exceptions)
+    assert echo(2).with_timeout(60) >> pool == 2
+
+
+def test_retries_go_the_long_way(pool: Pool, ways: list[str]) -> None:
+    assert echo(1).with_retries(1) >> pool == 1
+    assert ways == ["long"]
+
+
+def test_a_broken_channel_neither_loses_nor_repeats_a_call(pool: Pool, tmp_path: Path) -> None:
+    @sky.function
+    def counted(path: str, seconds: float) -> int:
+        with open(path, "a") as file:
+            file.write("x")
+        time.sleep(seconds)
+        return sky.instance_info().rank
+
+    for number, way in enumerate((lambda call: call >> pool, lambda call: call @ pool)):
+        path = tmp_path / f"runs{number}"
+        with ThreadPoolExecutor(1) as threads:
+            called = threads.submit(way, counted(str(path), 0.08))
+            wait_until(path.exists)
+            pool.calls.short.close()
+            result = called.result(60)
+        assert result == (0 if number == 0 else [0, 1])
+        assert path.read_text() == "x" * (1 + number)
+    assert rank_of() @ pool == [0, 1]
+
+
+def test_the_events_of_a_pool_have_short_calls(pool: Pool) -> None:
+    echo(1) >> pool
+    echo(1) @ pool
+    rows = [row for row in pool.supervisor.events.rows() if row.what == "echo: ok"]
+    assert {row.rank for row in rows} >= {0, None}
+    assert all(row.run and row.seconds is not None for row in rows)
+
+
+def test_a_pool_that_has_ended_refuses(ways: list[str]) -> None:
+    with local_pool(nodes=1) as ended:
+        assert echo(1) >> ended == 1
+        slow = ThreadPoolExecutor(1).submit(lambda: naps(600) >> ended)
+        wait_until(lambda: ended.supervisor.busy)
+    with pytest.raises(Exception, match=r"ended|lost"):
+        slow.result(60)
+    with pytest.raises(PoolError):
+        echo(1) >> ended
