@@ -71,6 +71,14 @@ test("what a pool has cost is shown where its provider has prices", () => {
   expect(words()).toContain("2 local nodes · 5 min · price unknown");
 });
 
+test("what a scheduler leaves a pool of its time is shown, and runs down", () => {
+  const cost = { total: null, hourly: null, unknown: 0, at: NOW - 600, ends: NOW + 3900 };
+  view.show([pool({ cost })], NOW);
+  expect(words()).toContain("2 local nodes · 5 min · 1 h 05 min of the allocation left");
+  view.show([pool({ cost: { ...cost, ends: NOW + 480 } })], NOW);
+  expect(words()).toContain("2 local nodes · 5 min · 8 min of the allocation left");
+});
+
 test("a pool that nobody manages is marked, and may be taken up or ended", () => {
   view.show([pool({ manager: null })], NOW);
   expect(view.node.querySelector<HTMLElement>("li")?.dataset.state).toBe("lost");

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..pool.base.events import Event, NullView, ProgressEvent, TroubleEvent
-from ..util.pool_cost import PoolCost
+from ..util.pool_cost import PoolCost, TimeLeft
 from .base.frontends import front_end, in_notebook
 from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
@@ -115,7 +115,7 @@ def run_view(
     results: bool = True,
     pool: str = "",
     unseen: Sequence[int] = (),
-    cost: Callable[[], PoolCost | None] | None = None,
+    cost: Callable[[], PoolCost | TimeLeft | None] | None = None,
 ) -> RunView:
     """Return the view of a run for this process's front end.
 
@@ -132,7 +132,7 @@ def run_view(
     unseen : sequence of int
         Other ranks of the run: only their state is shown.
     cost : callable, optional
-        Returns what the pool costs, for the header; None if nothing is bought.
+        Returns what the pool costs, or how long it may be used, for the header; None for neither.
 
     Returns
     -------

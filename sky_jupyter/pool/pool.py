@@ -21,7 +21,7 @@ from ..capture.ledger import Ledger
 from ..errors import PoolError, SkyError, SpecError
 from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
-from ..util.pool_cost import PoolCost
+from ..util.pool_cost import PoolCost, TimeLeft
 from ..util.text import rank_label
 from ..util.validate import is_number
 from . import rank_names
@@ -953,9 +953,12 @@ class Pool:
         self.lifecycle.ask = value
 
     @property
-    def pricing(self) -> Callable[[], PoolCost | None] | None:
-        """Return a function that returns `cost`; None if nothing is bought."""
-        return (lambda: self.cost) if self.lifecycle.meter.counts else None
+    def pricing(self) -> Callable[[], PoolCost | TimeLeft | None] | None:
+        """Return a function that returns `cost`, or the time left of a scheduler's allocation; None for neither."""
+        if self.lifecycle.meter.counts:
+            return lambda: self.cost
+        left = getattr(self.spec.provider, "time_left", None)
+        return None if left is None else (lambda: left(self.ids))
 
     @property
     def owner(self) -> int:

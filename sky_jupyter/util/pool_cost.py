@@ -1,4 +1,4 @@
-"""Cost of a pool: values for people and programs, and their texts."""
+"""Cost of a pool, or the time that it is given: values for people and programs, and their texts."""
 
 from __future__ import annotations
 
@@ -86,6 +86,26 @@ class PoolCost:
         return text(self)
 
 
+@dataclass(frozen=True)
+class TimeLeft:
+    """Time that a scheduler leaves a pool's machines; views show it where they would show a cost.
+
+    Attributes
+    ----------
+    ends : float
+        Unix time of the allocation's end.
+    at : float
+        Unix time of this account.
+    """
+
+    ends: float
+    at: float
+
+    def __str__(self) -> str:
+        hours, minutes = divmod(max(0, round((self.ends - self.at) / 60)), 60)
+        return f"{f'{hours} h {minutes:02d}' if hours else minutes} min of the allocation left"
+
+
 def _sum(values: Iterable[float | None]) -> float | None:
     values = list(values)
     known = [value for value in values if value is not None]
@@ -129,8 +149,11 @@ def purchase(count: int, kind: str, market: str, place: str, hourly: float | Non
     return f"{words}: {UNKNOWN if hourly is None else f'{rate(count * hourly)} an hour'}"
 
 
-def to_json(cost: PoolCost | None) -> dict[str, Any] | None:
+def to_json(cost: PoolCost | TimeLeft | None) -> dict[str, Any] | None:
     """Return the numbers that views show; None if there are none."""
+    if isinstance(cost, TimeLeft):
+        times = {"at": round(cost.at, 1), "ends": round(cost.ends, 1)}
+        return {"total": None, "hourly": None, "unknown": 0, **times, "text": str(cost)}
     if cost is None or not cost.machines:
         return None
     numbers = {"total": cost.total, "hourly": cost.hourly, "unknown": cost.unknown}
@@ -142,6 +165,7 @@ __all__ = [
     "UNKNOWN",
     "MachineCost",
     "PoolCost",
+    "TimeLeft",
     "dollars",
     "purchase",
     "rate",

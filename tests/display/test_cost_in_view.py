@@ -14,7 +14,7 @@ from sky_jupyter.display.notebook import pool_panel
 from sky_jupyter.display.notebook.deltas import Feed
 from sky_jupyter.display.terminal.live_view import ConsoleRunView
 from sky_jupyter.pool.base.events import OutputEvent
-from sky_jupyter.util.pool_cost import MachineCost, PoolCost, to_json
+from sky_jupyter.util.pool_cost import MachineCost, PoolCost, TimeLeft, to_json
 
 
 def cost(total: float | None, hourly: float | None) -> PoolCost:
@@ -33,6 +33,16 @@ def test_a_runs_header_has_the_cost_in_each_form() -> None:
     assert saved_output.to_json(model.state(10), "v")["cost"]["total"] == 1.5
     model.cost = lambda: cost(None, None)
     assert html.to_text(model.snapshot(10)).endswith("price unknown")
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(7500, "2 h 05"), (1170, "20"), (-5, "0")])
+def test_a_runs_header_has_what_a_scheduler_leaves_of_the_pool_s_time(seconds: float, said: str) -> None:
+    model = RunModel("sky", [0])
+    model.cost = lambda: TimeLeft(1000.0 + seconds, 1000.0)
+    said = f"{said} min of the allocation left"
+    assert html.to_text(model.snapshot(10)).splitlines()[0].endswith(f"running · {said}")
+    page = saved_output.to_json(model.state(10), "v")["cost"]
+    assert (page["ends"] - page["at"], page["text"]) == (seconds, said)
 
 
 def test_a_saved_run_keeps_what_the_pool_had_cost_at_its_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def test_a_job_s_nodes_run_a_cell_and_ranks_see_nothing_of_slurm_that_frameworks
         assert run(pool, WHERE).values == [(host.name, "0") for host in cluster.nodes]
         seen = run(pool, "sorted(name for name in os.environ if name.startswith(('SLURM_', 'PMI')))").values
         assert not {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_LOCALID"} & set(seen[0])
+        assert pool.pricing is not None
+        assert re.fullmatch(r"\d+ min of the allocation left", str(pool.pricing()))
         # Nothing of ours is where everybody logs in.
         commands = [command for _, _, command in cluster.login.processes("ada")]
         assert [one for one in commands if "python" in one.split()[0]] == []

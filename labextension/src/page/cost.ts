@@ -1,4 +1,4 @@
-/** What a pool's machines cost, in the words of util/pool_cost.py. */
+/** What a pool's machines cost, or how long it has them, in the words of util/pool_cost.py. */
 import * as v from "valibot";
 
 import { number, whole } from "./validate";
@@ -11,6 +11,8 @@ export const cost = v.object({
   unknown: whole,
   /** Seconds since 1970. */
   at: number,
+  /** Where a scheduler gives the machines for some time: when that is over. */
+  ends: v.optional(number),
 });
 export type Cost = v.InferOutput<typeof cost>;
 
@@ -18,8 +20,14 @@ const HOUR = 3600;
 const UNKNOWN = "price unknown";
 const CENTS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
-/** Such as "$1.23 so far, $13.20 an hour", so many seconds after it was told. */
+/** Such as "$1.23 so far, $13.20 an hour" or "20 min of the allocation left", so many seconds after it was told. */
 export function costText(cost: Cost, after = 0): string {
+  if (cost.ends !== undefined) {
+    const minutes = Math.max(0, Math.round((cost.ends - cost.at - after) / 60));
+    const hours = Math.floor(minutes / 60);
+    const rest = hours ? String(minutes % 60).padStart(2, "0") : String(minutes);
+    return `${hours ? `${hours} h ` : ""}${rest} min of the allocation left`;
+  }
   if (cost.total === null) {
     return UNKNOWN;
   }

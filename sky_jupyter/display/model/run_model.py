@@ -11,7 +11,7 @@ from typing import Any
 
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 from ...util import pool_cost
-from ...util.pool_cost import PoolCost
+from ...util.pool_cost import PoolCost, TimeLeft
 from ...util.text import cleaned
 from . import ansi
 from .html import RankView, RunViewModel, State
@@ -128,8 +128,8 @@ class RunModel:
         self.notices: list[str] = []
         # How many characters a saved notebook keeps; None for as many as it keeps unless asked.
         self.most_text: int | None = None
-        # Returns what the pool costs; None if nothing is bought.
-        self.cost: Callable[[], PoolCost | None] | None = None
+        # Returns what the pool costs, or how long it may be used; None if nothing is bought, and it has no end.
+        self.cost: Callable[[], PoolCost | TimeLeft | None] | None = None
         self.version = 0
         # The run's id, once something has come of it.
         self.run = ""
@@ -233,7 +233,7 @@ class RunModel:
         """Return what the pool costs, for a page; None if nothing is bought."""
         return pool_cost.to_json(self._cost())
 
-    def _cost(self) -> PoolCost | None:
+    def _cost(self) -> PoolCost | TimeLeft | None:
         return None if self.cost is None else self.cost()
 
     def _time(self) -> float:

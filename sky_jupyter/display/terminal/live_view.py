@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
-from ...util.pool_cost import PoolCost
+from ...util.pool_cost import PoolCost, TimeLeft
 from ...util.text import cleaned, rank_label
 from ..model import ansi, html, progress_bars
 from ..model.folding import fold
@@ -61,8 +61,8 @@ class ConsoleRunView(TerminalRunView):
         self._region = Region(sys.stdout)
         self._drawn = 0.0
         self._news = False
-        # Returns what the pool costs; None if nothing is bought.
-        self.cost: Callable[[], PoolCost | None] | None = None
+        # Returns what the pool costs, or how long it may be used; None if nothing is bought, and it has no end.
+        self.cost: Callable[[], PoolCost | TimeLeft | None] | None = None
 
     def on_event(self, event: Event) -> None:
         """Handle an event of the run; callable from any thread."""

@@ -278,8 +278,8 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
 
 def _remaining(pool: StatusContext) -> str:
     """Return how long a pool's machines may be used, where a scheduler gives them for some time; else ""."""
-    remaining = getattr(pool.spec.provider, "remaining", None)
-    return "" if remaining is None else str(remaining(pool.ids))
+    left = getattr(pool.spec.provider, "time_left", None)
+    return str((left and left(pool.ids)) or "")
 
 
 def _waiting(pool: StatusContext) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ...errors import MachineError, OrderSpent, ProvisionError, SpecError, Unans
 from ...machines.batch import waiter
 from ...node.host.power_file import GRACE
 from ...util.background_tasks import map_all
+from ...util.pool_cost import TimeLeft
 from ...util.validate import check_flag
 from .. import pool_listing
 from ..line_options import LineOption
@@ -210,11 +211,10 @@ class BatchProvider(ABC):
                 _limits.pop((self.login, job.id), None)
         return found
 
-    def remaining(self, ids: Sequence[str]) -> str:
-        """Return how long the first of some machines' jobs may run on, in words, or ""; nothing is asked for it."""
+    def time_left(self, ids: Sequence[str]) -> TimeLeft | None:
+        """Return how long the first of some machines' jobs may run on, if that is known; nothing is asked for it."""
         ends = [_limits[self.login, id] for id in batch_job.by_job(ids) if (self.login, id) in _limits]
-        minutes = max(0, round((min(ends) - time.time()) / 60)) if ends else 0
-        return f"{minutes // 60} h {minutes % 60:02d} min of the allocation left" if ends else ""
+        return TimeLeft(min(ends), time.time()) if ends else None
 
     # -- jobs --------------------------------------------------------------------------------------
 
