@@ -4,6 +4,7 @@ import { install as installPool } from "../src/pool/style";
 import { PoolPanel } from "../src/pool/view";
 import { RunModel, type Snapshot } from "../src/run/model";
 import { drawPlain } from "../src/run/rich";
+import { readDelta } from "../src/run/schema";
 import { RunView } from "../src/run/view";
 import { GB, node, pool, RUN } from "./pool/stub";
 
@@ -80,6 +81,20 @@ const RUNS: Record<string, () => Snapshot> = {
   many: () => snapshot(Array.from({ length: 20 }, (_, rank) => ({ state: rank % 7 ? "running" : "done", parts: [{ text: bar(rank % 5) }] }))),
 };
 
+const NAN = "Traceback (most recent call last):\n  Cell In[5], line 3, in step\nValueError: loss is nan";
+/** So many ranks, of which some have ended in each way. */
+const crowd = (count: number, more: Partial<Snapshot> = {}) =>
+  snapshot(
+    Array.from({ length: count }, (_, rank) => {
+      const state = rank % 97 === 41 ? "failed" : rank % 211 === 7 ? "died" : rank % 53 === 3 ? "interrupted" : rank < count / 3 ? "done" : "running";
+      return { state, parts: [{ text: `ready\n${losses(rank % 8, 4)}` }], ...(state === "failed" ? { traceback: NAN } : {}), ...(state === "died" ? { note: "killed by SIGKILL" } : {}) } as Partial<Snapshot["ranks"][number]>;
+    }),
+    more,
+  );
+RUNS.grid = () => crowd(100);
+RUNS.thousand = () => snapshot(Array.from({ length: 1000 }, (_, rank) => ({ state: rank % 5 ? "running" : "done", parts: [{ text: `ready\n${losses(0, 4)}` }] })));
+RUNS["thousand-failed"] = () => crowd(1000);
+
 const machine = { host: "", address: "", cores: 16, memory: 64 * GB };
 const PHASES = [
   { phase: "machines", text: "4 machines", state: "done", at: 0, elapsed: 0.4, usual: null, lines: [] },
@@ -122,6 +137,8 @@ function theme(name: string): void {
   document.body.style.setProperty("--jp-code-font-size", "13px");
 }
 
+let shown: { model: RunModel; view: RunView } | undefined;
+
 /** Put one state on the page, and nothing else. */
 function show(name: string): void {
   document.body.replaceChildren();
@@ -134,6 +151,8 @@ function show(name: string): void {
     const place = { attach: () => undefined, detach: () => undefined };
     const live = { interrupt: nothing, where: nothing, pool: () => place };
     const view = new RunView(model, { draw: drawPlain, ...(model.finished ? { pool: () => place } : live) });
+    shown?.view.detach();
+    shown = { model, view };
     document.body.append(view.node);
     view.reset();
     view.attach();
@@ -146,4 +165,46 @@ function show(name: string): void {
   }
 }
 
-Object.assign(window, { gallery: { names: [...Object.keys(RUNS), ...Object.keys(POOLS)], show, theme } });
+/** What a page's frames take while ranks print: each interval in milliseconds, and what drawing and taking deltas took. */
+async function flood(name: string, seconds: number, lines: number): Promise<{ frames: number[]; longest: number; lines: number }> {
+  show(name);
+  const { model, view } = shown!;
+  const encoder = new TextEncoder();
+  let [number, step, told, longest] = [model.number, 0, 0, 0];
+  const timer = setInterval(() => {
+    const began = performance.now();
+    const texts = model.ranks.map(({ rank }) =>
+      encoder.encode(Array.from({ length: lines }, (_, at) => `step ${step * lines + at} of rank ${at % 2 ? rank : "all"}: loss ${(1 / (step + 1)).toFixed(4)}\n`).join("")),
+    );
+    const bytes = new Uint8Array(texts.reduce((sum, one) => sum + one.length, 0));
+    let at = 0;
+    const entries = texts.map((one, index) => {
+      bytes.set(one, at);
+      at += one.length;
+      return ["s", model.ranks[index].rank, 0, one.length, 0, -1];
+    });
+    const prepared = performance.now() - began;
+    const delta = readDelta({ sky: "delta", view: "v", number: ++number, entries }, bytes.length);
+    model.apply(delta, new DataView(bytes.buffer));
+    view.update();
+    longest = Math.max(longest, performance.now() - began - prepared);
+    told += lines * texts.length;
+    step += 1;
+  }, 50);
+  const frames: number[] = [];
+  await new Promise<void>((done) => {
+    let last = performance.now();
+    const end = last + seconds * 1000;
+    const next = () => {
+      const now = performance.now();
+      frames.push(now - last);
+      last = now;
+      now < end ? requestAnimationFrame(next) : done();
+    };
+    requestAnimationFrame(next);
+  });
+  clearInterval(timer);
+  return { frames, longest, lines: told };
+}
+
+Object.assign(window, { gallery: { flood, names: [...Object.keys(RUNS), ...Object.keys(POOLS)], show, theme } });

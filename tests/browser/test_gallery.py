@@ -22,6 +22,7 @@ from tests.browser import lab
 
 TOOLS = Path(__file__).parents[2] / "labextension" / "tools"
 SOURCE = TOOLS.parent / "tests" / "gallery.ts"
+AXE = TOOLS.parent / "node_modules" / "axe-core" / "axe.min.js"
 REFERENCES = Path(__file__).parent / "gallery"
 WIDTHS = (1280, 600)
 THEMES = ("light", "dark")
@@ -55,6 +56,11 @@ EDGES = """() => {
 }"""
 TOOLS_AT = """() => [...document.querySelectorAll(".sky-tools > *, .sky-tabs")].filter(node => node.offsetParent)
     .map(node => node.getBoundingClientRect()).map(({ left, top }) => [left, top])"""
+# How many cells of the grid of ranks stand beside each other.
+BESIDE = """() => {
+    const tops = [...document.querySelectorAll(".sky-cell")].map(cell => cell.offsetTop);
+    return tops.filter(top => top === tops[0]).length;
+}"""
 # How wide letters of the gallery's font are.
 LETTERS = """() => {
     const node = document.createElement("span");
@@ -162,6 +168,32 @@ def test_similar_lines_are_one_until_a_click_and_what_is_remembered_is_a_persons
     page.wait_for_function("document.querySelectorAll('.sky-row').length > 20")
     assert page.evaluate("localStorage.getItem('sky-similar')") == "off"
     assert page.locator(".sky-fold").count() == 0
+
+
+def test_a_thousand_ranks_are_a_grid_that_anybody_can_use_while_they_print(page: Any) -> None:
+    for theme in THEMES if AXE.exists() else ():
+        for name in ("grid", "thousand-failed"):
+            show(page, name, 1280, theme)
+            page.evaluate(AXE.read_text())
+            found = page.evaluate("() => axe.run('.sky-run', { resultTypes: ['violations'] })")
+            assert [(one["id"], len(one["nodes"])) for one in found["violations"]] == [], (name, theme)
+    show(page, "thousand-failed", 1280)
+    cell = page.locator(".sky-cell[aria-selected=true]")
+    assert cell.get_attribute("aria-label") == "rank 7: died"
+    assert page.locator(".sky-ranks-first").inner_text() == "First: rank 7 died: killed by SIGKILL"
+    cell.focus()
+    beside = page.evaluate(BESIDE)
+    for key, rank in (("ArrowDown", 7 + beside), ("ArrowRight", 8 + beside), ("ArrowUp", 8), ("Home", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.dataset.tab") == str(rank), key
+    page.get_by_role("searchbox", name="Show only ranks").fill("failed")
+    page.keyboard.press("Enter")
+    page.locator(".sky-cell[aria-selected=true][data-state=failed]").wait_for()
+    assert page.locator(".sky-cell:visible").count() == 10
+    # However much is printed, the page has only what is in sight; what all ranks print stands once.
+    told = page.evaluate("gallery.flood('thousand', 1, 3)")
+    assert told["lines"] >= 3000
+    assert page.evaluate("document.querySelectorAll('.sky-run *').length") < 1500
 
 
 @pytest.mark.parametrize("name", ["running", "done", "failed"])

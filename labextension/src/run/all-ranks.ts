@@ -29,9 +29,15 @@ export class FoldedItems {
 export class AllLog {
   parts: (FoldedLines | FoldedItems)[] = [];
   private lines = 0;
-  private readonly numbers = new Numbering();
+  private readonly numbers: Numbering;
 
-  constructor(private readonly window = WINDOW) {}
+  /** `reach` says how far back equal entries are looked for. */
+  constructor(
+    private readonly window = WINDOW,
+    private readonly reach?: number,
+  ) {
+    this.numbers = new Numbering(reach);
+  }
 
   /** `time` is when it came, where it comes now. */
   addLine(rank: number, text: string, time?: number): void {
@@ -70,14 +76,14 @@ export class AllLog {
 
   /** As it is now; what comes later is not in it. */
   still(): AllLog {
-    const copy = new AllLog(this.window);
+    const copy = new AllLog(this.window, this.reach);
     copy.parts = this.parts.map((part) => (part instanceof FoldedLines ? part.still() : part));
     return copy;
   }
 
   /** All but what a rank has shown. */
   without(rank: number): AllLog {
-    const rest = new AllLog(this.window);
+    const rest = new AllLog(this.window, this.reach);
     for (const part of this.parts) {
       if (part instanceof FoldedItems) {
         part.members.filter((shown) => shown.rank !== rank).forEach((shown) => rest.addItem(shown));

@@ -38,6 +38,13 @@ export function fold<T>(items: Iterable<[number, T]>, key: (item: T) => string):
 
 // How far back an equal entry of another rank is looked for: further up nobody would see it.
 const REACH = 200;
+// Of very many ranks, each says some lines of its own before the last has said what all have in common.
+const REACH_PER_RANK = 4;
+
+/** How far back an equal entry is looked for among so many ranks. */
+export function reachOf(ranks: number): number {
+  return Math.max(REACH, REACH_PER_RANK * ranks);
+}
 
 /**
  * Numbers the entries of all ranks in the order in which they came. One that another rank has had already is found
@@ -46,10 +53,14 @@ const REACH = 200;
 export class Numbering {
   /** The number that the next new entry gets. */
   next = 0;
-  private readonly keys = new Array<string>(REACH);
+  private readonly keys: string[];
   /** Where each of the last keys stands, the oldest place first. */
   private readonly places = new Map<string, number | number[]>();
   private readonly lastOf = new Map<number, number>();
+
+  constructor(private readonly reach = REACH) {
+    this.keys = new Array<string>(reach);
+  }
 
   /** The number of an equal entry that the rank may share; -1 where there is none. */
   find(rank: number, key: string): number {
@@ -69,8 +80,8 @@ export class Numbering {
   /** Number a new entry. */
   add(rank: number, key: string): number {
     const at = this.next++;
-    const slot = at % REACH;
-    if (at >= REACH) {
+    const slot = at % this.reach;
+    if (at >= this.reach) {
       this.forget(this.keys[slot]);
     }
     this.keys[slot] = key;

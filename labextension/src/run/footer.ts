@@ -2,6 +2,7 @@
 
 import { strip } from "./ansi";
 import { write } from "./coloured-text";
+import { culpritOf } from "./run-status";
 import { copyButton } from "./copy-names";
 import { make } from "./dom";
 import { fold, rankLabel } from "./folding";
@@ -10,6 +11,9 @@ import { arrange, ItemBox } from "./item-box";
 import type { Shown } from "./rank-output";
 import type { Rank, RunModel } from "./model";
 import { ALL } from "./viewport";
+
+// Of very many ranks so many different texts or results are shown; a rank's own are in its output.
+const MOST = 32;
 
 export class Footer {
   readonly node = make("div", "sky-foot");
@@ -49,22 +53,29 @@ export class Footer {
     const ended = [...ranks, ...model.unseen];
     // What a rank waits for is in its chip.
     const over = ended.filter((one) => one.state !== "running");
-    for (const [of, note] of told(over, (rank) => rank.note)) {
+    const cause = culpritOf(ranks)?.rank;
+    const notes = told(over, (rank) => rank.note, cause);
+    for (const [of, note] of notes.slice(0, MOST)) {
       this.node.append(trouble(`${rankLabel(of)} ${model.rank(of[0])?.state}`, note));
     }
-    for (const [of, text] of told(ended, (rank) => rank.traceback)) {
+    this.leftOut(notes, "notes");
+    const raisers = told(ended, (rank) => rank.traceback, cause);
+    for (const [of, text] of raisers.slice(0, MOST)) {
       const who = several || model.unseen.length ? rankLabel(of) : "";
       // Once the run is over, its traceback stands right below, as the error of the cell.
       this.node.append(model.finished ? raised(who, text) : trouble(who, text));
     }
+    this.leftOut(raisers, "errors");
     const results = ranks.filter((rank) => rank.result).map((rank) => [rank.rank, rank.result] as [number, Shown]);
     const outs = make("div", "sky-outs");
     this.node.append(outs);
-    for (const [of, shown] of fold(results, (one) => JSON.stringify(one.item))) {
+    const different = fold(results, (one) => JSON.stringify(one.item));
+    for (const [of, shown] of different.slice(0, MOST)) {
       const box = new ItemBox();
       outs.append(box.node);
       box.draw(shown, several && tab === ALL ? `Out, ${rankLabel(of)}` : "Out", host);
     }
+    this.leftOut(different, "results");
     arrange(outs, outs.querySelectorAll(".sky-picture").length);
     for (const text of [...model.notices, host.note ?? "", quiet(model, ranks)].filter(Boolean)) {
       const node = make("div", "sky-aside");
@@ -76,14 +87,26 @@ export class Footer {
       }
     }
   }
+
+  /** Say how many ranks have others than those that are shown. */
+  private leftOut(groups: [number[], unknown][], what: string): void {
+    const more = groups.slice(MOST).reduce((sum, [of]) => sum + of.length, 0);
+    if (more) {
+      const node = make("div", "sky-aside");
+      node.textContent = `${more.toLocaleString("en")} more ranks have other ${what}: choose one to see its own`;
+      this.node.append(node);
+    }
+  }
 }
 
-/** What ranks have to say, equal texts once. */
-function told(ranks: Rank[], pick: (rank: Rank) => string): [number[], string][] {
-  return fold(
+/** What ranks have to say, equal texts once; what the rank `first` says is on top. */
+function told(ranks: Rank[], pick: (rank: Rank) => string, first: number | undefined): [number[], string][] {
+  const found = fold(
     ranks.filter((rank) => pick(rank)).map((rank) => [rank.rank, pick(rank)] as [number, string]),
     (text) => text,
   );
+  const at = first === undefined ? -1 : found.findIndex(([of]) => of.includes(first));
+  return at > 0 ? [found[at], ...found.slice(0, at), ...found.slice(at + 1)] : found;
 }
 
 function trouble(who: string, text: string): HTMLElement {

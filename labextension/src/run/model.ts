@@ -1,7 +1,8 @@
 /** A run as a page knows it: a snapshot, and the deltas that come after it. Pure: no DOM, no kernel. */
 
 import { AllLog } from "./all-ranks";
-import { type Item, RankLog, Shown } from "./rank-output";
+import { type Item, RankLog, Shown, WINDOW, windowOf } from "./rank-output";
+import { reachOf } from "./folding";
 import * as progress from "./parse-progress";
 import type { Delta, Entry, Snapshot, State } from "./schema";
 import { type Cost, costText } from "../page/cost";
@@ -20,6 +21,8 @@ export class Rank {
   state: State = "running";
   note = "";
   traceback = "";
+  /** Its place among the ranks in the order in which their ends were told; 0 of one that had ended before the page. */
+  ended = 0;
   result: Shown | undefined;
   /** The journal's number of what comes next, as far as it is known. */
   next = 0;
@@ -33,8 +36,9 @@ export class Rank {
   constructor(
     readonly rank: number,
     private readonly widgetBar: WidgetBar = () => undefined,
+    window?: number,
   ) {
-    this.log = new RankLog(rank);
+    this.log = new RankLog(rank, window);
   }
 
   /** How it fares, and what is to be said of its end. */
@@ -90,6 +94,8 @@ export class RunModel {
   title = "";
   finished = false;
   notices: string[] = [];
+  /** How many ends of ranks have been told. */
+  private ends = 0;
   /** Those whose output is shown, and the others that it runs on. */
   ranks: Rank[] = [];
   unseen: Rank[] = [];
@@ -155,9 +161,10 @@ export class RunModel {
     this.price(snapshot.cost);
     this.ranks = [];
     this.byRank.clear();
-    this.all = new AllLog();
+    this.all = new AllLog(WINDOW, reachOf(snapshot.ranks.length));
+    const window = windowOf(snapshot.ranks.length);
     for (const one of snapshot.ranks) {
-      const rank = new Rank(one.rank, (id) => this.widgetBar(id));
+      const rank = new Rank(one.rank, (id) => this.widgetBar(id), window);
       rank.log.load(one.parts, snapshot.items, one.dropped ?? 0, one.stream ?? "");
       rank.end(one.state, one.note, one.traceback);
       rank.next = one.next ?? 0;
@@ -332,6 +339,7 @@ export class RunModel {
       rank.result = new Shown({ data: entry[2], metadata: entry[3] }, rank.rank);
     } else {
       const { state, note, traceback } = entry[2];
+      rank.ended = ++this.ends;
       rank.end(state, note, traceback);
     }
   }

@@ -3,6 +3,7 @@
 import { rename } from "../page/icons";
 import { make, mark, say, store, stored } from "./dom";
 import type { RunModel } from "./model";
+import { MOST_TABS } from "./rank-grid";
 import { fraction, Progress, slowest } from "./parse-progress";
 import { ALL } from "./viewport";
 
@@ -37,7 +38,9 @@ export class Bars {
     button.disabled = !found.length;
     const here = found.filter(([rank]) => tab === ALL || tab === rank);
     const last = slowest(here);
-    const shown = this.mode === "off" || !last ? [] : this.mode === "slowest" && several ? [last] : here;
+    // Of very many the slowest tells most, and the others would leave no room for lines.
+    const slow = several && (this.mode === "slowest" || here.length > MOST_TABS);
+    const shown = this.mode === "off" || !last ? [] : slow ? [last] : here;
     while (this.node.children.length > shown.length) {
       this.node.lastElementChild?.remove();
     }
@@ -47,7 +50,7 @@ export class Bars {
       this.node.append(row);
     }
     shown.forEach(([rank, progress], index) => {
-      const who = several ? `${this.mode === "slowest" ? "slowest, " : ""}rank ${rank}` : "";
+      const who = several ? `${slow ? "slowest, " : ""}rank ${rank}` : "";
       drawBar(this.node.children[index], who, progress);
     });
     this.node.hidden = shown.length === 0;

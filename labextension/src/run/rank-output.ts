@@ -51,7 +51,15 @@ export interface Mark {
 }
 
 export const WINDOW = 5000;
+// With more ranks than this each has a part of what so many have. As display/model/saved_output.py.
+const WHOLE_WINDOWS = 64;
+const LEAST_WINDOW = 200;
 export const MOST_PARTS = 400;
+
+/** How many of the last lines a page keeps of each of so many ranks; the journal has the others. */
+export function windowOf(ranks: number): number {
+  return Math.max(LEAST_WINDOW, Math.min(WINDOW, Math.floor((WINDOW * WHOLE_WINDOWS) / Math.max(1, ranks))));
+}
 
 export class RankLog {
   parts: (Transcript | Shown)[] = [];

@@ -1,7 +1,7 @@
 /** How a run is told in words. As display/model/html.py. */
 
 import { fold, rankLabel } from "./folding";
-import type { RunModel, State } from "./model";
+import type { Rank, RunModel, State } from "./model";
 
 /** Seconds as people say them: "1.3 s", "2 min 5 s". */
 export function duration(seconds: number): string {
@@ -42,13 +42,19 @@ export function status(model: RunModel): string[] {
 
 /** The rank whose tab is to be shown by itself: of those that failed the one that is most likely the cause. */
 export function culprit(model: RunModel): number | undefined {
-  for (const state of ["died", "failed"] as State[]) {
-    const found = model.ranks.find((rank) => rank.state === state);
-    if (found) {
-      return found.rank;
+  return culpritOf(model.ranks)?.rank;
+}
+
+/** That rank: one that died before one that failed, then the one that was told first. */
+export function culpritOf(ranks: Rank[]): Rank | undefined {
+  let found: Rank | undefined;
+  for (const rank of ranks) {
+    if (rank.state === "died" || rank.state === "failed") {
+      const before = found && (found.state === rank.state ? found.ended <= rank.ended : found.state === "died");
+      found = before ? found : rank;
     }
   }
-  return undefined;
+  return found;
 }
 
 /** Where the arrow keys lead from one of `count` tabs; undefined for other keys. */

@@ -2,6 +2,7 @@
 
 import { make, mark, paint, say } from "./dom";
 import type { Rank } from "./model";
+import { MOST_TABS } from "./rank-grid";
 import { fraction } from "./parse-progress";
 import { ALL } from "./viewport";
 import { tabAfter } from "./run-status";
@@ -23,9 +24,10 @@ export class Tabs {
   }
 
   draw(ranks: Rank[], chosen: number): void {
-    this.node.hidden = ranks.length < 2;
+    this.node.hidden = ranks.length < 2 || ranks.length > MOST_TABS;
     if (this.node.hidden) {
       this.panel.removeAttribute("role");
+      this.panel.removeAttribute("aria-label");
       return;
     }
     if (this.node.children.length !== ranks.length + 1) {

@@ -18,6 +18,7 @@ import { Toggle } from "./toggle";
 import { Viewport } from "./viewport";
 import { install, isDark } from "./style";
 import { SimilarLines } from "./similar-lines";
+import { RankGrid } from "./rank-grid";
 import { Tabs } from "./tabs";
 import { Stacks } from "./stacks";
 import { culprit, status } from "./run-status";
@@ -63,6 +64,7 @@ export class RunView {
   private readonly pane = new ScrollPane(this.earlier.node, (toTop) => this.onScroll(toTop));
   private readonly panel = make("div", "sky-panel");
   private readonly tabs = new Tabs(`sky-run-${++views}`, this.panel, (tab) => this.choose(tab));
+  private readonly grid = new RankGrid(this.panel, (tab) => this.choose(tab));
   private readonly live = make("div", "sky-hidden", { role: "status" });
 
   constructor(
@@ -96,7 +98,7 @@ export class RunView {
     this.earlier.node.addEventListener("click", () => void this.loadEarlier());
     this.panel.append(this.pane.node, this.pane.grip.node, this.foot.node);
     head.badge(this.badge.node);
-    this.node.append(head.node, this.badge.place, this.tabs.node, this.bars.node, this.where.node, this.panel, this.live);
+    this.node.append(head.node, this.badge.place, this.tabs.node, this.grid.node, this.bars.node, this.where.node, this.panel, this.live);
     // What is typed here is not for the notebook.
     this.node.addEventListener("keydown", (event) => event.stopPropagation());
   }
@@ -238,6 +240,7 @@ export class RunView {
     this.drawHead();
     const tab = this.sight.tab;
     this.tabs.draw(model.ranks, tab);
+    this.grid.draw(model.ranks, tab);
     this.bars.draw(model, tab, this.barsButton);
     this.earlier.draw(this.sight, this.host, model.run !== "");
     this.foot.draw(model, this.host, tab);

@@ -20,6 +20,8 @@ from .troubles import Troubles
 
 # Limit of recorded changes from one rank to another in the order of lines.
 _KEPT_TURNS = 20_000
+# With more ranks than this, each has a part of what so many have.
+_WHOLE_OUTPUTS, _LEAST_LINES = 64, 400
 # Marks a rich item in the order, in place of a number of lines.
 ITEM = -1
 _STATES: dict[str, State] = {
@@ -138,7 +140,10 @@ class RunModel:
         self._order: deque[tuple[int, int]] = deque(maxlen=_KEPT_TURNS)
         self._lock = threading.Lock()
         self._elapsed: float | None = None
-        self._outputs = {rank: RankOutput() for rank in ranks}
+        # Twice a page's window; notebooks are saved with as much, if asked.
+        share = max(1, len(ranks) // _WHOLE_OUTPUTS)
+        most = {"max_lines": max(_LEAST_LINES, 10_000 // share), "max_chars": 16_000_000 // share}
+        self._outputs = {rank: RankOutput(**most) for rank in ranks}
         self._views = {rank: RankView(rank) for rank in ranks}
         self._unseen = {rank: RankView(rank) for rank in unseen}
 

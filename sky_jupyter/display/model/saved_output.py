@@ -20,6 +20,8 @@ MIME = "application/vnd.sky.run.v1+json"
 VERSION = 1
 # A page's window: so many of each rank's last lines.
 WINDOW = 5000
+# With more ranks than this each has a part of what so many have. labextension/src/run/rank-output.ts has the same.
+_WHOLE_WINDOWS, _LEAST_WINDOW = 64, 200
 # Of text, in all of a bundle's forms together; pictures come on top.
 MOST_TEXT = 1_000_000
 _LINES = (1000, 500, 250, 100, 50, 20, 5)
@@ -28,6 +30,11 @@ _PICTURES = ("image/png", "image/jpeg", "image/gif")
 _PICTURE = re.compile(r'src="data:(image/(?:png|jpeg|gif));base64,([A-Za-z0-9+/=]+)"')
 # Where more than that is asked for; views know no more.
 _MANY_LINES = (10_000, 5000, 2000)
+
+
+def window(ranks: int) -> int:
+    """Return how many of each rank's last lines pages have."""
+    return max(_LEAST_WINDOW, min(WINDOW, WINDOW * _WHOLE_WINDOWS // max(1, ranks)))
 
 
 def run_state(states: Iterable[State], *, finished: bool) -> State:
@@ -98,15 +105,18 @@ def _forms(model: RunModel, view: str, most_text: int | None) -> dict[str, Any]:
     done: dict[str, Any] = {}
     most_text = next(most for most in (most_text, model.most_text, MOST_TEXT) if most is not None)
     for lines in (*(_MANY_LINES if most_text > MOST_TEXT else ()), *_LINES):
-        shown, state = model.snapshot(lines), model.state(lines)
-        whole = to_json(state, view)
+        whole = to_json(model.state(lines), view)
+        texts = sum(len(part.get("text", "")) for rank in whole["ranks"] for part in rank["parts"])
+        texts += sum(len(rank.get("traceback", "")) for rank in whole["ranks"])
+        if texts > most_text and lines != _LINES[-1]:
+            # Very many ranks: the other forms need not be made to see that it is too much.
+            continue
+        shown = model.snapshot(lines)
         done = {
             MIME: whole,
             "text/html": html.to_html(shown, lines),
             "text/plain": html.to_text(shown, lines, colours=False),
         }
-        texts = sum(len(part.get("text", "")) for rank in whole["ranks"] for part in rank["parts"])
-        texts += sum(len(rank.get("traceback", "")) for rank in whole["ranks"])
         if texts + sum(len(done[kind]) for kind in ("text/html", "text/plain")) - _pictures(shown) <= most_text:
             break
     return done

@@ -22,9 +22,8 @@ from ..model.run_model import RunModel, ended
 # content, buffers
 Send = Callable[[dict[str, Any], list[bytes]], None]
 INTERVAL = 0.05
-# Of what waits for the next delta: lines of a rank, and characters of all.
-_MOST_LINES = saved_output.WINDOW
-_MOST_CHARS = 2_000_000
+# Of what waits for the next delta: characters of all ranks.
+_MOST_CHARS, _LEAST_CHARS = 2_000_000, 10_000
 
 
 @dataclass
@@ -50,7 +49,8 @@ class Pending:
     """Queue of what goes into the next delta, in order."""
 
     def __init__(self, ranks: int) -> None:
-        self._most_chars = max(50_000, _MOST_CHARS // max(1, ranks))
+        self._most_lines = saved_output.window(ranks)
+        self._most_chars = max(_LEAST_CHARS, _MOST_CHARS // max(1, ranks))
         self._pieces: list[_Piece] = []
         self._of_rank: dict[int, deque[_Piece]] = {}
         self._sizes: dict[int, list[int]] = {}
@@ -72,7 +72,7 @@ class Pending:
         size = self._sizes.setdefault(rank, [0, 0])
         size[0] += text.count("\n")
         size[1] += len(text)
-        if size[0] > _MOST_LINES or size[1] > self._most_chars:
+        if size[0] > self._most_lines or size[1] > self._most_chars:
             self._pass_over(rank, size)
 
     def note(self, rank: int, seq: int) -> None:
@@ -99,11 +99,12 @@ class Pending:
         """Drop a rank's oldest text, to a line's end, until half of the room is free."""
         pieces = self._of_rank[rank]
         gone = 0
-        while size[0] > _MOST_LINES // 2 or size[1] > self._most_chars // 2:
+        most_lines = self._most_lines // 2
+        while size[0] > most_lines or size[1] > self._most_chars // 2:
             piece = pieces[0]
             lines = piece.text.count("\n")
-            if len(pieces) == 1 or (size[0] - lines <= _MOST_LINES // 2 and size[1] - len(piece.text) < 1000):
-                start = _tail_start(piece.text, _MOST_LINES // 2, self._most_chars // 2)
+            if len(pieces) == 1 or (size[0] - lines <= most_lines and size[1] - len(piece.text) < 1000):
+                start = _tail_start(piece.text, most_lines, self._most_chars // 2)
                 cut, piece.texts = piece.text[:start], [piece.text[start:]]
                 # It now begins inside an event, whose sequence number is not known.
                 piece.seq = -1
@@ -166,6 +167,7 @@ class Feed:
     def __init__(self, model: RunModel, view: str, ranks: int, send: Send) -> None:
         self.model, self.view, self._send = model, view, send
         self.watched = threading.Event()
+        self._window = saved_output.window(ranks)
         self._pending = Pending(ranks)
         self._number = 0
         # The price per hour that pages know.
@@ -187,7 +189,7 @@ class Feed:
         """Return a snapshot for a page that comes, and send deltas from now on."""
         with self._lock:
             self._flush()
-            state = self.model.state(saved_output.WINDOW)
+            state = self.model.state(self._window)
             self._hourly = None if state.cost is None else state.cost["hourly"]
             if not state.finished and not self.watched.is_set():
                 self.watched.set()
