@@ -12,12 +12,13 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..access.pool_access import PoolAccess
 from ..errors import PoolError, ScriptError
 from ..pool.registry.registry import PoolRow
+from ..util.text import cleaned, rank_label
 from .commands import after_bars, opened, write
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def _follow(access: PoolAccess, row: PoolRow, run: str) -> int:
                 wait()
             ended = RunEnds(source)
             _print_all(follow(ended, run, None, wait))
+            _say(ended.failures())
             known = access.registry.run(run)
             return _INTERRUPTED if pressed else ended.status(() if known is None else known.ranks)
     except KeyboardInterrupt:
@@ -175,6 +177,7 @@ class RunEnds:
         self._source = source
         # By rank; None for an end by anything but its script.
         self._statuses: dict[int, int | None] = {}
+        self._failures: dict[int, str] = {}
 
     def status(self, ranks: Iterable[int]) -> int:
         """Return the exit status that the ends of these ranks stand for.
@@ -193,6 +196,19 @@ class RunEnds:
         bad = None in self._statuses.values() or not self._statuses.keys() >= set(ranks)
         return next(of_scripts, _FAILED if bad else 0)
 
+    def failures(self) -> dict[str, list[int]]:
+        """Return how scripts failed, each in a line, and on which ranks.
+
+        Returns
+        -------
+        dict of str to list of int
+            Without those that were interrupted.
+        """
+        found: dict[str, list[int]] = {}
+        for rank, text in sorted(self._failures.items()):
+            found.setdefault(text, []).append(rank)
+        return found
+
     def page(
         self,
         id: str,
@@ -208,11 +224,21 @@ class RunEnds:
             code = ((event.get("raised") or {}).get("state") or {}).get("exit_code")
             of_script = _shell_status(code) if isinstance(code, int) else None
             self._statuses[event["rank"]] = 0 if event.get("status") == "ok" else of_script
+            if event.get("status") not in ("ok", "interrupted"):
+                said = str(event.get("evalue") or event.get("text") or event.get("status"))
+                self._failures[event["rank"]] = said.splitlines()[0]
         return pages
 
     def homes(self, id: str) -> dict[int, int]:
         """Return each rank's node that has its journal."""
         return self._source.homes(id)
+
+
+def _say(failures: Mapping[str, Sequence[int]]) -> None:
+    """Say on standard error how scripts failed; their own last lines have been printed."""
+    sys.stdout.flush()
+    for text, ranks in failures.items():
+        print(f"sky-jupyter: {rank_label(ranks)}: {cleaned(text)}", file=sys.stderr)
 
 
 def _print_all(pieces: Iterable[tuple[int, str]]) -> None:

@@ -114,6 +114,8 @@ def _named(flag: str, table: Mapping[str, LauncherOption], flags: Mapping[str, b
         return next(iter(near.values()))
     if len(near) > 1:
         raise UsageError(f"{prog}: {flag} may be {' or '.join(sorted(near))}")
+    if any(flag in one.flags for one in TORCHRUN):
+        raise UsageError(f"{prog}: {flag} is an option of torchrun: `%sky torchrun {flag} …`")
     known = [*table, *flags]
     raise UsageError(f"{prog}: unknown option {flag}{nearest(flag, known)} (the script's own stand behind it)")
 

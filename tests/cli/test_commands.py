@@ -121,6 +121,7 @@ def test_a_script_runs_from_a_terminal_by_the_notebook_that_manages_the_pool(pag
     status, found = output(["run", "--pool", NAME, str(tmp_path / "says.py"), "--fail"])
     assert status == 3
     assert "1: ['--fail'] 1" in found
+    assert "sky-jupyter: rank 1: says.py ended with exit code 3\n" in found
     page.run("%sky wait")
 
 

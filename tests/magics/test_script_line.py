@@ -57,7 +57,7 @@ def test_what_the_pool_does_by_itself_is_not_heeded_and_said():
         ("torchrun --m 3 train.py", "may be --master-addr or"),
         ("torchrun --nnodes", "--nnodes takes a value"),
         ("torchrun", r"the script is missing: `%sky torchrun train\.py`"),
-        ("run --nproc-per-node 2 train.py", "unknown option --nproc-per-node"),
+        ("run --nproc-per-node 2 train.py", "is an option of torchrun: `%sky torchrun --nproc-per-node …`"),
         ("accelerate train", "`%sky accelerate launch` runs a script, not 'train'"),
         ("accelerate launch --gpu_ids 0 train.py", "cannot hold on a pool: the pool shares"),
         ("torchrun -m --no-python x", "contradict each other"),

@@ -183,10 +183,12 @@ def test_bars_of_several_processes_are_shown_while_they_are_drawn(pool: Pool, fo
 def test_a_failure_starts_all_processes_again_as_often_as_was_said(pool: Pool, folder: Path) -> None:
     (folder / "once.py").write_text(
         "import os, sys\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
-        "sys.exit(os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+        "if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit('no data')\n"
     )
     result = launch(pool, "once.py", restarts=1)
     assert [result.stdout(rank).split() for rank in (0, 1)] == [["0", "1"]] * 2
+    # The first rank says it, whichever rank's process it was.
+    assert result.stderr(0) == "once.py ended with exit code 1 (process 1); start 2 of 2\n"
 
 
 def test_what_cannot_be_is_said_before_anything_runs(pool: Pool, folder: Path) -> None:

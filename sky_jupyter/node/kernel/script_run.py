@@ -216,7 +216,7 @@ class _Script:
             if last:
                 raise failed
             if self.me == self.first:
-                print(f"{self.plan.name}: {failed}; start {attempt + 2} of {self.plan.restarts + 1}", file=sys.stderr)
+                print(f"{_in_a_line(failed)}; start {attempt + 2} of {self.plan.restarts + 1}", file=sys.stderr)
 
     def _attempt(self, attempt: int, ports: Sequence[int], *, last: bool) -> ScriptError | None:
         """Run the processes once; return the failure of one of them, of any rank unless it is the last attempt."""
@@ -233,14 +233,18 @@ class _Script:
         if last or self.alone:
             return failed
         if failed is not None:
-            self.shared["failed", attempt] = str(failed)
+            self.shared["failed", attempt] = [str(failed), failed.process]
             return failed
         return self._others(attempt)
 
     def _told(self, attempt: int) -> ScriptError | None:
         """Return the failure of another rank's process."""
-        text = self.shared.get(("failed", attempt))
-        return None if text is None else ScriptError(text)
+        if (told := self.shared.get(("failed", attempt))) is None:
+            return None
+        text, process = told
+        failed = ScriptError(text)
+        failed.process = process
+        return failed
 
     def _others(self, attempt: int) -> ScriptError | None:
         """Wait until all ranks' processes have ended well, or one has failed."""
@@ -584,6 +588,12 @@ def _failure(name: str, child: _Child, code: int, *, named: bool) -> ScriptError
     error = ScriptError("\n".join([f"{name} {how}{which}", *(f"  | {line}" for line in lines)]))
     error.exit_code, error.process = code, child.place.rank
     return error
+
+
+def _in_a_line(failed: ScriptError) -> str:
+    """Return which process failed and how, without its last lines: they have been printed."""
+    which = f" (process {failed.process})"
+    return f"{str(failed).splitlines()[0].removesuffix(which)}{which}"
 
 
 def _host() -> int:
