@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import posixpath
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -11,13 +14,19 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from fsspec.utils import stringify_path
 
 from ..errors import CaptureError
+from ..node.files.browsed_files import MOST_BYTES
+from ..pool.base.events import ProgressEvent
 from ..pool.pool import Pool
 from ..pool.transfer import browse
 from ..pool.transfer.browse import FileFacts
+from ..pool.transfer.fetch_values import ValueView
+from ..util.text import format_size
 
 _BLOCK = 1 << 20
 # Entries that one `ls` brings: more would take minutes, and hundreds of megabytes here.
 _MOST_ENTRIES = 100_000
+# A file is shown as being read once that has taken so many seconds: libraries also look at a part now and then.
+_LATE = 0.4
 
 
 class RankFiles(AbstractFileSystem):
@@ -170,11 +179,49 @@ class RankFiles(AbstractFileSystem):
 
 
 class RankFile(AbstractBufferedFile):
-    """File of a rank's node, open for reading."""
+    """File of a rank's node, open for reading; how far it has been read is shown where that takes long."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._read_bytes, self._spent, self._ended = 0, 0.0, False
+        self._shown = contextlib.ExitStack()
+        self._view: ValueView | None = None
+        super().__init__(*args, **options)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         files: RankFiles = self.fs
-        return browse.read_range(files.pool, files.rank, self.path, start, end - start)
+        parts: list[bytes] = []
+        for at in range(start, end, MOST_BYTES):
+            began = time.monotonic()
+            parts.append(browse.read_range(files.pool, files.rank, self.path, at, min(MOST_BYTES, end - at)))
+            self._spent += time.monotonic() - began
+            self._show(len(parts[-1]))
+        return b"".join(parts)
+
+    def _show(self, size: int) -> None:
+        """Show how much has been read, of which this is the newest; libraries may read in threads of theirs."""
+        self._read_bytes += size
+        if self._spent < _LATE or self.closed or self._ended:
+            return
+        if self._view is None:
+            self._view = self._shown.enter_context(self.fs.pool.shows(f"read {self.path}", "done"))
+        # Parts that are read again do not count.
+        there = min(self._read_bytes, self.size)
+        text = f"{format_size(there)} of {format_size(self.size)}"
+        self._view.on_event(ProgressEvent("read", text, there, self.size))
+        if threading.current_thread() is threading.main_thread():
+            self._view.refresh()
+        if there == self.size:
+            # Not all who read a file close it.
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._shown.close()
+
+    def close(self) -> None:
+        """Close the file, and end what is shown of it."""
+        super().close()
+        self._end()
 
     def __reduce__(self) -> NoReturn:
         raise CaptureError(f"{self.path} is open in the notebook: on the ranks, open it by its path")

@@ -239,7 +239,7 @@ def _take_in(pool: Pool) -> None:
     if pool.spec.options.console:
         pool.farewell = display.aside
         pool.ask = background_prompts.ask
-    pool.shows = lambda title: display.DelayedView(title, "here", "not fetched", pool=pool.spec.name)
+    pool.shows = lambda title, done="here": display.DelayedView(title, done, "not fetched", pool=pool.spec.name)
     if not pool.is_guest:
         widgets.attach(pool)
 

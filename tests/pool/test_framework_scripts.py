@@ -1,4 +1,4 @@
-"""Scripts of torch, JAX and Accelerate, as they are written for torchrun and others, on a pool's ranks."""
+"""Scripts of torch, JAX, Accelerate and Lightning, as they are written for torchrun and others, on a pool's ranks."""
 
 from __future__ import annotations
 
@@ -39,6 +39,38 @@ accelerator = Accelerator()
 ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
 print(accelerator.mixed_precision, accelerator.process_index, ranks)
 accelerator.end_training()
+"""
+LIGHTNING = """
+import os
+
+import lightning
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Fit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, index):
+        x, y = batch
+        return torch.nn.functional.mse_loss(self.layer(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+torch.manual_seed(0)
+x = torch.randn(256, 2)
+data = DataLoader(TensorDataset(x, x @ torch.tensor([[2.0], [-1.0]])), batch_size=16)
+quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "enable_progress_bar": False}
+trainer = lightning.Trainer(
+    max_epochs=5, accelerator="cpu", devices=1, num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy="ddp", **quiet
+)
+model = Fit()
+trainer.fit(model, data)
+print(trainer.global_rank, trainer.world_size, [round(value, 1) for value in model.layer.weight[0].tolist()])
 """
 
 
@@ -95,3 +127,11 @@ def test_accelerate_reads_its_own_options_on_the_ranks(pool: Pool, tmp_path: Pat
     options = ("--cpu", "--mixed_precision", "bf16")
     result = launch(pool, script(tmp_path, ACCELERATE), verb="accelerate launch", accelerate=True, options=options)
     assert said(result) == [f"bf16 {rank} [0, 1]\n" for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_a_script_of_lightning_finds_the_processes_and_trains_across_them(pool: Pool, tmp_path: Path) -> None:
+    needs("lightning")
+    result = launch(pool, script(tmp_path, LIGHTNING))
+    lines = [text.splitlines()[-1] for text in said(result)]
+    assert lines == ["0 2 [2.0, -1.0]", "1 2 [2.0, -1.0]"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import errno
 import io
 import os
@@ -19,6 +20,7 @@ import pandas
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.api import rank_files
 from sky_jupyter.api.rank_files import RankFiles
 from sky_jupyter.errors import CaptureError, PoolError, SpecError
 from sky_jupyter.node.files import browsed_files
@@ -90,6 +92,27 @@ def test_pandas_reads_a_file_and_others_read_parts_of_one(pool: Pool, folder: Pa
         f"{folder}/{name}" for name in ("deep/data.bin", "deep/er/ü \udcff.txt", "link", "loss.csv", "lost")
     )
     assert fs.glob(f"{folder}/*.csv") == [f"{folder}/loss.csv"]
+
+
+def test_how_far_a_file_has_been_read_is_shown_where_that_takes_long(
+    pool: Pool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+
+    @contextlib.contextmanager
+    def shown(title: str, done: str = "") -> Iterator[SimpleNamespace]:
+        told.append(title)
+        yield SimpleNamespace(on_event=lambda event: told.append(event.text), refresh=lambda: None)
+        told.append(done)
+
+    monkeypatch.setattr(pool, "shows", shown)
+    name = str(folder / "deep" / "data.bin")
+    with sky.files(0).open(name) as file:
+        file.read(10)
+    assert told == []
+    monkeypatch.setattr(rank_files, "_LATE", 0.0)
+    assert len(sky.files(0).cat_file(name)) == 8 << 20
+    assert told == [f"read {name}", "4.2 MB of 8.4 MB", "8.4 MB of 8.4 MB", "done"]
 
 
 def test_a_file_that_grows_while_the_rank_computes_is_read_as_far_as_it_is(pool: Pool, folder: Path) -> None:

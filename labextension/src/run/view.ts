@@ -289,10 +289,8 @@ export class RunView {
 
   /** Similar lines were shown or hidden: a person reads, so nothing moves. */
   private turned(): void {
-    if (!this.model.finished) {
-      this.follow(false);
-    }
-    this.now();
+    // A run that has ended, too: what is unfolded would push the line that was clicked out of sight.
+    this.follow(false);
   }
 
   /** Show the first line that tells of an error, else what a rank raised. */

@@ -185,6 +185,20 @@ describe("the view", () => {
     expect(button("Follow")).toBeDefined();
   });
 
+  it("keeps a line in sight that unfolds similar ones, of a run that has ended as well", async () => {
+    localStorage.setItem("sky-similar", "on");
+    view.detach();
+    view.node.remove();
+    begin(2);
+    const losses = Array.from({ length: 100 }, (_, step) => `step ${step}\n`).join("");
+    const end = { state: "done", note: "", traceback: "" };
+    await told(["s", 0, losses], ["s", 1, losses], ["e", 0, end], ["e", 1, end], ["over", 1]);
+    expect(view.following).toBe(true);
+    (view.node.querySelector(".sky-fold button") as HTMLElement).click();
+    await drawn();
+    expect(view.following).toBe(false);
+  });
+
   it("is made higher and lower with the arrow keys", async () => {
     await told(["s", 0, "first\n"]);
     const grip = view.node.querySelector(".sky-grip") as HTMLElement;

@@ -47,11 +47,15 @@ class ValueView(Protocol):
         ...
 
 
-ViewFactory = Callable[[str], AbstractContextManager[ValueView]]
-"""Makes the view of a fetch, from its title."""
+class ViewFactory(Protocol):
+    """Makes the view of a fetch, from its title and what it says at its end."""
+
+    def __call__(self, title: str, done: str = ...) -> AbstractContextManager[ValueView]:
+        """Return the view as a context."""
+        ...
 
 
-def unshown(title: str) -> AbstractContextManager[ValueView]:
+def unshown(title: str, done: str = "") -> AbstractContextManager[ValueView]:
     """Return a context with the null view."""
     return contextlib.nullcontext(NullView())
 
