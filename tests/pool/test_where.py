@@ -478,6 +478,11 @@ def test_a_wait_inside_compiled_code_is_told_by_its_line() -> None:
     assert where.summary() == ("rank 0 waits at `x = f()` (Cell In[3], line 1); rank 1 sleeps at `x = f()` (line 1)")
 
 
+def test_ranks_at_one_line_of_a_sent_file_are_together_whatever_folder_their_nodes_have_it_in() -> None:
+    places = [[[f"/tmp/sky-06fae166-{node}/code/train.py", 2, "<module>"]] for node in ("d412f0e9", "t7_x1z9q")]
+    assert looked_at(*map(report, places)).summary() == "ranks 0-1 are at train.py:2"
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10) | st.binary(max_size=4),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5) | st.integers(0, 2), inner),

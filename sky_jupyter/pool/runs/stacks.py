@@ -38,6 +38,8 @@ _LIBRARY = re.compile(
     r"(\A|/)(site-packages|dist-packages|python3\.\d+|sky_jupyter)/|\A<(?!ipython-input-)|\.so[.\d]*\Z"
 )
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
+# What was sent of the project, and scripts: in a folder of its own on each node.
+_SENT = re.compile(r"\A.*/sky-[0-9a-f]+-\w+/code/")
 # Code of the notebook's own cells, pickled by value.
 _NOTEBOOK = re.compile(r"(\A|/)ipykernel_\d+/\d+\.py\Z|\A<ipython-input-[^/]*>\Z")
 _FUTEX = "futex"
@@ -186,7 +188,8 @@ class StackReport:
         """Return the ranks by equal stacks: working ones first, by size."""
         by_key: dict[Any, list[RankStack]] = {}
         for place in self.places:
-            key = (place.doing, place.call, place.note, place.frames) if place.works else (place.doing,)
+            frames = tuple((_on_any_node(file), *more) for file, *more in place.frames)
+            key = (place.doing, place.call, place.note, frames) if place.works else (place.doing,)
             by_key.setdefault(key, []).append(place)
         found = sorted(
             by_key.values(),
@@ -270,7 +273,12 @@ def _spot(frame: Frame) -> str:
     match = CELL.search(frame[0])
     if match is not None:
         return f"Cell In[{match['count']}], line {frame[1]}"
-    return f"{'the notebook' if _NOTEBOOK.search(frame[0]) else _INSTALLED.sub('', frame[0])}:{frame[1]}"
+    return f"{'the notebook' if _NOTEBOOK.search(frame[0]) else _on_any_node(frame[0])}:{frame[1]}"
+
+
+def _on_any_node(file: str) -> str:
+    """Return a file's path without what differs between nodes."""
+    return _SENT.sub("", _INSTALLED.sub("", file))
 
 
 def _brief(function: str) -> str:
