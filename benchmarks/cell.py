@@ -1,4 +1,4 @@
-"""An empty cell on two nodes, to its last byte: what everything else comes on top of."""
+"""An empty cell, to its last byte, on two nodes and on more: what everything else comes on top of."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from .engines import BARE, IPP, IPP_MAGIC, IPP_NOTEBOOK, JD, OURS, OURS_MAGIC, O
 from .measure import Figures, Options, Row, by_turns, clock, rows
 
 WARM = 20
+# Nodes of one machine beyond two, and turns there.
+MANY, QUICK_MANY = {8: 100, 32: 30}, {8: 30}
 
 
 def measure(options: Options) -> list[Row]:
     """Ours through the manager, the magic and a whole notebook kernel, each beside its like."""
-    return [
+    found = [
         *group("x = 1", options, OURS, IPP, BARE),
         *group("x = 1, magic", options, OURS_MAGIC, IPP_MAGIC),
         *group("x = 1, notebook", options, OURS_NOTEBOOK, IPP_NOTEBOOK, JD),
     ]
+    for nodes, turns in (QUICK_MANY if options.quick else MANY).items():
+        what = f"x = 1, notebook, {nodes} nodes"
+        found += group(what, options, OURS_NOTEBOOK, IPP_NOTEBOOK, JD, nodes=nodes, turns=turns)
+    return found
 
 
-def group(what: str, options: Options, ours: str, *peers: str) -> list[Row]:
+def group(what: str, options: Options, ours: str, *peers: str, nodes: int = 2, turns: int | None = None) -> list[Row]:
     """Ours and its like, which alone live meanwhile."""
-    with live(ours, *peers) as engines:
+    with live(ours, *peers, nodes=nodes) as engines:
         jobs = {name: job(engine) for name, engine in engines.items()}
-        by_turns(jobs, WARM)
-        samples = by_turns(jobs, options.times(300, quick=60))
+        by_turns(jobs, WARM if turns is None else turns // 10)
+        samples = by_turns(jobs, turns or options.times(300, quick=60))
     return rows(what, samples, "ms", ours=ours, unit="ms", best=1.0)
 
 

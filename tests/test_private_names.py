@@ -30,6 +30,7 @@ LIBRARIES = {
         "_get_shell_context_var": "ipykernel: as for the next one",
         "_shell_parent_ident": "ipykernel 7: to whom a question of the cell that runs goes",
         "_parent_ident": "ipykernel 6: the same",
+        "_hooks": "ipykernel: who else sees an output of this thread before it is sent",
     },
     "machines": {
         "_connect": "paramiko: an agent on a socket of our own",

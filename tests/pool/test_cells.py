@@ -17,6 +17,7 @@ from sky_jupyter.capture.collect import Capture
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.events import OutputEvent
+from sky_jupyter.pool.execution.orphaned_runs import take_stock
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted, TimedOut
 from sky_jupyter.util.text import plain
@@ -332,6 +333,23 @@ FAILING = {
     "a breakpoint": ("breakpoint()\nprint('went on')", "breakpoint() does not work on a rank"),
     "a debugger": ("get_ipython().run_line_magic('debug', '')", "%debug does not work on a rank"),
 }
+
+
+def test_a_cell_whose_row_was_still_queued_as_its_manager_was_killed_is_recorded_by_the_next(pool: Pool) -> None:
+    """Rows of runs are written a moment after the run: what is missing then is deleted here."""
+    first, last = (run(pool, f"recorded = {number}").run for number in (1, 2))
+    pool.registry.flush()
+    with pool.registry.transaction() as connection:
+        connection.execute("DELETE FROM runs WHERE id = ?", (last,))
+        connection.execute("UPDATE runs SET state = 'running' WHERE id = ?", (first,))
+    take_stock(pool)
+    newest, before = pool.registry.runs(pool.id, 2)
+    assert [(row.id, row.state, row.code) for row in (before, newest)] == [
+        (first, "ok", "recorded = 1"),
+        (last, "ok", "recorded = 2"),
+    ]
+    # A run without values has no folder, neither in memory nor on disk.
+    assert not [path for host in pool.hosts for path in host.blobs.glob(f"*{last}*")]
 
 
 @pytest.fixture(scope="module")

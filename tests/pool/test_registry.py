@@ -1111,3 +1111,26 @@ def test_how_much_is_kept_is_set_in_the_environment(path: Path, monkeypatch: pyt
             SpecError, match=f"SKY_KEEP_POOLS must be a whole number from 1 to 10,000,000, not '{wrong}'"
         ):
             Registry(path)
+
+
+def test_rows_that_wait_are_seen_at_once_by_who_reads_in_this_process(registry: Registry) -> None:
+    registry.run_began("aa11", "p1", "x = 1")
+    registry.run_ended("aa11", "ok", 0.1)
+    assert [(row.id, row.state) for row in Registry(registry.path).runs()] == [("aa11", "ok")]
+
+
+def test_a_run_that_was_never_recorded_as_the_process_was_killed_leaves_the_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "registry.sqlite"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from sky_jupyter.pool.registry.registry import Registry\n"
+        "registry = Registry(Path(sys.argv[1])); registry.run_began('aa11', 'p1', 'x = 1'); registry.flush()\n"
+        "registry.run_ended('aa11', 'ok', 0.1); registry.run_began('aa22', 'p1', 'x = 2')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    seen = Registry(path)
+    assert "aa11" in {row.id for row in seen.runs()}
+    # Whoever takes the pool over records what is missing.
+    seen.run_began("aa22", "p1", "x = 2")
+    seen.run_ended("aa22", "ok", 0.1)
+    assert {row.id: row.state for row in seen.runs()}["aa22"] == "ok"

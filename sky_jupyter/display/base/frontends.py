@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -10,7 +12,6 @@ from typing import Any, Literal
 Front = Literal["jupyter", "vscode", "colab", "marimo", "none"]
 # Our own media types.
 _OURS = "application/vnd.sky."
-_TOPIC = b"update_display_data"
 
 
 def front_end() -> Front:
@@ -52,7 +53,7 @@ class Slot:
     """Output of the cell, created on first use and then updated."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._id = ""
         self._send: Callable[[dict[str, Any]], object] | None = None
 
     def let_go(self, kernel: Any) -> None:
@@ -60,24 +61,41 @@ class Slot:
 
         IPython's way takes the cell that runs then for the output's, and a capture of output takes the update.
         """
-        parent, id = kernel.get_parent("shell"), self._handle.display_id
-
-        def send(bundle: dict[str, Any]) -> None:
-            content = {"data": bundle, "metadata": {}, "transient": {"display_id": id}}
-            kernel.session.send(kernel.iopub_socket, "update_display_data", content, parent=parent, ident=_TOPIC)
-
-        self._send = send
+        self._send = functools.partial(_publish, kernel, kernel.get_parent("shell"), self._id, update=True)
 
     def show(self, bundle: dict[str, Any]) -> None:
         """Show a bundle of what each front end can draw; main thread only, until it is let go."""
         from IPython.display import display
 
+        shown, update = drawable(bundle), bool(self._id)
+        self._id = self._id or secrets.token_hex(16)
         if self._send is not None:
-            self._send(drawable(bundle))
-        elif self._handle is None:
-            self._handle = display(drawable(bundle), raw=True, display_id=True)
+            self._send(shown)
+        elif (shell := _kernel_shell()) is not None and _is_direct(shell):
+            _publish(shell.kernel, shell.kernel.get_parent("shell"), self._id, shown, update=update)
         else:
-            self._handle.update(drawable(bundle), raw=True)
+            display(shown, raw=True, display_id=self._id, update=update)
+
+
+def _publish(kernel: Any, parent: Any, id: str, bundle: dict[str, Any], *, update: bool) -> None:
+    """Send an output to all pages of a kernel."""
+    content = {"data": bundle, "metadata": {}, "transient": {"display_id": id}}
+    kind = "update_display_data" if update else "display_data"
+    kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=kind.encode())
+
+
+def _is_direct(shell: Any) -> bool:
+    """Tell whether IPython would send an output as it is, to pages that have all that was printed before.
+
+    Its own way waits until another thread has flushed both streams, which takes longer than all else of an output.
+    """
+    publisher = shell.display_pub
+    return (
+        type(publisher) is getattr(sys.modules.get("ipykernel.zmqshell"), "ZMQDisplayPublisher", None)
+        and not publisher._hooks
+        and not getattr(publisher, "store_display_history", False)
+        and not any(getattr(stream, "_flush_pending", True) for stream in (sys.stdout, sys.stderr))
+    )
 
 
 def takes_buffers() -> bool:

@@ -292,6 +292,8 @@ class Registers:
     busy: float = 10.0
     # How long after its lease a pool is presumed alive.
     lease_margin: float = 60.0
+    # How long the row of a run's end waits for the next begin. Less than people notice: other processes read it.
+    gather: float = 0.05
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...node.protocol import rpc
+from ...node.protocol.journal_events import is_count
+from ...util.validate import is_number
+from ..base.event_log import LATEST
 from ..base.event_loop import loop
 from ..context import PoolContext
 
@@ -42,6 +46,7 @@ def take_stock(pool: StockContext) -> None:
     Raises SkyError or OSError if the pool does not answer.
     """
     known = pool.runs()
+    _record_missing(pool, known)
     on = {id for id, facts in known.items() if not facts["over"]}
     # Guests' runs that wait have sent what they need.
     on |= loop().call(pool.supervisor.turns.queued())
@@ -56,6 +61,19 @@ def take_stock(pool: StockContext) -> None:
     loop().call(pool.control.ask(rpc.DELETE_BLOBS, keep=sorted(on)))
     for folder in {place for host in pool.hosts for place in (host.folder, host.blobs)}:
         _remove_sent(folder, on)
+
+
+def _record_missing(pool: StockContext, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record the latest cells, whose rows were still queued when their manager was killed."""
+    latest = pool.registry.runs(pool.id, 1)
+    for id, facts in known.items():
+        begin, content = facts["begin"], facts["begin"].get("content") or {}
+        began, count = begin.get("began"), content.get("count")
+        if content.get("kind") != "cell" or begin.get("guest") or not is_number(began, 0.0, LATEST):
+            continue
+        if (not latest or began > latest[0].began) and pool.registry.run(id) is None:
+            ranks = [rank for rank in begin.get("ranks") or () if is_count(rank)]
+            pool.registry.run_began(id, pool.id, str(begin.get("code") or ""), ranks, count if is_count(count) else 0)
 
 
 def _remove_sent(folder: Path, on: set[str]) -> None:

@@ -405,12 +405,13 @@ class Supervisor:
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         nodes = {outcome.node for outcome in run.outcomes.values()}
-        settled, over = self.keep_task(self.settle(nodes)), self.keep_task(run.until(lambda: not run.left, None))
-        await asyncio.wait([settled, over], return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        if not settled.done():
-            settled.cancel()
-            return
+        if self._repair is not None or self._awaited(nodes) is not None:
+            settled, over = self.keep_task(self.settle(nodes)), self.keep_task(run.until(lambda: not run.left, None))
+            await asyncio.wait([settled, over], return_when=asyncio.FIRST_COMPLETED)
+            over.cancel()
+            if not settled.done():
+                settled.cancel()
+                return
         run.start_clock()
         if run.shape != self.control.shape:
             run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")

@@ -12,6 +12,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +34,7 @@ from .retention import Retention
 from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row
 from .rows import run_row as read_run
 
-PATIENCE = TIMEOUTS.registry.busy
+PATIENCE, _GATHER = TIMEOUTS.registry.busy, TIMEOUTS.registry.gather
 KEPT_PHASES = 100
 _MOST_TOOK = 1e6
 _TIDY_EVERY = 500
@@ -45,12 +46,17 @@ _MAX_NODES, _MAX_WORDS = 1000, 10_000
 # What begins with a text is below the text with this after it.
 _LAST = "\U0010ffff"
 
+# Those of this process: who reads the runs through one of them sees what the others have queued.
+_OPEN: weakref.WeakSet[Registry] = weakref.WeakSet()
+_opening = threading.Lock()
+
 
 class Registry:
     """Connection to the registry, one per manager; thread-safe.
 
-    A background thread writes the rows of runs, in order, so that the disk does not delay cells; its failures are
-    warnings (`take_warnings`). Rows of pools are written before a call returns; a failure raises PoolError.
+    A background thread writes the rows of runs, in order, so that the disk does not delay cells. An end is written a
+    moment later; if the process is killed before, the nodes know it (`take_stock`). Failures of the thread are warnings
+    (`take_warnings`). Rows of pools are written before a call returns; a failure raises PoolError.
 
     Parameters
     ----------
@@ -75,11 +81,15 @@ class Registry:
         self._writer = _writer()
         self._last: Future[None] | None = None
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque()
+        # Set to have what is queued written at once.
+        self._hurry = threading.Event()
         # By pool, the lock that shows to other containers that this process is alive.
         self._locks: dict[str, int] = {}
         self._ends = 0
         self._warnings: list[str] = []
         self._told: set[str] = set()
+        with _opening:
+            _OPEN.add(self)
 
     # -- the file ----------------------------------------------------------------------------------
 
@@ -115,6 +125,7 @@ class Registry:
     def close(self) -> None:
         """Write what is queued, and close the file."""
         writer, self._writer = self._writer, _writer()
+        self._hurry.set()
         writer.shutdown(wait=True)
         with self._lock:
             if self._connection is not None:
@@ -335,6 +346,8 @@ class Registry:
             "VALUES (?, ?, 'running', ?, ?, ?, ?)",
             values,
         )
+        # Who finds the pool after a kill is told of what runs there.
+        self._hurry.set()
 
     def run_ended(self, id: str, state: str, elapsed: float) -> None:
         """Record the end of a run."""
@@ -417,16 +430,31 @@ class Registry:
     # -- the writer --------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until the rows of runs are written, or have failed."""
+        """Wait until the rows of runs of this process are written, or have failed."""
+        with _opening:
+            known = [one for one in _OPEN if one.path == self.path]
+        for registry in known:
+            registry.write_now()
+
+    def write_now(self) -> None:
+        """Wait until this connection's own rows of runs are written, or have failed."""
         if self._last is not None:
+            self._hurry.set()
             self._last.result()
 
     def _write_later(self, statement: str, values: tuple[Any, ...]) -> None:
         self._unwritten.append((statement, values))
         try:
-            self._last = self._writer.submit(self._write)
+            self._last = self._writer.submit(self._write_soon)
         except RuntimeError:
             # The interpreter is exiting, and starts no more threads.
+            self._write()
+
+    def _write_soon(self) -> None:
+        """Write what is queued, ends of runs a moment later: then they are in one transaction with the next begin."""
+        if self._unwritten:
+            self._hurry.wait(_GATHER)
+            self._hurry.clear()
             self._write()
 
     def _write(self) -> None:

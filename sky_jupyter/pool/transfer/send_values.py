@@ -109,8 +109,8 @@ class _Shipping:
         # Bytes that the nodes lacked.
         self.sent = 0
         self.kept = BlobCache(_places(pool), make=False)
+        # Made with the first file in it.
         run.folder = self.kept.places[0] / run.id
-        run.folder.mkdir(mode=0o700)
 
     def path(self, blob: Blob) -> str:
         """Return a blob's path below the node's folders of blobs."""
@@ -138,8 +138,7 @@ class _Shipping:
         size = sum(part.size for part in parts)
         self.sent += size
         target = self.room(size) / self.run.id
-        if target != self.run.folder:
-            self.kept.make(target)
+        self.kept.make(target)
         if folder:
             target /= folder
             target.mkdir(mode=0o700)
