@@ -39,10 +39,11 @@ def provider(cluster: Cluster, **options: Any) -> sky.Slurm:
 
 @contextlib.contextmanager
 def slurm_pool(
-    cluster: Cluster, *, plugins: tuple[Plugin, ...] = (), name: str = "tried", **options: Any
+    cluster: Cluster, *, plugins: tuple[Plugin, ...] = (), name: str = "tried", ranks_per_node: int = 1, **options: Any
 ) -> Iterator[Pool]:
     """A started pool, ended afterwards; `options` are the provider's."""
-    pool = Pool(PoolSpec(provider=provider(cluster, **options), nodes=2, name=name, plugins=plugins))
+    place = provider(cluster, **options)
+    pool = Pool(PoolSpec(provider=place, nodes=2, ranks_per_node=ranks_per_node, name=name, plugins=plugins))
     pool.start()
     try:
         yield pool

@@ -84,6 +84,21 @@ def test_two_pools_share_nodes_and_have_gpus_of_their_own(cluster: Cluster) -> N
 
 
 @pytest.mark.slow
+def test_the_gpus_of_a_job_s_step_are_shared_out_to_ranks(cluster: Cluster) -> None:
+    # (It stands in for the driver's tool, which says what the node has.)
+    rows = "".join(f"{number}, GPU-{number:08d}, NVIDIA A100-SXM4-80GB\\n" for number in range(2))
+    for node in cluster.nodes:
+        node.write("/usr/bin/nvidia-smi", f"#!/bin/sh\nprintf '{rows}'\n", mode=0o755)
+    code = "import os; (os.environ['CUDA_VISIBLE_DEVICES'], sky.instance_info().accelerators)"
+    try:
+        with slurm_pool(cluster, ranks_per_node=2, gpus_per_node=2) as pool:
+            assert run(pool, f"import sky_jupyter as sky\n{code}").values == [("0", 2), ("1", 2)] * 2
+    finally:
+        for node in cluster.nodes:
+            node.run("rm /usr/bin/nvidia-smi")
+
+
+@pytest.mark.slow
 def test_a_job_that_waits_says_why_and_an_interrupt_takes_it_out_of_the_queue(cluster: Cluster) -> None:
     blocker = cluster.ada("sbatch --parsable -N2 --exclusive -o /dev/null --wrap 'sleep 600'")
     cluster.wait("the other job runs", lambda: cluster.state(blocker) == "RUNNING")

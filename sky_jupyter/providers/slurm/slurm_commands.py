@@ -49,7 +49,9 @@ def listed(calls: LoginCalls) -> list[BatchJob]:
     text = calls.ask(["env", "TZ=UTC", "squeue", "--me", "-h", "-t", "all", "-o", _FORMAT])
     rows = [row for line in text.splitlines() if len(row := line.split("|", _FIELDS - 1)) == _FIELDS]
     marked = [(row, mark) for row in rows if (mark := JobMark.parse(row[-1])) is not None]
-    more = {row[0]: _more(calls, row[0]) for row, _ in marked if row[1] in (*_WAITS, *_RUNS, *_GOES, "FAILED")}
+    # (Of one that is pending, nothing more is used: it may wait for days.)
+    asked = {*_WAITS, *_RUNS, *_GOES, "FAILED"} - {"PENDING"}
+    more = {row[0]: _more(calls, row[0]) for row, _ in marked if row[1] in asked}
     nodes = expanded(calls, [row[8] for row, _ in marked])
     found = [_job(row, mark, nodes.get(row[8], ()), *more.get(row[0], (0, False, False))) for row, mark in marked]
     return [
