@@ -80,6 +80,8 @@ class MachineRecord:
         queued, and always if the provider's machines do not come back.
     remains : bool
         Whether it has ended, and something of it is left at the provider until `Provider.destroy` removes that.
+    hopeless : bool
+        Whether it has ended by what it was told to run, so that another one would end in the same way.
     """
 
     id: str
@@ -100,6 +102,7 @@ class MachineRecord:
     name: str = ""
     incarnation: str = ""
     remains: bool = False
+    hopeless: bool = False
 
     @property
     def is_there(self) -> bool:

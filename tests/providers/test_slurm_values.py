@@ -15,7 +15,9 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import ProvisionError, Unanswered
 from sky_jupyter.machines.ssh.types import Ran
+from sky_jupyter.pool.lifecycle import machine_queue
 from sky_jupyter.providers import kinds
+from sky_jupyter.providers.base import ConnectionSession
 from sky_jupyter.providers.batch import allocation_notice
 from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark
 from sky_jupyter.providers.batch.login_calls import LoginCalls, program_of
@@ -140,6 +142,38 @@ def test_endings_are_told_apart(row: str, state: str, said: str) -> None:
     (job,) = slurm_commands.listed(Calls())  # type: ignore[arg-type]
     assert job.state == state
     assert said in job.reason
+
+
+def test_a_job_that_is_queued_again_is_told_from_one_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = f"7|COMPLETING|None|N/A|N/A|N/A|gpu|1|n0|1|{JobMark('p', 't', 1, hosts='0/n0')}"
+    a_program(tmp_path, monkeypatch, "squeue", f"echo '{row}'")
+    reasons = []
+    for restarts in (0, 1):
+        a_program(tmp_path, monkeypatch, "scontrol", f"echo 'JobId=7 Requeue=1 Restarts={restarts}'")
+        (job,) = slurm_commands.listed(LoginCalls(None))
+        assert job.state == "queued"
+        reasons.append(job.reason)
+    assert "cancelled (scancel), or its nodes have ended; Slurm may queue it again" in reasons[0]
+    assert "preempted by another one, or requeued, and waits in the queue again" in reasons[1]
+
+
+def test_a_job_whose_script_failed_says_what_its_log_ends_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = f"7|FAILED|NonZeroExitCode|N/A|N/A|N/A|gpu|1|n0|1|{JobMark('p', 't', 1)}"
+    a_program(tmp_path, monkeypatch, "squeue", f"echo '{row}'")
+    a_program(tmp_path, monkeypatch, "scontrol", "echo JobId=7 Restarts=0")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = tmp_path / ".sky_jupyter" / "slurm" / "7.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("sky: job 7 on n0, start 0\nmodule: cuda-99 is not known\nsky: setup failed\n")
+    monkeypatch.setattr(sky.Slurm, "calls", LoginCalls(None))
+    (record,) = sky.Slurm().describe(["7/0"])
+    assert record.state == "ended"
+    assert "the job's script failed; its log (~/.sky_jupyter/slurm/7.log) ends with: " in record.reason
+    assert record.reason.endswith("module: cuda-99 is not known | sky: setup failed")
+    # No other job is submitted in its place.
+    spec = PoolSpec(provider=sky.Slurm(), name="p")
+    with pytest.raises(ProvisionError, match="cuda-99 is not known"):
+        machine_queue.wait(spec, {"7/0": 0}, ConnectionSession(), print)
 
 
 def test_a_notice_comes_before_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ class StepSession:
         if _LEFT.search(words):
             return MachineError(name, GONE, f"it does not belong to its job any more ({words})")
         if not words:
-            words = "the job's own script has not begun there: see its log by %sky logs --pod 0"
+            words = "the job's own script has not begun there: its log on the cluster says more"
         return Unreachable(name, "waiting", f"no command runs on {self.target}: {words}")
 
     def _drain(self) -> None:

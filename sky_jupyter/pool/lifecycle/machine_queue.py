@@ -66,7 +66,7 @@ def wait(
     MachineError
         If a machine has ended, or the wait was stopped.
     ProvisionError
-        If the provider refuses to answer.
+        If the provider refuses to answer, or other machines would end as one of these has.
     QueuedTooLong
         If the wait exceeds ``queue_timeout``.
     """
@@ -112,9 +112,14 @@ def _asked(spec: PoolSpec, ids: Sequence[str], tell: Callable[[str], None] | Non
 
 
 def _waiting(records: Sequence[MachineRecord], ended: Mapping[str, str]) -> dict[str, str]:
-    """Return which machines are queued, and why; raise MachineError if one has ended."""
+    """Return which machines are queued, and why.
+
+    Raise MachineError if one has ended, and ProvisionError if any other would end in the same way.
+    """
     found: dict[str, str] = {}
     for record in records:
+        if record.hopeless:
+            raise ProvisionError(f"{record.id} is {record.state}: {record.reason}")
         if not record.is_usable:
             raise MachineError(record.id, "closed", f"it is {record.state}: {record.reason or 'no reason is given'}")
         if record.state == QUEUED or (record.incarnation and record.incarnation == ended.get(record.id)):

@@ -86,6 +86,8 @@ class BatchJob:
         Partition or queue.
     submitted, started, ends : float or None
         Unix times; ``started`` is the expected one while it waits, ``ends`` that of its time limit.
+    failed : bool
+        Whether its own script failed, so that its log says why.
     """
 
     id: str
@@ -98,6 +100,7 @@ class BatchJob:
     submitted: float | None = None
     started: float | None = None
     ends: float | None = None
+    failed: bool = False
 
     @property
     def incarnation(self) -> str:

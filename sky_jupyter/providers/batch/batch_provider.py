@@ -19,6 +19,7 @@ from ...machines.batch import waiter
 from ...node.host.power_file import GRACE
 from ...util.background_tasks import map_all
 from ...util.pool_cost import TimeLeft
+from ...util.text import cleaned
 from ...util.validate import check_flag
 from .. import pool_listing
 from ..line_options import LineOption
@@ -41,6 +42,10 @@ _PATIENCE = 60.0
 # A job that was left in the queue may be ended by any sweep after so long.
 _MOST_QUEUED = 30 * 86_400.0
 _LINES, _MOST_LOG = 10_000, 1 << 20
+# Line of a job's log after which its script ends: another job would fare no better.
+SETUP_FAILED = "sky: setup failed"
+# What is told of the log of a job that has failed: lines and characters.
+_TOLD_LINES, _MOST_TOLD = 4, 800
 # `ssh` joins its words to a line for the node's shell, so that each of them is quoted.
 _BY_SSH = r"""
 quote="'" quoted="'\\''" line=
@@ -311,8 +316,19 @@ class BatchProvider(ABC):
 
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
         """Return the state of machines; ``"ended"`` for those whose job is not known any more."""
-        found = {one.id: one for job in self.jobs() for one in job.records()}
-        return [found.get(id) or MachineRecord(id, ENDED, reason="the scheduler knows no such job") for id in ids]
+        found = {one.id: (job, one) for job in self.jobs() for one in job.records()}
+        unknown = MachineRecord("", ENDED, reason="the scheduler knows no such job")
+        return [self._explained(*found[id]) if id in found else replace(unknown, id=id) for id in ids]
+
+    def _explained(self, job: BatchJob, record: MachineRecord) -> MachineRecord:
+        """Return a record that says of a job whose own script failed what its log ends with."""
+        if not job.failed:
+            return record
+        with contextlib.suppress(ProvisionError):
+            lines = self.console(record.id, lines=_TOLD_LINES).strip().splitlines()
+            said = f"{record.reason}; its log (~/{self.logs}/{job.id}.log) ends with: {' | '.join(lines)}"
+            return replace(record, reason=cleaned(said)[:_MOST_TOLD], hopeless=SETUP_FAILED in lines)
+        return record
 
     def destroy(self, ids: Sequence[str]) -> None:
         """End jobs whose machines are all named; give back single nodes of the others."""
@@ -411,4 +427,4 @@ def node_folder(incarnation: str, node: str) -> str:
     return f"/tmp/sky-job-{incarnation}.{node}"
 
 
-__all__ = ["BatchProvider", "BatchStep", "node_folder"]
+__all__ = ["SETUP_FAILED", "BatchProvider", "BatchStep", "node_folder"]

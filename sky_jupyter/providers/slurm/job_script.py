@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...machines.batch import waiter
 from ...machines.ssh import scripts
 from ..batch.batch_job import JobMark
-from ..batch.batch_provider import node_folder
+from ..batch.batch_provider import SETUP_FAILED, node_folder
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
@@ -43,10 +43,10 @@ if [[ $said =~ StartTime=([0-9T:-]+) ]] && began=${BASH_REMATCH[1]} &&
     scontrol requeue "$SLURM_JOB_ID" && sleep 600
 fi
 """
-_SETUP = """\
-{{
-{lines}
-}} || {{ echo "sky: setup failed"; exit 1; }}
+_SETUP = f"""\
+{{{{
+{{lines}}
+}}}} || {{{{ echo "{SETUP_FAILED}"; exit 1; }}}}
 """
 
 

@@ -33,9 +33,10 @@ _ENDS: Mapping[str, str] = {
     "NODE_FAIL": "a node of the job failed",
     "BOOT_FAIL": "a node of the job did not boot",
     "OUT_OF_MEMORY": "the job has used more memory than it asked for (--mem)",
-    "FAILED": "the job's script failed: its log says why (%sky logs --pod 0)",
+    "FAILED": "the job's script failed",
     "REVOKED": "the job was moved to another cluster",
 }
+_REQUEUED = "the job was preempted by another one, or requeued, and waits in the queue again"
 # Reasons of a job that is completing.
 _CAUSES: Mapping[str, str] = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL"}
 # Reasons of a job that is in nobody's way: it could not begin now, however many nodes were free.
@@ -102,7 +103,9 @@ def _job(
         state, reason = ENDING, _ENDS.get(cause, "the job was cancelled (scancel), or its nodes have ended")
         if requeues and cause != "TIMEOUT":
             # One that is queued again is called so only when all of it has ended: until then it can be cancelled.
-            state, nodes, reason = QUEUED, (), f"{reason}; Slurm may queue it again"
+            start, _, _ = mark.hosts.partition("/")
+            again = start.isdecimal() and restarts > int(start)
+            state, nodes, reason = QUEUED, (), _REQUEUED if again else f"{reason}; Slurm may queue it again"
     else:
         state = ENDED
         reason = _ENDS.get(said, f"the job is {said.lower()}")
@@ -110,7 +113,8 @@ def _job(
             # The script ended by itself within the grace time, so that Slurm does not call it preempted.
             reason = _ENDS["PREEMPTED"]
         reason += f" ({why})" if why not in ("None", "", said, "NonZeroExitCode") else ""
-    return BatchJob(id, mark, state, reason, nodes, restarts, queue, _moment(submitted), begins, _moment(ends))
+    failed = said == "FAILED" and not preempted
+    return BatchJob(id, mark, state, reason, nodes, restarts, queue, _moment(submitted), begins, _moment(ends), failed)
 
 
 def _moment(text: str) -> float | None:
