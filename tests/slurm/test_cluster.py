@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,9 @@ def test_an_urgent_job_takes_the_nodes_of_another(cluster: Cluster) -> None:
 def test_a_node_without_power_fails_its_job_and_comes_back(cluster: Cluster) -> None:
     job = submit(cluster, "-N2", "--no-requeue", command="srun sleep 600")
     # (A node that is lost before its step is there makes the script fail by itself.)
-    cluster.wait("it runs", lambda: sum(line.endswith(": sleep 600") for line in cluster.left(files=False)) == 2)
+    cluster.wait(
+        "it runs", lambda: sum(bool(re.search(r": \S*sleep 600$", line)) for line in cluster.left(files=False)) == 2
+    )
     cluster.kill(cluster.nodes[1])
     try:
         cluster.wait("Slurm has noticed", lambda: cluster.state(job) == "NODE_FAIL")
