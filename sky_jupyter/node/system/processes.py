@@ -23,6 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 # From malloc.h. Allocations above the threshold are returned to the system when they are freed.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE = 1 << 20
+_MOST_FILES = 65_536
 _TRACKER = "resource_tracker import main"
 # Seconds for resource trackers to clean up after killed processes.
 _TRACKER_PATIENCE = 1.5
@@ -47,6 +48,15 @@ def die_with_parent(parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends (subreaper)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files as far as it may be: a scheduler has two sockets for each node."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MOST_FILES) if most > 0 else _MOST_FILES, most))
 
 
 def give_memory_back() -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.host_config import member_name
-from ...node.protocol.rpc import AgentCall
+from ...node.protocol.rpc import PING_MANY, AgentCall
 from ...util.background_tasks import BackgroundTasks
+from ...util.text import format_ranks
 from ..base.event_loop import NoAnswer
 from ..base.timeouts import TIMEOUTS
 
@@ -26,6 +27,10 @@ T = TypeVar("T")
 _POLL = TIMEOUTS.polls.control
 # Above this number of agents, the scheduler broadcasts the calls.
 _DIRECT = 16
+# More nodes than this are pinged by the scheduler.
+_MANY = 64
+# While nodes join, the pause between two looks at who is there, as a multiple of what a look took.
+_PART = 5
 _BEAT = TIMEOUTS.liveness.beat
 _DIAL_TIMEOUT = TIMEOUTS.liveness.dial
 # The same for the first connection; the interval at which a broken pool is noticed meanwhile.
@@ -129,6 +134,10 @@ class Control:
         self._quiet_since: dict[int | None, float] = {}
         self._tasks = BackgroundTasks()
         self._kick = asyncio.Event()
+        # How long the last request took that pinged many.
+        self._many_took = 0.0
+        # Whether the members may have changed since they were asked for.
+        self._stale = True
 
     # -- connecting --------------------------------------------------------------------------------
 
@@ -153,13 +162,16 @@ class Control:
         nodes, end = self._nodes, time.monotonic() + timeout
         await self._dial_unless(broken, min(timeout, _FIRST_DIAL))
         while len(self.addresses) < nodes:
+            began = time.monotonic()
             await self._learn()
+            took = time.monotonic() - began
             if why := broken():
                 raise NodeLost(why)
             if time.monotonic() > end:
                 absent = sorted(set(range(nodes)) - set(self.addresses))
-                raise NodeLost(f"the agents of nodes {absent} did not come up in {timeout:.0f} s")
-            await asyncio.sleep(_POLL)
+                raise NodeLost(f"the agents of nodes {format_ranks(absent)} did not come up in {timeout:.0f} s")
+            # The scheduler has to tell of all that are there, and to let others in meanwhile.
+            await asyncio.sleep(max(_POLL, _PART * took))
         self.up.set()
         self.incarnations = await self.ask(rpc.PING)
         self._met = {node: (self.client, address) for node, address in self.addresses.items()}
@@ -210,6 +222,7 @@ class Control:
                 await _end(client)
                 raise
         self._comm = self.client.scheduler_comm.comm
+        self._stale = True
         # Large messages are bytes, which are fast to read; offloading would measure every message.
         self.client.rpc.allow_offload = False
         # For later connections: Dask would read the user's setting.
@@ -235,12 +248,14 @@ class Control:
     def _on_member(self, event: Any) -> None:
         message = event[1]
         if isinstance(message, dict) and message.get("action") in ("remove-worker", "add-worker"):
+            self._stale = True
             self._kick.set()
 
     # -- membership --------------------------------------------------------------------------------
 
     async def _learn(self) -> None:
         assert self.client is not None
+        self._stale = False
         workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
         named = {str(facts["name"]): address for address, facts in workers.items()}
         self.addresses = {node: named[name] for name, node in self._names.items() if name in named}
@@ -289,7 +304,8 @@ class Control:
                 if broken or self.client.scheduler_comm.comm is not self._comm:  # type: ignore[union-attr]
                     self.up.clear()
                     await asyncio.wait_for(self._dial(_DIAL_TIMEOUT), _DIAL_TIMEOUT + 1)
-                await asyncio.wait_for(self._learn(), SILENCE)
+                if self._stale or len(self.addresses) <= _MANY or self.joining:
+                    await asyncio.wait_for(self._learn(), SILENCE)
         except (OSError, asyncio.TimeoutError, ValueError):
             # The next poll makes a new client.
             self._comm = None
@@ -313,18 +329,47 @@ class Control:
             self._hear(node)
             return answer
 
-        for place in self.addresses.items():
-            if place not in self._asked:
-                self._asked[place] = task = self._tasks.start(one(place[0]))
-                # Its error is raised below, if it is awaited there.
-                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        many = len(self.addresses) > _MANY
+        early = await self._ping_many() if many else {}
+        late = [place for place in self.addresses.items() if place not in self._asked and place[0] not in early]
+        if many:
+            # Where many are late, they or the scheduler have much to do: asking each would be more of it.
+            late = [place for place in late if place[0] not in self.silent]
+            late = late if early and len(late) <= _DIRECT else []
+        for place in late:
+            self._asked[place] = task = self._tasks.start(one(place[0]))
+            # Its error is raised below, if it is awaited there.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
         awaited = [task for (node, _), task in self._asked.items() if node not in self.silent]
         if awaited:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_EXCEPTION)
         done = {place: self._asked.pop(place) for place, task in list(self._asked.items()) if task.done()}
         there = {node: task for (node, address), task in done.items() if self.addresses.get(node) == address}
         answers = {node: task.result() for node, task in there.items()}
-        return {node: answer for node, answer in answers.items() if answer is not None}
+        return {**early, **{node: answer for node, answer in answers.items() if answer is not None}}
+
+    async def _ping_many(self) -> dict[int, str]:
+        """Ping all nodes by one request to the scheduler, and those that are late by another; return the answers."""
+        left = {address: node for node, address in self.addresses.items() if (node, address) not in self._asked}
+        found: dict[int, str] = {}
+        for patience in (min(max(DOUBT, 2 * self._many_took), LATE_DOUBT), LATE_DOUBT):
+            began = time.monotonic()
+            try:
+                assert self.client is not None
+                ask = getattr(self.client.scheduler, PING_MANY)(workers=list(left), patience=patience, **self._caller)
+                answers = await asyncio.wait_for(ask, patience + SILENCE)
+            except (OSError, asyncio.TimeoutError):
+                # Whether the scheduler is there is asked for first the next time.
+                self._stale = True
+                break
+            self._many_took = time.monotonic() - began
+            for address, answer in answers.items():
+                found[node := left.pop(address)] = answer
+                self._hear(node)
+            left = {address: node for address, node in left.items() if node not in self.silent}
+            if len(left) <= _DIRECT:
+                break
+        return found
 
     @contextlib.contextmanager
     def _doubting(self, node: int | None) -> Iterator[None]:
@@ -490,7 +535,7 @@ class Control:
             raise self.is_lost(absent[0])
         arguments |= self._caller
         by_address = {self.addresses[node]: node for node in nodes}
-        if self.direct and len(by_address) <= _DIRECT:
+        if self.direct and len(by_address) <= _DIRECT and len(self.addresses) <= _MANY:
             calls = (getattr(self.client.rpc(address), call.op)(**arguments) for address in by_address)
             return dict(zip(by_address.values(), await asyncio.gather(*calls), strict=True))
         answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=list(by_address))

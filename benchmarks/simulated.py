@@ -1,0 +1,214 @@
+"""Simulated nodes: the real agents, many to a process, with ranks that follow a script and are no processes.
+
+All between the notebook and a rank is real: the scheduler and the agents over Dask's TLS connections, their journals,
+batches and calls. A rank here answers at once, in its agent's process: what costs time is what is between. `pool` makes
+a pool of such nodes in the calling process; ``python -m benchmarks.simulated FOLDER`` is the host that it starts.
+
+A cell is a script for each rank: ``x = 1`` ends at once, ``lines = N`` prints so many lines in batches of a kernel's
+size, and ``wait = 1`` ends when it is interrupted. Functions are called in the agent's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sky_jupyter.node.agent.kernel_client import RankKernel
+from sky_jupyter.node.host.host import HostProcess
+
+MODULE = "benchmarks.simulated"
+# Agents of a process: what one event loop manages is shared by as few processes as there are cores.
+PROCESSES = "SKY_SIMULATED_PROCESSES"
+# Lines that a kernel sends at once.
+_TOGETHER = 100
+_END = {"status": "ok", "bound": True, "writes": [], "modules": [], "imports": {}, "sizes": {}, "uses": {}}
+
+
+class SimulatedForkserver:
+    """Stands where the agent has its forkserver; nothing is forked."""
+
+    async def connect(self, path: Path) -> None:
+        """Do nothing."""
+
+
+class SimulatedRank(RankKernel):
+    """Rank whose requests are answered by a script, in the agent's process."""
+
+    _lives = False
+    _interrupted: asyncio.Event
+
+    @property
+    def pid(self) -> int:
+        """The agent's own process id."""
+        return os.getpid() if self._lives else 0
+
+    async def start(self, forkserver: object) -> None:
+        """Be there at once."""
+        self.generation += 1
+        self._lives, self.entered = True, False
+        self._interrupted = asyncio.Event()
+        self.ready.set()
+
+    async def _request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+        self.ended[run] = asyncio.get_running_loop().create_future()
+        self.busy_with = run
+        self.begun.set()
+        began = time.perf_counter()
+        try:
+            end = await self._play(run, content)
+        except Exception as error:
+            end = {"status": "error", "ename": type(error).__name__, "evalue": str(error), "traceback": [repr(error)]}
+        try:
+            return self._finish(run, {"kind": "end", **end, "elapsed": time.perf_counter() - began})
+        finally:
+            self.busy_with = None
+            self.ended.pop(run, None)
+
+    async def _play(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+        kind = content["kind"]
+        if kind == "call":
+            from sky_jupyter.node.serialization import pickling, result_values
+
+            function, calls = pickling.load_call(content)
+            values = [function(*args, **kwargs) for args, kwargs in calls]
+            value = values if content.get("together") else values[0]
+            return {**_END, **result_values.dump(value, result_values.SMALL)}
+        if kind != "cell":
+            return {"status": "ok"}
+        word, _, count = content["code"].strip().partition(" = ")
+        if word == "lines":
+            for start in range(0, int(count), _TOGETHER):
+                text = "".join(f"line {n} of rank {self.number}\n" for n in range(start, start + _TOGETHER))
+                self.on_event(run, {"kind": "stream", "name": "stdout", "text": text, "t": time.time()})
+                # As ranks of their own would, all go on side by side.
+                await asyncio.sleep(0)
+        elif word == "wait":
+            self._interrupted.clear()
+            await self._interrupted.wait()
+            return {**_END, "status": "interrupted", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []}
+        return dict(_END)
+
+    async def signal(self, number: int) -> None:
+        """End what waits."""
+        if self._lives:
+            self._interrupted.set()
+
+    def tell(self, told: dict[str, Any], buffers: list[bytes]) -> None:
+        """Do nothing: no code is there to hear it."""
+
+    def answer(self, content: dict[str, Any], data: Sequence[bytes] = ()) -> None:
+        """Do nothing: no code has asked."""
+
+    def abort(self) -> None:
+        """Do nothing: there are no collectives."""
+
+    async def kill(self) -> None:
+        """End."""
+        self._lives = False
+
+    async def end(self, patience: float) -> bool:
+        """End, in time."""
+        self._lives = False
+        return True
+
+
+class SimulatedHost(HostProcess):
+    """Host that starts no forkserver, and few processes for all agents."""
+
+    def start(self) -> None:
+        from sky_jupyter.node.agent import agent, dask_worker
+        from sky_jupyter.node.dask import scheduler, settings
+
+        settings.forget_the_persons()
+        # The agent's parts ask for them by these names.
+        agent.RankKernel, agent.Forkserver = SimulatedRank, SimulatedForkserver  # type: ignore[misc,assignment]
+        agent.Agent.sample, agent.Agent.watch_processes = _sample, _nothing  # type: ignore[method-assign]
+        self.serve_scheduler, self.serve_agent = scheduler.serve, dask_worker.serve
+        self.has_scheduler = self.scheduler_address is None
+        if self.has_scheduler:
+            self.scheduler_address = self.start_scheduler()
+        for node in self.config.nodes:
+            self.start_agent(node)
+        self.renewed = time.monotonic()
+        self.say(event="started", scheduler=self.scheduler_address)
+
+    def start_agent(self, node: int) -> None:
+        """Start the agents of a group of nodes with the first of them."""
+        (self.folder / f"n{node}").mkdir(mode=0o700, exist_ok=True)
+        groups = max(1, int(os.environ.get(PROCESSES, "2")))
+        size = -(-len(self.config.nodes) // groups)
+        place = self.config.nodes.index(node)
+        if place % size:
+            return
+        nodes = self.config.nodes[place : place + size]
+        for one in nodes:
+            (self.folder / f"n{one}").mkdir(mode=0o700, exist_ok=True)
+        self.fork(f"agent {node}", lambda: self.serve_many(nodes), log=f"n{node}/agent.log")
+
+    def serve_many(self, nodes: Sequence[int]) -> None:
+        import dask.config
+
+        from sky_jupyter.node.agent import dask_worker
+        from sky_jupyter.node.agent.agent import Agent
+        from sky_jupyter.node.dask.monotonic_batching import patch_batched_send
+        from sky_jupyter.node.dask.scheduler import DASK_SETTINGS
+
+        dask.config.set({**DASK_SETTINGS, "distributed.admin.system-monitor.interval": "1h"})
+        patch_batched_send()
+        serve = vars(dask_worker)["_serve"]
+
+        async def all_of_them() -> None:
+            loop, stops = asyncio.get_running_loop(), list[Callable[[], None]]()
+            loop.add_signal_handler(signal.SIGTERM, lambda: [stop() for stop in stops])
+            loop.add_signal_handler = lambda _, stop: stops.append(stop)  # type: ignore[method-assign,assignment]
+            made = [Agent(self.folder, self.config, node, self.devices) for node in nodes]
+            await asyncio.gather(*(serve(agent, self.scheduler_address, self.lease_write) for agent in made))
+
+        asyncio.run(all_of_them())
+
+
+async def _sample(self: Any) -> None:
+    """Sample the machine's load once for all agents of this process."""
+    from sky_jupyter.node.system import metrics
+
+    samplers = _sample.__dict__.setdefault("one", [])
+    if not samplers:
+        samplers.append(metrics.Sampler(metrics.MachineMonitor(), metrics.NoGpus()))
+        self.sampler = samplers[0]
+        await samplers[0].attend()
+    self.sampler = samplers[0]
+
+
+async def _nothing(self: Any) -> None:
+    """Do nothing."""
+
+
+@contextlib.contextmanager
+def pool(nodes: int, **options: Any) -> Iterator[Any]:
+    """Start a pool of simulated nodes, and end it."""
+    from sky_jupyter.pool.hosts import launch
+    from sky_jupyter.pool.pool import Pool
+    from sky_jupyter.providers import Local
+    from sky_jupyter.spec.options import Options
+    from sky_jupyter.spec.pool_spec import PoolSpec
+
+    before = launch.HOST_PROCESS
+    launch.HOST_PROCESS = MODULE  # type: ignore[misc]
+    made = Pool(PoolSpec(provider=Local(), nodes=nodes, options=Options(crowded=True), **options))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.down()
+        launch.HOST_PROCESS = before  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    SimulatedHost(Path(sys.argv[1])).run()
