@@ -173,13 +173,14 @@ def load_ipython_extension(shell: Any) -> None:
         from IPython.core.error import UsageError
 
         raise UsageError(problem)
-    from . import magics
+    # `from . import magics` would ask `_find` first, which imports the API to give a hint.
+    from .magics import load
 
-    magics.load(shell)
+    load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """End the pools that are not kept; IPython calls it for ``%unload_ext``."""
-    from . import magics
+    from .magics import unload
 
-    magics.unload(shell)
+    unload(shell)

@@ -193,3 +193,15 @@ def test_the_readmes_pictures_are_there_and_small() -> None:
     names = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(names) == 2
     assert all((ROOT / name).stat().st_size < 120_000 for name in names)
+
+
+def test_loading_the_extension_imports_neither_the_api_nor_what_starts_pools() -> None:
+    """`%load_ext` is what each notebook waits for first."""
+    code = (
+        "import sys\nfrom IPython.core.interactiveshell import InteractiveShell\n"
+        "InteractiveShell.instance().run_line_magic('load_ext', 'sky_jupyter')\n"
+        "names = ('api', 'pool.pool', 'pool.hosts.remote_host', 'pool.lifecycle.lifecycle', 'bootstrap.host_probe')\n"
+        "print([name for name in names if f'sky_jupyter.{name}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -15,17 +15,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from IPython import get_ipython
 
 from ..errors import PoolError, SkyError, SpecError
 from ..pool.open_pools import pools
-from ..pool.pool import Pool
 from ..session import cells
 from ..session.pools import pull_value
 from ..util.text import format_ranks, plain
 from .option_table import SCRIPTS
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 # What is sent to an agent of a value; and what a name may have that is brought here for that.
 MOST_TEXT = 20_000

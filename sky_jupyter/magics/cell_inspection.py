@@ -10,18 +10,20 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core import page
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..pool.open_pools import pools
-from ..pool.pool import Pool
 from ..session import names_inspection
 from . import auto
 from .cell_text import SkyCell, sky_cell
 from .option_table import chosen
 from .parsing import ParsedLine, parse
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 # Matchers of IPython that know names of the notebook, and one that knows files of this machine.
 _OWN = ("IPCompleter.jedi_matcher", "IPCompleter.python_matcher")

@@ -6,13 +6,15 @@ import contextlib
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..errors import PoolError, SkyError
-from ..pool.pool import Pool
 from ..pool.runs.log_reader import newest, texts_of, walk
 from ..providers.base import has_console
 from ..util.text import first_line, format_size, rank_label
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 # As much as a cell's view keeps; and what a page can still take, where so many lines are asked for.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..plugins.parse import FACTORIES
-from ..pool.pool import DEFAULT_GRACE
 from ..providers import AWS, SSH, Kubeflow, Kubernetes, Local, Slurm, line_options
 from ..spec import accelerators
-from ..spec.options import DEFAULT_EXIT_TIMEOUT
+from ..spec.options import DEFAULT_EXIT_TIMEOUT, DEFAULT_GRACE
 from ..spec.pool_spec import (
     ALLOCATIONS,
     DEFAULT_IDLE_TIMEOUT,

@@ -17,9 +17,9 @@ from ..bootstrap.requirements import parse as parse_requirement
 from ..errors import SpecError
 from ..plugins import parse_plugins
 from ..plugins.core import entry_points
-from ..pool.pool import DEFAULT_GRACE
 from ..providers import AWS, SSH, Local
 from ..session.script_runs import Script
+from ..spec.options import DEFAULT_GRACE
 from ..spec.pool_spec import PoolSpec
 from ..util.text import cleaned, nearest, rank_label, shortened
 from . import script_line, toml_config

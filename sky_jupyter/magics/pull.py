@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..pool.open_pools import pools
-from ..pool.pool import Pool
-from ..pool.transfer import pull_variable as pulling
 from ..session.pools import pull_value
 from ..util.text import rank_label
 from .option_table import chosen
 from .parsing import ParsedLine
 
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
+
 
 def pull(given: ParsedLine, pool: Pool, namespace: dict[str, Any]) -> str:
     """Assign a variable of the nodes in the notebook; describe it in a line."""
+    from ..pool.transfer import pull_variable
+
     name = str(given.target)
     alias = given.alias or name
     how = "stack" if given.stack else "concat" if given.concat else None
@@ -24,7 +27,7 @@ def pull(given: ParsedLine, pool: Pool, namespace: dict[str, Any]) -> str:
     for live in pools.all():
         # The ranks that it is from keep what they have under this name; it has been looked at, and that is all.
         if live is pool and alias == name:
-            pulling.note(live.ledger, name, namespace, live.spec.world_size)
+            pull_variable.note(live.ledger, name, namespace, live.spec.world_size)
         else:
             live.ledger.notebook_wrote([alias])
     return f"{alias}: {_about(value)} from {rank_label(pool.check_ranks(ranks))}"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import PoolError
 from ..pool.open_pools import pools
-from ..pool.pool import Pool
 from ..pool.registry.registry import Registry
 from .parsing import ParsedLine
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 _SHOWN = 20
 _CODE = 50

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
@@ -24,12 +24,9 @@ from ..errors import PoolError, SkyError, SpecError
 from ..pool import frontend_requests, terminal_requests
 from ..pool.lifecycle import status
 from ..pool.open_pools import pools
-from ..pool.pool import Pool
 from ..pool.registry.pool_record import PoolRecord
 from ..pool.runs.result import CellError
-from ..pool.transfer import send_values
-from ..providers import offer_list
-from ..session import cells, debug_selector, debug_target, job_queue, script_runs
+from ..session import cells, debug_selector, debug_target, script_runs
 from ..session.cells import Cell
 from ..session.debug_target import NodeCode
 from ..session.pools import (
@@ -53,15 +50,10 @@ from ..util.text import shortened
 from . import (
     auto,
     cell_inspection,
-    clean,
-    cost_table,
     leftover_pools,
-    logs,
     pool_mismatch,
     pull,
     runs_table,
-    sweep,
-    trace,
     tracebacks,
 )
 from . import kernel_status as busy
@@ -71,6 +63,9 @@ from .completion import sky_matcher
 from .manual import MANUAL
 from .option_table import chosen, without_values
 from .parsing import HelpRequested, ParsedLine, check_shown, parse
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 
 @magics_class
@@ -231,6 +226,8 @@ class SkyMagics(Magics):
     def do_up(self, given: ParsedLine) -> None:
         if given.dry_run or given.detach:
             spec = given.spec()
+            from ..session import job_queue
+
             print(job_queue.preview(spec) if given.dry_run else job_queue.submit(spec))
             return
         there = pools.current if given.name is None else pools.get(given.name)
@@ -456,6 +453,8 @@ class SkyMagics(Magics):
         cells.watch(pool, id, self.shell.user_ns)
 
     def do_logs(self, given: ParsedLine) -> None:
+        from . import logs
+
         if given.pods is not None:
             pool = pools.need(given.name)
             print(logs.of_machines(pool, given.pods, previous=given.previous, last=given.last, to=given.to))
@@ -465,6 +464,8 @@ class SkyMagics(Magics):
         print(logs.write(pool, id, ranks, given.to) if given.to else logs.text(pool, id, ranks, given.last))
 
     def do_trace(self, given: ParsedLine) -> None:
+        from . import trace
+
         run, file = trace.targets(given.target, given.to)
         if run is None:
             print(trace.write(pools.need(given.name), None, file))
@@ -501,9 +502,13 @@ class SkyMagics(Magics):
         print(runs_table.table(given.name))
 
     def do_cost(self, given: ParsedLine) -> None:
+        from . import cost_table
+
         print(cost_table.table(given.name))
 
     def do_offers(self, given: ParsedLine) -> None:
+        from ..providers import offer_list
+
         found = offer_list.listed(given.spec())
         if frontends.in_notebook():
             display_value(found)
@@ -516,9 +521,13 @@ class SkyMagics(Magics):
             print(news)
         there = pool.names()
         table = names.table(there.rows(pool.ledger.facts(self.shell.user_ns)), pool.modules)
+        from ..pool.transfer import send_values
+
         print("\n".join(filter(None, [table, *there.notes(), names.kept_line(send_values.kept(pool))])))
 
     def do_clean(self, given: ParsedLine) -> None:
+        from . import clean
+
         provider = given.pool.get("provider")
         print("\n".join([*clean.machines(), clean.here()] if provider is None else clean.hosts(provider)))
 
@@ -531,6 +540,8 @@ class SkyMagics(Magics):
         pools.use(start_stopped(given.name))
 
     def do_sweep(self, given: ParsedLine) -> None:
+        from . import sweep
+
         for line in sweep.lines(given.target, given.pool.get("provider"), all_regions=given.all_regions):
             print(line)
 

@@ -11,12 +11,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SkyError, SpecError
 from ..pool.base.event_log import EventRow
-from ..pool.pool import Pool
 from .option_table import is_run_id
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 # Of processes and threads; readers take 0 for the idle process of a system.
 _NOTEBOOK, _FIRST_NODE = 1, 2

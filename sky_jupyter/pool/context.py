@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..spec.pool_spec import PoolSpec
 from .base.events import Listener
-from .control.control_client import Control
-from .hosts.launch import Host
+
+if TYPE_CHECKING:
+    from .control.control_client import Control
+    from .hosts.launch import Host
 
 
 class PoolContext(Protocol):

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..capture.ledger import NameFacts
 from ..errors import PoolError, SkyError, SpecError
@@ -30,11 +30,11 @@ from . import name_origins
 from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools
-from .pool import Pool
 from .runs import event_pages
-from .runs.run import Run
-from .transfer import copy_names, rank_file_requests
-from .transfer.rank_file_requests import fetches
+
+if TYPE_CHECKING:
+    from .pool import Pool
+    from .runs.run import Run
 
 _log = logging.getLogger(__name__)
 REQUEST = "sky_request"
@@ -307,19 +307,27 @@ def _runs(request: Request) -> Answer:
 
 
 def _lacking(request: Request) -> Answer:
+    from .transfer import copy_names
+
     lacks = copy_names.missing(_need(request.pool), {})
     return {"ranks": [rank for rank, names in lacks.items() if names]}
 
 
 def _files(request: Request) -> Answer:
+    from .transfer import rank_file_requests
+
     return rank_file_requests.list_files(_need(request.pool), request.rank or 0, request.path, request.after)
 
 
 def _file(request: Request) -> Answer:
+    from .transfer import rank_file_requests
+
     return rank_file_requests.show_file(_need(request.pool), request.rank or 0, request.path, request.start)
 
 
 def _fetch(request: Request) -> Answer:
+    from .transfer.rank_file_requests import fetches
+
     if request.fetch is not None:
         return fetches.status(request.fetch, stop=request.stop)
     return fetches.begin(_need(request.pool), request.rank or 0, request.path)

@@ -9,13 +9,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..errors import PoolError
 from ..node.shared import agent_channel
 from ..spec.pool_spec import PoolSpec
 from ..util.text import nearest
-from .pool import Pool
 from .registry.ended_pools import Gone
+
+if TYPE_CHECKING:
+    from .pool import Pool
 
 
 class OpenPools:

@@ -20,6 +20,7 @@ from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..errors import PoolError, SkyError, SpecError
 from ..node.protocol import rpc
+from ..spec.options import DEFAULT_GRACE
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import PoolCost, TimeLeft
 from ..util.text import rank_label
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
 
     from ..machines.ssh.types import Prompts
 
-DEFAULT_GRACE = 5.0
 _MOST_SOURCES = 200
 T = TypeVar("T")
 _CALLED = "called with functions on single ranks (`f(x) @ pool`, on all ranks, and cells are a guest's too)"

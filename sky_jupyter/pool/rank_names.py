@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..capture.ledger import NameFacts
 from ..node.protocol import rpc
@@ -17,7 +17,9 @@ from ..spec.pool_spec import PoolSpec
 from ..util.text import format_size, rank_label, visible
 from ..util.validate import is_number, is_whole
 from .base.timeouts import TIMEOUTS
-from .control.control_client import Control
+
+if TYPE_CHECKING:
+    from .control.control_client import Control
 
 _WITHIN, _MARGIN = TIMEOUTS.answers.names, TIMEOUTS.answers.names_margin
 _MOST_NAMES = 1000

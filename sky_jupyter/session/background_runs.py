@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from concurrent import futures
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..display.notebook import run_ends
 from ..pool.base.run_titles import title_of
-from ..pool.pool import Pool
 from ..pool.runs.run import Run
 from ..util.text import rank_label
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 # Seconds from which on a run is a long one: its person may look elsewhere.
 LONG = 60.0

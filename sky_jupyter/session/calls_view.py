@@ -9,13 +9,15 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..display import views as display
 from ..display.base.frontends import front_end, in_notebook
 from ..plugins.joblib.shared_values import outlets
 from ..pool.base.events import Event, Listener, NoticeEvent, OutputEvent
-from ..pool.pool import Pool
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 _INTERVAL = 0.1
 _ORDER = {"ok": 0, "interrupted": 1, "error": 2, "lost": 3, "died": 4}

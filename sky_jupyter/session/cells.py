@@ -5,23 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..capture.blobs import Tell
 from ..capture.collect import Capture, collect
 from ..display import views as display
 from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
 from ..errors import PoolError
 from ..node.runtime import shell_command
-from ..pool.base.events import Event, Listener, NoticeEvent, Tape
+from ..pool.base.events import Event, Listener, NoticeEvent, ProgressEvent, Tape
 from ..pool.open_pools import pools
-from ..pool.pool import DEFAULT_GRACE, Detached, Pool
 from ..pool.runs.result import CellError, CellResult
 from ..pool.runs.run import Run
-from ..pool.transfer import send_values
-from ..util.text import rank_label
+from ..spec.options import DEFAULT_GRACE
+from ..util.text import format_size, rank_label
 from .background_runs import BackgroundView, notify_at_end
 from .pools import renew_taken
+
+if TYPE_CHECKING:
+    from ..pool.pool import Detached, Pool
 
 RESULT = "_sky"
 # Seconds: other ranks go on however long after one has failed.
@@ -144,6 +147,8 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
         if tape is None:
             attend(pool, run, view, namespace, cell.out)
         else:
+            from ..pool.pool import Detached
+
             pool.detached[run.id] = Detached(run, tape, cell.out)
             bound = f" and assigns {cell.out}, as the next cell on the pool does" if cell.out else ""
             print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
@@ -169,8 +174,21 @@ def _captured(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> Capture:
             push=cell.push,
             shard=cell.shard,
             ranks=pool.spec.world_size,
-            tell=send_values.reading(late.on_event, late.refresh),
+            tell=_reading(late),
         )
+
+
+def _reading(view: display.DelayedView) -> Tell:
+    """Return a callback that reports the bytes read of large values."""
+    there = 0
+
+    def tell(more: int) -> None:
+        nonlocal there
+        there += more
+        view.on_event(ProgressEvent("reading values", f"reading values: {format_size(there)}", there, 0))
+        view.refresh()
+
+    return tell
 
 
 def _record(tape: Tape, shown: Listener, event: Event) -> None:
@@ -291,6 +309,8 @@ def running(pool: Pool) -> list[str]:
 
 def detach(pool: Pool, id: str) -> Detached:
     """Take up a run of another notebook as one that nobody waits for yet."""
+    from ..pool.pool import Detached
+
     tape = Tape()
     detached = pool.detached[id] = Detached(pool.adopt(id, tape), tape)
     return detached

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipykernel.compiler import get_file_name, get_tmp_directory, get_tmp_hash_seed
 
@@ -20,9 +20,11 @@ from ..errors import PoolError
 from ..node.protocol import rpc
 from ..node.protocol.debug_messages import TOPIC, Message, failure, response
 from ..pool.base.event_loop import loop
-from ..pool.pool import Pool
 from ..util import control_channel
 from ..util.background_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 T = TypeVar("T")
 REQUEST = "debug_request"

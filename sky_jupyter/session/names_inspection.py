@@ -6,15 +6,17 @@ import itertools
 from collections.abc import Coroutine, Sequence
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..node.files.file_manifest import from_wire, to_wire
 from ..node.protocol import rpc
 from ..pool.base.event_loop import loop
 from ..pool.base.timeouts import TIMEOUTS
-from ..pool.pool import Pool
 from ..util.validate import is_whole
 from . import source_inspection
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 T = TypeVar("T")
 _JEDI, _RANK = TIMEOUTS.answers.jedi, TIMEOUTS.answers.typing

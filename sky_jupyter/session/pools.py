@@ -9,23 +9,19 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..display import views as display
 from ..display.base.background_prompts import background_prompts
 from ..display.base.frontends import in_notebook
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError
-from ..pool.lifecycle import stop_start
 from ..pool.open_pools import pools
-from ..pool.pool import Pool
 from ..pool.registry import provider_accounts, stopped_pools
 from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.registry.rows import clock
 from ..pool.registry.stopped_pools import STOPPED
-from ..pool.transfer import copy_names as copying
-from ..pool.transfer.transfer_job import Transfer
 from ..providers import kinds, pool_listing
 from ..providers.values import QUEUED_POOL
 from ..spec.pool_spec import PoolSpec
@@ -33,6 +29,10 @@ from ..util.pool_cost import UNKNOWN, rate
 from ..util.text import nearest
 from ..widgets import manager as widgets
 from . import job_queue
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
+    from ..pool.transfer.transfer_job import Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     PoolError
         When a live pool of this process has the name already.
     """
+    from ..pool.pool import Pool
+
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
     return _started(Pool(spec, person.prompts), given_up)
@@ -163,6 +165,8 @@ def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
     """Stop a pool's machines and forget the pool here; return what was done, and until when the disks stay."""
     name = pool.spec.name
     pool.lifecycle.refuse_guest("stopped")
+    from ..pool.lifecycle import stop_start
+
     until = stop_start.stop(pool.lifecycle, lambda text: tell(f"pool {name}: {text}"))
     pools.discard(pool, Gone(name, f"pool {name!r} on {pool.spec.provider} was stopped", f"%sky start {name}"))
     if pool.unended != []:
@@ -193,6 +197,9 @@ def start_stopped(name: str | None = None) -> Pool:
     if pools.get(row.name) is not None:
         raise PoolError(f"pool {row.name!r} lives already; end it first")
     spec, ids = stopped_pools.read(row.id, row.name)
+    from ..pool.lifecycle import stop_start
+    from ..pool.pool import Pool
+
     pool = Pool(spec, person.prompts)
     person.wait(lambda: stop_start.resume(pool.lifecycle, row, ids))
     return _started(pool)
@@ -291,6 +298,8 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
             f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook; a job that `%sky up --detach` "
             "left in a queue is taken up by its name where that was run, elsewhere by the same line without --detach"
         )
+    from ..pool.pool import Pool
+
     (row,) = chosen
     if pools.get(row.name) is not None:
         raise PoolError(f"pool {row.name!r} is managed here already")
@@ -329,6 +338,8 @@ def join_pool(name: str, *, given_up: threading.Event | None = None) -> Pool:
     PoolError
         When there is no such pool, it is not ready, or it cannot be reached.
     """
+    from ..pool.pool import Pool
+
     row = _row_to_join(name)
     live = pools.get(row.name)
     if live is not None and live.state == "taken":
@@ -458,6 +469,8 @@ def copy_names(
 
     There is a view of it if it takes long.
     """
+    from ..pool.transfer import copy_names as copying
+
     source, groups = copying.plan(pool, namespace, names, source, targets)
     if not groups:
         return "no rank lacks a name that others have; `%sky names` lists them"
@@ -509,6 +522,8 @@ def live_pool(pool: Holder | Pool) -> Pool:
     live = getattr(pool, "pool", pool)
     if live is None:
         raise PoolError(f"{pool!r} is not started: use it in a `with` block, or `start()` it")
+    from ..pool.pool import Pool
+
     if not isinstance(live, Pool):
         raise PoolError(f"{pool!r} is no pool")
     live.must_be_ours()

@@ -8,15 +8,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..capture.collect import Capture
 from ..capture.import_graph import imports_of
 from ..errors import SpecError
 from ..machines.local_machine import absolute
 from ..node.kernel.script_run import ScriptPlan
-from ..pool.pool import Pool
 from .cells import Cell, run_cell
+
+if TYPE_CHECKING:
+    from ..pool.pool import Pool
 
 # Devices of each node, or the ranks where there are none: torchrun's words for a number of processes.
 Count = int | Literal["auto", "gpu"]

@@ -18,6 +18,8 @@ MAX_ATTEMPTS = 1000
 # Of a provider that makes machines, which may have none left for a moment; those that are there are tried once.
 ATTEMPTS = 3
 DEFAULT_EXIT_TIMEOUT = 2.0
+# Seconds that other ranks get after one has failed.
+DEFAULT_GRACE = 5.0
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from sky_jupyter.magics.option_table import (
 )
 from sky_jupyter.magics.parsing import HelpRequested, ParsedLine, parse
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool.pool import DEFAULT_GRACE
 from sky_jupyter.providers import AWS, Kubeflow, Kubernetes, Local
+from sky_jupyter.spec.options import DEFAULT_GRACE
 from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 
 

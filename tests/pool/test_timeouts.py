@@ -17,7 +17,6 @@ from sky_jupyter.pool.base.timeouts import VARIABLE, Timeouts
 POOL = Path(sky_jupyter.__file__).parent / "pool"
 # Numbers that are no times, and times that are no timeouts: what a person may choose, and how long rows are kept.
 OTHERS = {
-    "DEFAULT_GRACE",
     "IDLE",
     "_FORGOTTEN",
     "_LATEST",

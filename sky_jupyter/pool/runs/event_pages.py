@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import PoolError
 from ...node.protocol import rpc
 from ...node.protocol.journal_events import Gap, checked, is_count, parse, text_of
 from ...util.text import format_size
-from ..control.control_client import Control
+
+if TYPE_CHECKING:
+    from ..control.control_client import Control
 
 COUNT = 1000
 MOST_COUNT = 100_000

@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...capture.blobs import Blob, BlobFile, Tell, write_part
+from ...capture.blobs import Blob, BlobFile, write_part
 from ...errors import CaptureError, SkyError
 from ...node.files.blob_cache import LEAST, BlobCache, places
 from ...node.protocol import rpc
@@ -54,19 +54,6 @@ def ship(pool: TransferContext, run: Run, call: Blob | None, on_send: Listener, 
     if call is not None:
         told["blob"] = shipping.path(call)
     return told
-
-
-def reading(on_send: Listener, tick: Tick) -> Tell:
-    """Return a callback that reports the bytes read of large values."""
-    there = 0
-
-    def tell(more: int) -> None:
-        nonlocal there
-        there += more
-        on_send(ProgressEvent("reading values", f"reading values: {format_size(there)}", there, 0))
-        tick()
-
-    return tell
 
 
 def kept(pool: TransferContext) -> dict[str, int] | None:
@@ -287,4 +274,4 @@ class _Away(_Shipping):
             )
 
 
-__all__ = ["discard", "hosts_of", "kept", "reading", "ship"]
+__all__ = ["discard", "hosts_of", "kept", "ship"]
