@@ -695,12 +695,22 @@ class Pool:
             raise CellError(result, list(run.outcomes.values()))
         return result
 
+    @property
+    def is_shared(self) -> bool:
+        """Return whether other notebooks run cells on it, as far as this one has heard."""
+        return self.supervisor.turns.shared
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Return whether there may be something to wait for in `settle`."""
+        return self.is_shared or self.supervisor.mending
+
     def settle(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
         """Wait for the repairs after the last run; report delays.
 
         Machines that come back are waited for if these ranks, or any, are to be on them.
         """
-        if self.supervisor.turns.shared:
+        if self.is_shared:
             wait_ticking(loop().submit(self.supervisor.look_at_others()), tick)
         if self.supervisor.mending:
             nodes = None if ranks is None else {rank // self.spec.ranks_per_node for rank in ranks}
@@ -785,8 +795,8 @@ class Pool:
 
     def note_others(self, namespace: dict[str, Any]) -> None:
         """Record in the ledger which names other notebooks have assigned on the ranks, and this one lacks."""
-        wrote = [name for name in self.supervisor.turns.take_wrote() if name not in namespace]
-        self.ledger.nodes_wrote(wrote, namespace, world_size=self.spec.world_size)
+        if wrote := [name for name in self.supervisor.turns.take_wrote() if name not in namespace]:
+            self.ledger.nodes_wrote(wrote, namespace, world_size=self.spec.world_size)
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Record in the ledger which names a run has assigned."""

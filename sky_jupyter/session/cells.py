@@ -112,13 +112,14 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
     restarts = "; ".join(filter(None, take_restarts(pool, namespace)))
     for news in filter(None, [*pool.take_news(), restarts]):
         print(news)
-    pool.include(cell.include, pool.spec.image.excludes)
+    if cell.include:
+        pool.include(cell.include, pool.spec.image.excludes)
     capture = cell.script or _captured(pool, cell, namespace)
     view: Any = display.NullView() if cell.quiet else run_view(pool, cell.ranks, cell.shown)
     if cell.saved is not None:
         display.keep(view, cell.saved)
     tape = Tape() if cell.detach else None
-    is_live = display.can_be_let_go(view)
+    is_live = cell.detach and display.can_be_let_go(view)
     listener: Listener = view.on_event
     if tape is not None:
         listener = functools.partial(_record, tape, view.on_event) if is_live else tape
@@ -271,6 +272,8 @@ def debug(pool: Pool, rank: int, count: int, namespace: dict[str, Any]) -> None:
 
 def settle(pool: Pool, ranks: Sequence[int] | None = None) -> None:
     """Wait until the pool has repaired what the last run broke, with a view of it; see `Pool.settle`."""
+    if not pool.is_unsettled:
+        return
     with display.DelayedView("new kernels", failed="not there", pool=pool.spec.name) as late:
         pool.settle(late.on_event, late.refresh, ranks)
 

@@ -142,7 +142,7 @@ def restart_pool(pool: Pool) -> None:
 
 def renew_taken(pool: Pool) -> None:
     """Make a pool anew that broke because machines of it were taken away."""
-    if why := pool.lifecycle.taken_away():
+    if pool.state == "broken" and (why := pool.lifecycle.taken_away()):
         told = _show if pool.spec.options.console else _log.info
         told(f"pool {pool.spec.name} is made anew: {why}")
         restart_pool(pool)

@@ -716,9 +716,12 @@ class Supervisor:
 
     def mend(self, run: Run) -> None:
         """Begin to replace what a run broke; the next run waits for it."""
+        ends = [outcome.end for outcome in run.outcomes.values()]
+        is_whole = not (run.failed or run.aborted or any(end.get("text") or end.get("ended") for end in ends))
+        if is_whole or run.abandoned:
+            return
         with self.events.caused_by(self.events.of_or_own(run.key)):
-            if not run.abandoned:
-                self._mend(run)
+            self._mend(run)
 
     def _mend(self, run: Run) -> None:
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
