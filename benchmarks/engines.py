@@ -252,7 +252,7 @@ class Notebook(Shell):
 
 
 def _sky_before(nodes: int) -> str:
-    return f"%load_ext sky_jupyter\n%sky up --nodes {nodes}"
+    return f"%load_ext sky_jupyter\n%sky up --yes --nodes {nodes}"
 
 
 _SKY_AFTER = "%sky down"
