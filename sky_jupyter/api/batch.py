@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
 import operator
 import queue
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -18,12 +19,17 @@ from ..capture.collect import collect_value
 from ..capture.ledger import Ledger
 from ..display import views as display
 from ..pool.base.event_loop import counting_interrupts
+from ..pool.base.events import ignore
 from ..pool.base.timed_queue import TimedQueue
 from ..pool.execution.short_calls import ShortCall
 from ..pool.execution.task_context import FunctionBundle
 from ..pool.execution.tasks import TaskRequest, TaskRun
 from ..pool.pool import Pool
-from ..session import calls_view, cells
+from ..pool.runs.result import RankInterrupted
+from ..session import calls_view
+from . import short_way
+from .futures import settler
+from .short_way import main, name_of, note_restarts
 from .streaming_functions import refuse
 
 if TYPE_CHECKING:
@@ -44,12 +50,46 @@ _MOST_TOGETHER = 64
 
 @dataclass
 class InFlightTask:
-    """Task in flight: the calls that it makes, by their places, and their outcome."""
+    """Task in flight: the calls that it makes, by their places, and their outcome.
+
+    It is a short call until that is opened, or has a run from the start.
+    """
 
     places: tuple[int, ...]
     calls: tuple[PendingCall[Any], ...]
-    run: TaskRun
+    run: TaskRun | None
     size: int
+    short: ShortCall | None = None
+    # Why a short call that was opened could not go on.
+    error: BaseException | None = None
+
+    @property
+    def together(self) -> bool:
+        """Whether its value is a list, of several calls."""
+        return self.run.together if self.run is not None else self.short is not None and self.short.together
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds that it took on its rank."""
+        if self.run is not None:
+            return float(self.run.outcome.end.get("elapsed") or 0.0)
+        return max((one.elapsed for one in self.short.results.values()), default=0.0) if self.short is not None else 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is over, and not well."""
+        return self.run.outcome.failed if self.run is not None else self.error is not None
+
+    @property
+    def placed(self) -> bool:
+        """Whether a rank has begun it."""
+        # A short call is over, or opened, before somebody could look.
+        return self.run is not None and self.run.placed
+
+    def drop(self) -> None:
+        """Delete the file of an unwanted value."""
+        if self.run is not None:
+            self.run.drop()
 
     def values(self) -> list[Any]:
         """Return what the calls returned; the last ones may be missing.
@@ -64,8 +104,14 @@ class InFlightTask:
         Exception
             What the first call to fail raised.
         """
-        value = self.run.value()
-        return value if self.run.together else [value]
+        if self.error is not None:
+            raise self.error
+        if self.run is not None:
+            value = self.run.value()
+        else:
+            assert self.short is not None
+            (value,) = short_way.values(self.short)
+        return value if self.together else [value]
 
 
 class ChunkSizer:
@@ -158,7 +204,19 @@ class Batch:
         self.pressed = 0
         self.id = ""
         self.title = title
-        self.run_view = calls_view.joined(live, title, waited=waited)
+        # Made where there is something to show, in the cell that has sent the calls.
+        self._run_view: calls_view.SharedRunView | None = None
+        self._context = contextvars.copy_context()
+        self._showing, self._has_left = threading.RLock(), False
+
+    @property
+    def run_view(self) -> calls_view.SharedRunView:
+        """The view of what they print."""
+        with self._showing:
+            if self._run_view is None:
+                joined = functools.partial(calls_view.joined, self.live, self.title, waited=self.waited)
+                self._run_view = self._context.copy().run(joined)
+            return self._run_view
 
     # -- sending
 
@@ -167,9 +225,14 @@ class Batch:
         self._late = display.DelayedView("values", pool=self.live.spec.name)
         most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
         taken: list[tuple[list[tuple[int, PendingCall[Any]]], TaskRequest, int]] = []
-        under_way = sum(sent.size for sent in list(self.left.values()))
+        under_way, count = sum(sent.size for sent in list(self.left.values())), 0
         with self._late:
-            while len(taken) < most and under_way < _MOST_BYTES and (calls := self._take()):
+            while count < most and under_way < _MOST_BYTES and (calls := self._take()):
+                count += 1
+                if (short := self._short([call for _, call in calls])) is not None:
+                    self._begin_short(calls, short)
+                    under_way += len(short.arguments)
+                    continue
                 order, size = self._order([call for _, call in calls])
                 taken.append((calls, order, size))
                 under_way += size
@@ -204,6 +267,53 @@ class Batch:
                 return True
             self._calls = None
         return bool(self._next)
+
+    def _short(self, calls: Sequence[PendingCall[Any]]) -> ShortCall | None:
+        """Return calls as one for the short way; None if they are not for it."""
+        if any(self._stream_of(call) is not None for call in calls):
+            return None
+        return short_way.make(self.live, calls)
+
+    def _begin_short(self, calls: list[tuple[int, PendingCall[Any]]], short: ShortCall) -> None:
+        kept = tuple(call for _, call in calls)
+        sent = InFlightTask(tuple(place for place, _ in calls), kept, None, len(short.arguments), short)
+        short.on_over = lambda _: self._on_short(sent)
+        self.left[sent.places[0]] = sent
+        self._open += 1
+        self.live.calls.short.send(short)
+
+    def _on_short(self, sent: InFlightTask) -> None:
+        """Note on the manager's loop that a short call is over, or opened."""
+        assert sent.short is not None
+        if not sent.short.opened:
+            self._on_end(sent)
+        elif sent.short.dropped:
+            sent.error = RankInterrupted("it was cancelled before a rank had begun it")
+            self._on_end(sent)
+        elif self.waited and not self._stopped:
+            self._ended.put(sent)
+        else:
+            settler.do(lambda: self._context.copy().run(self._go_on, sent))
+
+    def _go_on(self, sent: InFlightTask) -> None:
+        """Have a short call that was opened go on as a task."""
+        assert sent.short is not None
+        try:
+            with self._showing:
+                # Nobody ends a view that is begun after its batch has left.
+                listener = ignore if self._has_left else self.run_view.listener()
+            run = self.live.calls.take_up(sent.short, sent.calls[0].retries, listener)
+        except Exception as error:
+            sent.error = error
+            self._on_end(sent)
+            return
+        sent.run, run.passing = run, self.many
+        if self._stopped:
+            self.live.calls.cancel([run])
+        if not self.id:
+            self.id = run.call
+            self.live.registry.run_began(self.id, self.live.id, self.title)
+        run.task.add_done_callback(lambda _: self._on_end(sent))
 
     def _order(self, calls: Sequence[PendingCall[Any]]) -> tuple[TaskRequest, int]:
         """Return the task's request and the bytes of arguments that it holds."""
@@ -262,12 +372,12 @@ class Batch:
                 sent = InFlightTask(tuple(place for place, _ in calls), kept, run, size)
                 self.left[sent.places[0]] = sent
                 self._open += 1
-                begun.append(sent)
+                begun.append((sent, run))
             if not self.id:
                 self.id = runs[0].call
                 self.live.registry.run_began(self.id, self.live.id, self.title)
-            for sent in begun:
-                sent.run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
+            for sent, run in begun:
+                run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
         for _ in presses:
             # Whoever counts them outside of this does; where nobody does, it is raised here.
             signal.raise_signal(signal.SIGINT)
@@ -285,17 +395,14 @@ class Batch:
             How often it was interrupted.
         """
         self.pressed = presses
-        run = self.live.calls.take_up(short, call.retries, self.run_view.listener())
-        run.passing = self.many
-        sent = self.left[0] = InFlightTask((0,), (), run, len(short.arguments))
-        self._open, self.id = 1, run.call
-        self.live.registry.run_began(self.id, self.live.id, self.title)
-        run.task.add_done_callback(lambda _: self._on_end(sent))
+        sent = self.left[0] = InFlightTask((0,), (call,), None, len(short.arguments), short)
+        self._open = 1
+        self._go_on(sent)
 
     def _on_end(self, sent: InFlightTask) -> None:
         """Note on the manager's loop that a task is over."""
         self.left.pop(sent.places[0], None)
-        self._failed = self._failed or sent.run.outcome.failed
+        self._failed = self._failed or sent.failed
         self.on_end(sent)
 
     def take(self, sent: InFlightTask) -> dict[int, Any]:
@@ -318,14 +425,15 @@ class Batch:
         """
         values = sent.values()
         if self._pace is not None:
-            self._pace.note(float(sent.run.outcome.end.get("elapsed") or 0.0), len(values))
-        rest = list(zip(sent.places, sent.calls, strict=False))[len(values) :] if sent.run.together else []
+            self._pace.note(sent.elapsed, len(values))
+        rest = list(zip(sent.places, sent.calls, strict=False))[len(values) :] if sent.together else []
         self._next.extendleft(reversed(rest))
         return dict(zip(sent.places, values, strict=False))
 
     def _tick(self) -> None:
         self._late.refresh()
-        self.run_view.refresh()
+        if self._run_view is not None:
+            self._run_view.refresh()
 
     # -- waiting
 
@@ -354,7 +462,7 @@ class Batch:
             if presses:
                 if sent is not None:
                     # It ended as the interrupt came.
-                    sent.run.drop()
+                    sent.drop()
                 self._wait_for_stop(presses)
         if presses:
             raise KeyboardInterrupt(f"{self.title} was interrupted")
@@ -370,6 +478,9 @@ class Batch:
             except queue.Empty:
                 self._tick()
             else:
+                if sent.run is None and sent.short is not None and sent.short.opened and sent.error is None:
+                    self._go_on(sent)
+                    continue
                 self._open -= 1
                 return sent
         return None
@@ -394,7 +505,11 @@ class Batch:
         self._stopped = True
         self._next.clear()
         self._calls = None
-        self.live.calls.cancel([sent.run for sent in list(self.left.values())], hard=hard)
+        left = list(self.left.values())
+        for sent in left:
+            if sent.run is None and sent.short is not None:
+                self.live.calls.short.drop(sent.short)
+        self.live.calls.cancel([sent.run for sent in left if sent.run is not None], hard=hard)
 
     def close(self, patience: float = _GRACE) -> None:
         """Stop what is left and delete what was sent: nobody waits any more."""
@@ -410,8 +525,11 @@ class Batch:
                 time.sleep(_TICK)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._ended.get_nowait().run.drop()
-        self.run_view.leave()
+                self._ended.get_nowait().drop()
+        with self._showing:
+            self._has_left = True
+            if self._run_view is not None:
+                self._run_view.leave()
         for _, bundle in self._bundles.values():
             self.live.calls.discard(bundle)
         self._bundles.clear()
@@ -434,20 +552,3 @@ class Batch:
 def _may_join(call: PendingCall[Any]) -> bool:
     """Tell whether a call may share a task: one with a time limit is stopped alone."""
     return call.timeout is None and call.rank is None
-
-
-def note_restarts(live: Pool) -> None:
-    """Forget what was sent to kernels that have been replaced."""
-    with live.calls.lock:
-        live.calls.note_writes(main())
-        cells.forget_sent(live, live.take_restarted(), main())
-
-
-def main() -> dict[str, Any]:
-    """Return the notebook's or script's namespace."""
-    return vars(sys.modules["__main__"])
-
-
-def name_of(call: PendingCall[Any]) -> str:
-    """Return the name of a call's function."""
-    return str(getattr(call.function, "__name__", "function"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
@@ -23,8 +24,9 @@ from ..session import cells
 from ..session.pools import Holder, live_pool, renew_taken
 from ..util.validate import brief
 from . import short_way, streaming_functions, streams
-from .batch import Batch, InFlightTask, main, name_of, note_restarts
+from .batch import Batch, InFlightTask
 from .futures import Future, settle, settler
+from .short_way import main, name_of, note_restarts
 
 if TYPE_CHECKING:
     from .calls import Group, PendingCall, StreamedGroup
@@ -87,8 +89,11 @@ class Runner:
             A future of the result.
         """
         _check_call(call, "run_async")
-        future: Future[Any] = _submit(self.live_pool, [call], repr(call.function), lambda values: values[0])
-        return future
+        live = self.live_pool
+        future: Future[Any] | None = None
+        if not streaming_functions.streams(call):
+            future = _submit_short(live, call)
+        return future or _submit(live, [call], repr(call.function), lambda values: values[0])
 
     def broadcast(self, call: PendingCall[T]) -> list[T]:
         """Run a call on every rank, as ``call @ compute`` does.
@@ -341,6 +346,50 @@ def run_all(
     return [values[place] for place in range(len(values))]
 
 
+def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
+    """Submit a call on the short way, and return its future; None if it is not for it."""
+    future: Future[Any] = Future(repr(call.function))
+    # What it prints belongs to the cell that sends it.
+    context = contextvars.copy_context()
+
+    def take(sent: ShortCall) -> None:
+        """Handle a call that is over, or goes on, in the thread that sets futures' results."""
+        if not sent.opened:
+            settle(future, lambda: short_way.values(sent)[0])
+        if not sent.opened or sent.dropped:
+            return
+        try:
+            context.run(_go_on, live, call, sent, future)
+        except BaseException as error:
+            settle(future, _raiser(error))
+
+    sent = short_way.begin(live, call, on_over=lambda sent: settler.do(lambda: take(sent)))
+    if sent is None:
+        return None
+    # It is over, or opened, before somebody could look whether it runs.
+    future.belong_to(lambda: live.calls.short.drop(sent), lambda: False)
+    return future
+
+
+def _go_on(live: Pool, call: PendingCall[Any], sent: ShortCall, future: Future[Any]) -> None:
+    """Have the call of a future that was opened go on on the long way."""
+    batch = Batch(live, (), f"{name_of(call)} > {live.spec.name}", waited=False, many=False)
+
+    def take(one: InFlightTask) -> None:
+        settle(future, lambda: batch.take(one)[0])
+        batch.close()
+
+    batch.on_end = lambda one: settler.do(lambda: take(one))
+    try:
+        batch.take_up(sent, call)
+    except BaseException:
+        batch.close()
+        raise
+    future.belong_to(batch.stop, lambda: any(one.placed for one in list(batch.left.values())))
+    if future.cancelled():
+        batch.stop()
+
+
 def _submit(
     live: Pool, calls: Sequence[PendingCall[Any]], name: str, put_together: Callable[[list[Any]], Any]
 ) -> Future[Any]:
@@ -366,7 +415,7 @@ def _submit(
         elif over:
             settle(future, lambda: put_together([values[at] for at in range(len(values))]))
 
-    future.belong_to(batch.stop, lambda: any(sent.run.placed for sent in list(batch.left.values())))
+    future.belong_to(batch.stop, lambda: any(sent.placed for sent in list(batch.left.values())))
     batch.on_end = lambda sent: settler.do(lambda: take(sent))
     try:
         while batch.send():
@@ -429,7 +478,7 @@ class Results(Iterator[T]):
     def close(self) -> None:
         """Stop the remaining calls."""
         for sent in self._early.values():
-            sent.run.drop()
+            sent.drop()
         self._early.clear()
         self._batch.close()
 

@@ -7,6 +7,8 @@ prints, fails, or whose connection broke.
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..capture.collect import collect_value
@@ -17,7 +19,7 @@ from ..pool.base.events import Event
 from ..pool.execution.short_calls import ShortCall
 from ..pool.pool import Pool
 from ..pool.runs.short_results import values_of
-from .batch import main, name_of, note_restarts
+from ..session import cells
 
 if TYPE_CHECKING:
     from .calls import PendingCall
@@ -27,7 +29,12 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
 def begin(
-    live: Pool, call: PendingCall[Any], *, everywhere: bool = False, notes: list[Event] | None = None
+    live: Pool,
+    call: PendingCall[Any],
+    *,
+    everywhere: bool = False,
+    notes: list[Event] | None = None,
+    on_over: Callable[[ShortCall], None] | None = None,
 ) -> ShortCall | None:
     """Send a call on the short way; return None for one that is not for it.
 
@@ -41,44 +48,48 @@ def begin(
         Whether it is one of all ranks.
     notes : list of Event
         Receives what there is to tell of a call of all ranks.
+    on_over : callable, optional
+        Called on the loop when it is over, or opened; without it, the call is waited for.
 
     Returns
     -------
     ShortCall or None
         The call, to be waited for.
     """
-    short = live.calls.short
+    if live.calls.ended or live.supervisor.restarted:
+        note_restarts(live)
+    sent = make(live, [call], everywhere=everywhere, notes=notes)
+    if sent is not None:
+        if on_over is not None:
+            sent.on_over = on_over
+        live.calls.short.send(sent)
+    return sent
+
+
+def make(
+    live: Pool, calls: Sequence[PendingCall[Any]], *, everywhere: bool = False, notes: list[Event] | None = None
+) -> ShortCall | None:
+    """Return calls of one function as one for the short way; None if they are not for it. See `begin`."""
+    short, call = live.calls.short, calls[0]
     if not short.are_possible or call.retries is not None:
         # Dask retries; it alone waits for nodes that are to come back.
         return None
     live.require_live()
-    if live.calls.ended or live.supervisor.restarted:
-        note_restarts(live)
     function = call.function.__wrapped__
     with live.calls.lock:
-        ledger = live.ledger if everywhere else live.ledger.unsent()
-    blob, capture = collect_value(function, main(), ledger, label=repr(call.function))
-    if everywhere and (capture.bindings or capture.notes):
+        known = short.known(function, everywhere=everywhere, ledger=live.ledger, namespace=main())
+    if everywhere and (known.capture.bindings or known.capture.notes):
         # The long way tells the ledger that all ranks have them.
         return None
     # What shares an object with the function must be pickled together with it.
-    is_alone = not everywhere or not (capture.names.reads or getattr(function, "__closure__", None))
-    more: frozenset[str] = frozenset()
-    if _is_plain(call.args, is_alone) and _is_plain(tuple(call.kwargs.values()), is_alone):
-        arguments = pickle.dumps([(call.args, call.kwargs)], 5)
-    elif is_alone:
-        given, needs = collect_value(
-            [(call.args, call.kwargs)], main(), live.ledger, label=f"an argument of {call.function!r}"
-        )
-        if given.buffers or needs.bindings or needs.imports or needs.call is not None:
-            return None
-        arguments, more = given.pickled, needs.modules
-    else:
+    is_alone = not everywhere or not (known.capture.names.reads or getattr(function, "__closure__", None))
+    given = _arguments(live, calls, is_alone)
+    if given is None:
         return None
-    if len(arguments) > MOST_ARGUMENTS:
-        return None
+    arguments, modules = given
     told: list[Event] = []
-    warm = short.warm(blob, capture, more, told.append)
+    with live.calls.lock:
+        warm = short.warm(known, modules, told.append)
     if notes is not None:
         notes += told
     if warm is None or (everywhere and told):
@@ -90,13 +101,30 @@ def begin(
         about["all"] = True
         if live.ask is not None and can_ask():
             about["asks"] = True
+    if len(calls) > 1:
+        about["together"] = True
     ranks = list(range(live.spec.world_size)) if everywhere else []
     if call.rank is not None:
         ranks = live.check_ranks([call.rank])
         about["rank"] = call.rank
-    sent = ShortCall(ranks, warm, arguments, about)
-    short.send(sent)
-    return sent
+    return ShortCall(ranks, warm, arguments, about, len(calls))
+
+
+def _arguments(live: Pool, calls: Sequence[PendingCall[Any]], alone: bool) -> tuple[bytes, frozenset[str]] | None:
+    """Return the pickle of calls' arguments, and modules that they need; None if they do not go in a frame."""
+    each = [(call.args, call.kwargs) for call in calls]
+    modules: frozenset[str] = frozenset()
+    if all(_is_plain(args, alone) and _is_plain(tuple(kwargs.values()), alone) for args, kwargs in each):
+        arguments = pickle.dumps(each, 5)
+    elif alone:
+        label = f"an argument of {calls[0].function!r}"
+        given, needs = collect_value(each, main(), live.ledger.unsent(), label=label)
+        if given.buffers or needs.bindings or needs.imports or needs.call is not None:
+            return None
+        arguments, modules = given.pickled, needs.modules
+    else:
+        return None
+    return (arguments, modules) if len(arguments) <= MOST_ARGUMENTS else None
 
 
 def _is_plain(value: Any, alone: bool) -> bool:
@@ -125,3 +153,20 @@ def wait(live: Pool, sent: ShortCall) -> int:
 def values(sent: ShortCall) -> list[Any]:
     """Return the values of a call that is over."""
     return values_of(sent.results.values())
+
+
+def note_restarts(live: Pool) -> None:
+    """Forget what was sent to kernels that have been replaced."""
+    with live.calls.lock:
+        live.calls.note_writes(main())
+        cells.forget_sent(live, live.take_restarted(), main())
+
+
+def main() -> dict[str, Any]:
+    """Return the notebook's or script's namespace."""
+    return vars(sys.modules["__main__"])
+
+
+def name_of(call: PendingCall[Any]) -> str:
+    """Return the name of a call's function."""
+    return str(getattr(call.function, "__name__", "function"))

@@ -18,7 +18,8 @@ from ..node.serialization import result_values
 from ..pool.base.event_loop import counting_interrupts
 from ..pool.execution.stream_client import StreamClient, Wanted, Yielded
 from ..pool.runs.result import ValueNotHere
-from .batch import Batch, name_of
+from .batch import Batch
+from .short_way import name_of
 from .streaming_functions import is_generator, iterator_names
 
 if TYPE_CHECKING:

@@ -121,6 +121,8 @@ class Capture:
         By name, the objects that the nodes have with it after binding.
     call : Blob, optional
         For a call whose blob refers to objects on the nodes: the blob with copies of them.
+    met : frozenset of str
+        All names that were looked at.
     """
 
     bindings: tuple[Binding, ...] = ()
@@ -136,6 +138,7 @@ class Capture:
     groups: tuple[NameGroup, ...] = ()
     units: Mapping[str, Unit] = field(default_factory=dict, compare=False, repr=False)
     call: Blob | None = None
+    met: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
@@ -496,7 +499,7 @@ class _Collector:
         notes += tuple(_untied(*pair) for pair in ties.untied)
         notes += self.of_memory()
         found = Capture(bindings, inner, skipped, cell, modules, self.carried, notes, sources, self.namespace)
-        return replace(found, groups=tuple(ties.groups), units=ties.units)
+        return replace(found, groups=tuple(ties.groups), units=ties.units, met=frozenset(self.met))
 
     def of_memory(self) -> tuple[str, ...]:
         """Return warnings about memory that values will not share on the nodes."""

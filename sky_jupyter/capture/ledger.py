@@ -112,6 +112,8 @@ class Ledger:
         # Those of them that ended with their kernels: the ranks that had them, None for all.
         self._unimported: dict[str, frozenset[int] | None] = {}
         self._world_size = 1
+        # Rises with each change.
+        self.version = 0
 
     @property
     def nodes_own(self) -> frozenset[str]:
@@ -123,6 +125,7 @@ class Ledger:
 
         They are sent again even if their content was sent before, since the nodes may have changed theirs in place.
         """
+        self.version += 1
         for name in names:
             if name in self._sent or name in self._nodes:
                 self._old[name] = self._facts(name, {})
@@ -179,6 +182,7 @@ class Ledger:
         sizes : mapping, optional
             Names that a rank has afterwards, with their bytes if known. A missing name was deleted.
         """
+        self.version += 1
         for name in names:
             if is_internal(name):
                 continue
@@ -232,6 +236,7 @@ class Ledger:
         ``digest`` is that of its content, ``parts`` the number of parts of a sharded value, and ``unit`` its objects on
         the nodes.
         """
+        self.version += 1
         self._nodes.pop(name, None)
         self._uses.pop(name, None)
         self._lacking.discard(name)
@@ -264,6 +269,7 @@ class Ledger:
 
     def settle(self, namespace: Mapping[str, Any]) -> None:
         """Record that a cell was sent: forget values that the notebook has deleted."""
+        self.version += 1
         self._past = {name: mark for name, mark in self._past.items() if name in namespace}
 
     def nodes_imported(self, imports: Mapping[str, str], modules: Iterable[str], world_size: int) -> None:
@@ -278,6 +284,7 @@ class Ledger:
         world_size : int
             Number of ranks.
         """
+        self.version += 1
         self._world_size = world_size
         every = sorted(modules)
         for name, full in imports.items():
@@ -307,6 +314,7 @@ class Ledger:
 
     def supplied(self, name: str) -> None:
         """Record that the ranks that lacked a name have the notebook's value or module."""
+        self.version += 1
         self._lacking.discard(name)
         back, mark = self._unimported.pop(name, None), self._nodes.get(name)
         if back and mark is not None and mark.ranks is not None:
@@ -406,6 +414,7 @@ class Ledger:
         frozenset of str
             Names that only the nodes had.
         """
+        self.version += 1
         lost = frozenset(name for name, mark in self._nodes.items() if name not in namespace and not mark.gone)
         # A name that was lost earlier has no importers now.
         self._unimported |= {name: self._importers(name) for name in self._imports if name not in self._unimported}

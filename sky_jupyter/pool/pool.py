@@ -407,6 +407,7 @@ class Pool:
         self.events.add(run.events)
         opened = self.supervisor.execute_opened(run, content, DEFAULT_GRACE, short.about.get("timeout"), ends)
         run.task = loop().submit(opened)
+        run.task.add_done_callback(lambda _: self.calls.short.release(short))
         self.registry.run_began(run.id, self.id, run.code, list(run.outcomes), 0)
         if presses:
             run.early = True

@@ -13,6 +13,7 @@ import sky_jupyter as sky
 from sky_jupyter.capture.project_files import LocalCode
 from sky_jupyter.display.views import DelayedView
 from sky_jupyter.errors import PoolError, SkyError
+from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.execution.supervisor import Supervisor
 from sky_jupyter.pool.execution.tasks import PoolTasks
 from sky_jupyter.pool.pool import Pool
@@ -26,6 +27,9 @@ WHY = "its time is over"
 WAYS: dict[str, Callable[[Pool], Any]] = {
     "call": lambda pool: sky.function(lambda: None)() >> pool,
     "broadcast": lambda pool: sky.function(lambda: None)() @ pool,
+    # These go the long way.
+    "retried call": lambda pool: sky.function(lambda: None)().with_retries(1) >> pool,
+    "retried broadcast": lambda pool: sky.function(lambda: None)().with_retries(1) @ pool,
     "cell": lambda pool: run(pool, "len(text)", {"text": "a" * 100_000}),
 }
 POINTS: dict[str, tuple[Any, str]] = {
@@ -35,13 +39,22 @@ POINTS: dict[str, tuple[Any, str]] = {
     "before code": (PoolCode, "bring"),
     "amid code": (project_code, "_write_one"),
     "before arguments": (PoolTasks, "_own"),
+    "as it is sent": (ShortCalls, "send"),
     "as it is added": (Supervisor, "add"),
     "as it has been begun": (DelayedView, "__exit__"),
 }
-DAILY = {("call", "amid code"), ("call", "as it is added"), ("cell", "before values")}
+DAILY = {
+    ("call", "amid code"),
+    ("call", "as it is sent"),
+    ("retried call", "as it is added"),
+    ("cell", "before values"),
+}
 # A broadcast and a cell have no arguments of their own, and a cell of a test no view and no code.
-NEVER = {("broadcast", "before arguments"), ("cell", "before arguments"), ("cell", "as it has been begun")}
-NEVER |= {("cell", "amid code")}
+NEVER = {("retried broadcast", "before arguments"), ("cell", "before arguments"), ("cell", "as it has been begun")}
+NEVER |= {("cell", "amid code"), ("cell", "as it is sent")}
+NEVER |= {(way, "as it is sent") for way in ("retried call", "retried broadcast")}
+LONG = ("before arguments", "as it is added", "as it has been begun")
+NEVER |= {(way, point) for way in ("call", "broadcast") for point in LONG}
 
 
 @pytest.mark.parametrize(

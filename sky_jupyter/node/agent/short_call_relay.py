@@ -7,6 +7,7 @@ name that it would have had from the start, and goes on as a run or task does. d
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import time
 from collections import OrderedDict, deque
@@ -229,7 +230,8 @@ class ShortCallRelay:
         if call.key not in lane.known:
             lane.known.add(call.key)
             lane.line.send(frames.pack(frames.FUNCTION, call.key, self._functions[call.key]))
-        told = {"partial": self._agent.is_partial(call.ranks), "asks": call.about.get("asks") is True}
+        told = {"partial": self._agent.is_partial(call.ranks)}
+        told |= {what: True for what in ("asks", "together") if call.about.get(what) is True}
         lane.line.send(frames.pack(frames.CALL, call.run, call.key, call.arguments, told))
         return True
 
@@ -301,16 +303,15 @@ class ShortCallRelay:
             call.tell(frames.pack(frames.OPENED, call.id))
             if not call.about.get("all"):
                 (rank,) = call.left
-                self._tasks.adopt(run, self._lanes[rank].rank, self._over_of(call), call.about.get("timeout"))
+                lane = self._lanes[rank]
+                self._tasks.adopt(run, lane.rank, call.about.get("timeout"), lambda: self._withdraw(lane, call))
         self._agent.flush_soon()
         return True
 
-    async def _over_of(self, call: RelayedCall) -> None:
-        """Wait for the end of an opened call; a cancellation removes it from its queue."""
-        assert call.record is not None
-        try:
-            await call.record.over.wait()
-        except asyncio.CancelledError:
+    def _withdraw(self, lane: _Lane, call: RelayedCall) -> None:
+        """Remove a call from its queue; interrupt it if it has begun just now."""
+        if lane.running is call:
+            self._agent.background(lane.rank.signal(signal.SIGINT))
+        else:
             call.left.clear()
             self._active.pop(call.run, None)
-            raise

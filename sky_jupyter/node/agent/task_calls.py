@@ -11,7 +11,7 @@ import asyncio
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,7 +83,12 @@ class TaskRunner:
             self.cancelled[call] = None
         while len(self.cancelled) > _REMEMBERED:
             self.cancelled.popitem(last=False)
-        for name in known.values():
+
+        def runs(name: str) -> bool:
+            return name in self.working and self.working[name][0].busy_with == name
+
+        # First those that wait: they would begin where another ends.
+        for name in sorted(known.values(), key=runs):
             await self.stop(
                 name, {"why": " by you"}, to_the_end=False, number=signal.SIGKILL if hard else signal.SIGINT
             )
@@ -117,9 +122,14 @@ class TaskRunner:
         self.agent.flush_soon()
         self.watch(name, rank, self.work(name, content, rank))
 
-    def adopt(self, name: str, rank: RankKernel, work: Coroutine[Any, Any, None], timeout: float | None) -> None:
+    def adopt(self, name: str, rank: RankKernel, timeout: float | None, on_cancel: Callable[[], None]) -> None:
         """Take over a call that began as a short one, and has a journal now."""
-        task = self.watch(name, rank, work)
+
+        async def work() -> None:
+            await self.agent.runs[name].over.wait()
+
+        task = self.watch(name, rank, work())
+        task.add_done_callback(lambda done: on_cancel() if done.cancelled() else None)
         if timeout is not None:
             timer = asyncio.ensure_future(self.time_out(name, timeout))
             task.add_done_callback(lambda _: timer.cancel())

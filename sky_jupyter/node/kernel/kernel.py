@@ -557,14 +557,13 @@ def _await_empty(stream: Any) -> None:
     if descriptor is None:
         return
     import fcntl
-    import struct
     import termios
 
     end = time.monotonic() + _NATIVE_PATIENCE
     while time.monotonic() < end:
         # The reader holds the lock until it has written what it read.
         with stream.taking:
-            if not struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]:
+            if not any(fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0")):
                 return
         time.sleep(0.001)
 

@@ -32,9 +32,9 @@ REFUSED = 5
 
 HANDSHAKE = "sky_short_calls"
 """Operation by which a notebook opens its channel to an agent."""
-MOST_ARGUMENTS = 64 << 10
+MOST_ARGUMENTS = 1 << 20
 """Bytes of arguments that go in a frame; more go in files."""
-MOST_VALUE = 64 << 10
+MOST_VALUE = 1 << 20
 """Bytes of a value that comes in a frame."""
 _MOST = 1 << 28
 _READ = 1 << 18

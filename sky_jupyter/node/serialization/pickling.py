@@ -51,6 +51,9 @@ PYTHON = platform.python_version().rpartition(".")[0]
 """The minor version of this process's Python, such as ``"3.12"``."""
 
 _NEAR = 100
+# Pickles of blobs that were read last, by their relative paths.
+_kept: dict[str, bytes] = {}
+_SMALL_PICKLE, _MOST_KEPT = 16 << 10, 128
 _CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__type_params__")
 
 
@@ -70,7 +73,12 @@ def load_blob(path: str | PathLike[str]) -> Any:
 
 
 def read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
-    """Return a blob file's pickle and buffers."""
+    """Return a blob file's pickle and buffers.
+
+    Small pickles are kept: a function that is called in a loop is loaded for each call, with what it reads.
+    """
+    if (kept := _kept.get(str(path))) is not None:
+        return memoryview(kept), []
     view = _mapped(path, HEAD.size)
     magic, pickled, count = HEAD.unpack_from(view)
     if magic != MAGIC:
@@ -89,6 +97,12 @@ def read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
         end = offset + length
     if end != len(view):
         raise ValueError(f"{path} is damaged: {len(view) - end} bytes after its end")
+    if not buffers and pickled <= _SMALL_PICKLE and not os.path.isabs(path):
+        # Named by its content.
+        _kept[str(path)] = bytes(view[start:end])
+        if len(_kept) > _MOST_KEPT:
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):
+                del _kept[next(iter(_kept))]
     return view[start : start + pickled], buffers
 
 

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...capture.blobs import Blob
-from ...capture.collect import Capture
+from ...capture.collect import Capture, collect_value
+from ...capture.ledger import Ledger
+from ...capture.unchanged import Unchanged
 from ...node.protocol import short_call_frames as frames
 from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import loop
@@ -31,6 +33,10 @@ _log = logging.getLogger(__name__)
 _DIAL = TIMEOUTS.liveness.dial
 # A call that takes longer is opened, and looked for as often.
 _SHORT = TIMEOUTS.polls.short_calls
+# Calls of a rank that are sent ahead if they are short, so many that they take as long as this; else one.
+_AHEAD, _MOST_AHEAD, _TINY = 0.02, 16, 0.01
+# So many calls of ranks that are busy are passed over for calls of others.
+_MOST_HELD = 256
 # Functions whose files are kept on the nodes, and bytes of one of them.
 _WARM, _MOST_WARM = 32, 16 << 20
 _READ = 1 << 18
@@ -49,7 +55,9 @@ class ShortCall:
         Pickle of a list with its arguments.
     about : dict
         What agents are told besides: ``"title"``, ``"timeout"``, ``"all"`` where it is one of all ranks, and
-        ``"asks"`` where the user can be asked.
+        ``"asks"`` where the user can be asked, and ``"together"`` where it makes several.
+    count : int
+        How many calls of the function it makes.
 
     Attributes
     ----------
@@ -61,19 +69,24 @@ class ShortCall:
         Whether it goes on on the long way.
     sent : bool
         Whether ranks may have begun it.
+    dropped : bool
+        Whether it was given up before it was sent.
     incarnations : dict
         Of the agents that it was sent to, by node.
     everywhere : bool
         Whether it is one of all ranks.
     """
 
-    def __init__(self, ranks: list[int], function: WarmFunction, arguments: bytes, about: dict[str, Any]) -> None:
+    def __init__(
+        self, ranks: list[int], function: WarmFunction, arguments: bytes, about: dict[str, Any], count: int = 1
+    ) -> None:
         self.id = new_id()
         self.ranks, self.function, self.arguments, self.about = ranks, function, arguments, about
         self.everywhere = about.get("all") is True
+        self.count = count
         self.left = set(ranks)
         self.results: dict[int, ShortResult] = {}
-        self.opened = self.sent = False
+        self.opened = self.sent = self.dropped = False
         self.incarnations: dict[int, str] = {}
         self.began = time.perf_counter()
         # No Event: an interrupt inside of one may leave it locked.
@@ -88,6 +101,11 @@ class ShortCall:
         return str(self.about["title"])
 
     @property
+    def together(self) -> bool:
+        """Whether its value is a list, of several calls."""
+        return "together" in self.about
+
+    @property
     def is_late(self) -> bool:
         """Whether it takes longer than calls of the short way may."""
         return time.perf_counter() - self.began > _SHORT
@@ -97,11 +115,48 @@ def _wake(call: ShortCall) -> None:
     call.lock.release()
 
 
+class KnownFunction:
+    """Function with what it reads, as it was pickled last.
+
+    Parameters
+    ----------
+    blob : Blob
+        The function.
+    capture : Capture
+        The values that it reads.
+    unchanged : Unchanged or None
+        Tells whether it is as it was; None where only pickling it does.
+    """
+
+    def __init__(self, blob: Blob, capture: Capture, unchanged: Unchanged | None) -> None:
+        self.blob, self.capture, self.unchanged = blob, capture, unchanged
+        self.size = blob.size + sum(one.size for one in capture.blobs)
+        # Two with one name are equal.
+        parts: list[Any] = [blob.digest, capture.imports]
+        parts += [(one.name, one.digest, sorted(one.owners)) for one in capture.bindings]
+        parts += [(one.names, one.unit) for one in capture.groups]
+        parts += [list(one) for one in capture.sources]
+        self.name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
 class WarmFunction:
     """Function whose files the nodes keep, with what a rank is told of it."""
 
     def __init__(self, key: bytes, bundle: FunctionBundle, content: dict[str, Any]) -> None:
         self.key, self.bundle, self.content = key, bundle, content
+        # The seconds that a call takes, of late; None before one has ended.
+        self.seconds: float | None = None
+
+    @property
+    def ahead(self) -> int:
+        """How many of its calls a rank is sent at most."""
+        if self.seconds is None or self.seconds > _TINY:
+            return 1
+        return min(_MOST_AHEAD, int(_AHEAD / max(self.seconds, 1e-4)))
+
+    def note(self, seconds: float) -> None:
+        """Note how long a call has taken."""
+        self.seconds = seconds if self.seconds is None else (3 * self.seconds + seconds) / 4
 
 
 class _Channel:
@@ -142,6 +197,8 @@ class ShortCalls:
         # Functions by their content; of each, those with the settings that it was called with last.
         self._bundles: OrderedDict[str, FunctionBundle] = OrderedDict()
         self._warm: dict[tuple[str, str], WarmFunction] = {}
+        # The latest functions, by their ids: the objects, the ledger and its version.
+        self._known: OrderedDict[tuple[int, bool], tuple[Any, Ledger, int, KnownFunction]] = OrderedDict()
         self._shape = 0
         self._client: Any = None
         # Sent by a thread, and not yet taken by the loop.
@@ -152,6 +209,8 @@ class ShortCalls:
         self._channels: dict[int, _Channel] = {}
         self._dialing: dict[int, list[ShortCall]] = {}
         self._load: dict[int, int] = {}
+        # Calls that wait for a rank that has less to do.
+        self._waiting: deque[ShortCall] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
         self._background = BackgroundTasks()
 
@@ -168,15 +227,48 @@ class ShortCalls:
         is_alone = not (supervisor.turns.shared or supervisor.mending)
         return control.direct and is_whole and control.up.is_set() and is_alone
 
-    def warm(self, function: Blob, capture: Capture, more: frozenset[str], listener: Listener) -> WarmFunction | None:
+    def known(self, function: Any, *, everywhere: bool, ledger: Ledger, namespace: dict[str, Any]) -> KnownFunction:
+        """Return a function with what it reads, pickled if it may have changed since the last time.
+
+        Parameters
+        ----------
+        function : callable
+            The function.
+        everywhere : bool
+            Whether all ranks are to call it: they have what they were sent.
+        ledger : Ledger
+            The pool's ledger.
+        namespace : dict
+            The notebook's namespace.
+
+        Returns
+        -------
+        KnownFunction
+            The function.
+        """
+        key = id(function), everywhere
+        if (found := self._known.get(key)) is not None:
+            same, of, version, known = found
+            is_sure = same is function and of is ledger and version == ledger.version
+            if is_sure and known.unchanged is not None and known.unchanged.holds(namespace):
+                return known
+        version = ledger.version
+        blob, capture = collect_value(
+            function, namespace, ledger if everywhere else ledger.unsent(), label=f"<sky.function {_name(function)}>"
+        )
+        known = KnownFunction(blob, capture, Unchanged.of(function, capture.met, namespace))
+        self._known[key] = function, ledger, version, known
+        if len(self._known) > 2 * _WARM:
+            self._known.popitem(last=False)
+        return known
+
+    def warm(self, function: KnownFunction, more: frozenset[str], listener: Listener) -> WarmFunction | None:
         """Return a function that the nodes have; sent now, if they lack it. None if it is too large to be kept.
 
         Parameters
         ----------
-        function : Blob
+        function : KnownFunction
             The function.
-        capture : Capture
-            The values that it reads.
         more : frozenset of str
             Modules that its arguments need.
         listener : callable
@@ -187,17 +279,17 @@ class ShortCalls:
         WarmFunction or None
             The function.
         """
-        if capture.call is not None or capture.cut or function.size + sum(b.size for b in capture.blobs) > _MOST_WARM:
+        capture, name = function.capture, function.name
+        if capture.call is not None or capture.cut or function.size > _MOST_WARM:
             return None
         if self._shape != self.pool.shape:
             # These nodes, or some of them, have none of the files.
             self._shape = self.pool.shape
             self._bundles.clear()
             self._warm.clear()
-        name = _name_of(function, capture)
         bundle = self._bundles.get(name)
         if bundle is None:
-            bundle = self._bundles[name] = self._bundle(function, capture)
+            bundle = self._bundles[name] = self._bundle(function.blob, capture)
             if len(self._bundles) > _WARM:
                 self._evict()
         else:
@@ -243,6 +335,28 @@ class ShortCalls:
             self._is_woken = True
             loop().loop.call_soon_threadsafe(self._flush)
 
+    def release(self, call: ShortCall) -> None:
+        """Note that a call which was opened is over."""
+
+        def release() -> None:
+            for rank in call.left if call.sent else ():
+                self._unload(rank)
+            self._flush()
+
+        loop().loop.call_soon_threadsafe(release)
+
+    def drop(self, call: ShortCall) -> None:
+        """Forget a call that was not sent; have one go on on the long way that was, to be stopped there."""
+
+        def drop() -> None:
+            if call.sent:
+                self._open(call)
+            elif not call.opened:
+                call.opened = call.dropped = True
+                call.on_over(call)
+
+        loop().loop.call_soon_threadsafe(drop)
+
     def open(self, call: ShortCall) -> None:
         """Have a call go on on the long way, unless it is over."""
         loop().loop.call_soon_threadsafe(self._open, call)
@@ -257,21 +371,38 @@ class ShortCalls:
             self._client = self.pool.control.client
             for channel in list(self._channels.values()):
                 channel.close()
+        self._waiting.extend(self._queue.popleft() for _ in range(len(self._queue)))
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send the calls that wait, as long as ranks have little to do."""
         written: dict[int, list[bytes]] = {}
-        while self._queue:
-            self._take(self._queue.popleft(), written)
+        # All that is seen here is of one moment.
+        possible, busy = self.are_possible, self.pool.supervisor.busy_ranks()
+        held: list[ShortCall] = []
+        while self._waiting:
+            call = self._waiting.popleft()
+            if call.opened:
+                continue
+            ranks = call.ranks or [rank for rank in range(self.pool.spec.world_size) if rank not in busy]
+            if not possible or not ranks:
+                self._open(call)
+                continue
+            rank = min(ranks, key=lambda rank: (self._load.get(rank, 0), rank))
+            if not call.everywhere and self._load.get(rank, 0) >= call.function.ahead:
+                held.append(call)
+                if not call.ranks or len(held) > _MOST_HELD:
+                    break
+                continue
+            if not call.ranks:
+                call.ranks, call.left = [rank], {rank}
+            self._take(call, written)
+        self._waiting.extendleft(reversed(held))
         for node, parts in written.items():
             self._channels[node].stream.write(b"".join(parts))
 
     def _take(self, call: ShortCall, written: dict[int, list[bytes]]) -> None:
-        supervisor = self.pool.supervisor
-        idlest = [] if call.ranks else self._idlest()
-        if not self.are_possible or not (call.ranks or idlest):
-            self._open(call)
-            return
-        per_node = self.pool.spec.ranks_per_node
-        if not call.ranks:
-            call.ranks, call.left = idlest, set(idlest)
+        supervisor, per_node = self.pool.supervisor, self.pool.spec.ranks_per_node
         nodes = sorted({rank // per_node for rank in call.ranks})
         if lacking := [node for node in nodes if node not in self._channels or not self._channels[node].is_open]:
             for node in lacking:
@@ -284,7 +415,7 @@ class ShortCalls:
             self._open(call)
             return
         self._active[call.id] = call
-        call.sent = True
+        call.sent, call.began = True, time.perf_counter()
         for rank in call.ranks:
             self._load[rank] = self._load.get(rank, 0) + 1
         for node in nodes:
@@ -297,12 +428,6 @@ class ShortCalls:
             parts.append(frames.pack(frames.CALL, call.id, warm.key, call.arguments, call.ranks, call.about))
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
-
-    def _idlest(self) -> list[int]:
-        """Return the rank with the least to do; none if all are busy with other runs."""
-        busy = self.pool.supervisor.busy_ranks()
-        ranks = [rank for rank in range(self.pool.spec.world_size) if rank not in busy]
-        return [min(ranks, key=lambda rank: (self._load.get(rank, 0), rank))] if ranks else []
 
     async def _dial(self, node: int) -> None:
         """Open the channel to a node; send what waits for it."""
@@ -367,6 +492,9 @@ class ShortCalls:
             call.left.discard(rank)
             call.results[rank] = ShortResult(rank, node, float(elapsed), bytes(pickled), str(name))
             self._unload(rank)
+            call.function.note(float(elapsed))
+            if self._waiting:
+                self._send_soon()
             if not call.left:
                 del self._active[id]
                 if call.everywhere:
@@ -376,8 +504,15 @@ class ShortCalls:
                 call.on_over(call)
         elif kind in (frames.OPENED, frames.REFUSED):
             if kind == frames.REFUSED and not call.everywhere:
+                self._unload(call.ranks[0])
                 call.sent = False
             self._open(call)
+
+    def _send_soon(self) -> None:
+        """Send what waits once all frames that have arrived were seen to."""
+        if not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _unload(self, rank: int) -> None:
         self._load[rank] = max(0, self._load.get(rank, 0) - 1)
@@ -387,9 +522,8 @@ class ShortCalls:
         if call.opened or (call.ranks and not call.left):
             return
         call.opened = True
-        if self._active.pop(call.id, None) is not None:
-            for rank in call.left:
-                self._unload(rank)
+        self._active.pop(call.id, None)
+        # Its ranks have it to do until it is released.
         call.on_over(call)
 
     def _sweep(self) -> None:
@@ -406,10 +540,5 @@ class ShortCalls:
             channel.close()
 
 
-def _name_of(function: Blob, capture: Capture) -> str:
-    """Return a name for a function with what it reads: two with one name are equal."""
-    parts: list[Any] = [function.digest, capture.imports]
-    parts += [(one.name, one.digest, sorted(one.owners)) for one in capture.bindings]
-    parts += [(one.names, one.unit) for one in capture.groups]
-    parts += [list(one) for one in capture.sources]
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", function))

@@ -310,9 +310,14 @@ class PoolTasks:
         run.incarnations = short.incarnations if short.sent else {}
         # Where it was, should that be lost.
         run.begun_on = short.ranks[0] if short.ranks else 0
-        own = {"kind": "call", "title": short.title, "inline": base64.b64encode(short.arguments).decode()}
-        if short.about.get("timeout") is not None:
-            own["timeout"] = short.about["timeout"]
+        own: dict[str, Any] = {
+            "kind": "call",
+            "title": short.title,
+            "inline": base64.b64encode(short.arguments).decode(),
+        }
+        own |= {what: short.about[what] for what in ("timeout", "together") if what in short.about}
+        run.together = "together" in own
+        run.task.add_done_callback(lambda _: self.short.release(short))
         self.pool.supervisor.add(run)
         self.pool.supervisor.require_heard([run], self.pool.require_live)
         loop().submit(self._attend([(run, short.function.content, own)]))
@@ -417,7 +422,8 @@ class PoolTasks:
             keys = [f"{CALL}-{run.call}-{self._sent}" for run, _, _ in items]
             where: dict[str, Any] = {}
             if node is not None and node in control.addresses:
-                where = {"workers": [control.addresses[node]]}
+                # Another one may run it where this one is lost.
+                where = {"workers": [control.addresses[node]], "allow_other_workers": True}
             elif rank is not None:
                 where = {"resources": {rank_resource(rank): 1}}
             elif control.crowded:
