@@ -125,7 +125,6 @@ class Ledger:
 
         They are sent again even if their content was sent before, since the nodes may have changed theirs in place.
         """
-        self.version += 1
         for name in names:
             if name in self._sent or name in self._nodes:
                 self._old[name] = self._facts(name, {})
@@ -133,7 +132,9 @@ class Ledger:
                 if mark.unit is not None:
                     self._past[name] = mark
             for kept in (self._sent, self._nodes, self._uses, self._imports, self._unimported):
-                kept.pop(name, None)
+                if name in kept:
+                    self.version += 1
+                    del kept[name]
             self._lacking.discard(name)
 
     def notebook_ran(self, cell: CellNames, namespace: Mapping[str, Any], *, finished: bool = True) -> None:
