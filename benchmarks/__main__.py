@@ -33,6 +33,7 @@ SUBJECTS = {
     "link": "link",
     "pods": "pods",
     "files": "files",
+    "scale": "scale",
 }
 
 

@@ -18,10 +18,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.node.agent.kernel_client import RankKernel
 from sky_jupyter.node.host.host import HostProcess
+
+if TYPE_CHECKING:
+    from sky_jupyter.pool.pool import Pool
 
 MODULE = "benchmarks.simulated"
 # Agents of a process: what one event loop manages is shared by as few processes as there are cores.
@@ -142,12 +145,13 @@ class SimulatedHost(HostProcess):
     def start_agent(self, node: int) -> None:
         """Start the agents of a group of nodes with the first of them."""
         (self.folder / f"n{node}").mkdir(mode=0o700, exist_ok=True)
-        groups = max(1, int(os.environ.get(PROCESSES, "2")))
-        size = -(-len(self.config.nodes) // groups)
-        place = self.config.nodes.index(node)
-        if place % size:
+        # The last node has a process of its own, which can be killed as a node.
+        *most, last = self.config.nodes
+        size = -(-len(most) // max(1, int(os.environ.get(PROCESSES, "2")))) or 1
+        groups = [*(most[at : at + size] for at in range(0, len(most), size)), [last]]
+        nodes = next((group for group in groups if group[0] == node), [])
+        if not nodes:
             return
-        nodes = self.config.nodes[place : place + size]
         for one in nodes:
             (self.folder / f"n{one}").mkdir(mode=0o700, exist_ok=True)
         self.fork(f"agent {node}", lambda: self.serve_many(nodes), log=f"n{node}/agent.log")
@@ -159,7 +163,11 @@ class SimulatedHost(HostProcess):
         from sky_jupyter.node.agent.agent import Agent
         from sky_jupyter.node.dask.monotonic_batching import patch_batched_send
         from sky_jupyter.node.dask.scheduler import DASK_SETTINGS
+        from sky_jupyter.node.files.blob_cache import places
+        from sky_jupyter.node.serialization import pickling
 
+        # Functions are found there, as by a kernel.
+        os.environ[pickling.BLOBS] = os.pathsep.join(map(str, places(self.folder, self.config.blobs)))
         dask.config.set({**DASK_SETTINGS, "distributed.admin.system-monitor.interval": "1h"})
         patch_batched_send()
         serve = vars(dask_worker)["_serve"]
@@ -191,23 +199,33 @@ async def _nothing(self: Any) -> None:
 
 
 @contextlib.contextmanager
-def pool(nodes: int, **options: Any) -> Iterator[Any]:
-    """Start a pool of simulated nodes, and end it."""
+def hosts() -> Iterator[None]:
+    """Have pools of local nodes that are started in the block simulated."""
     from sky_jupyter.pool.hosts import launch
+
+    before = launch.HOST_PROCESS
+    launch.HOST_PROCESS = MODULE  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        launch.HOST_PROCESS = before  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def pool(nodes: int) -> Iterator[Pool]:
+    """Start a pool of simulated nodes, and end it."""
     from sky_jupyter.pool.pool import Pool
     from sky_jupyter.providers import Local
     from sky_jupyter.spec.options import Options
     from sky_jupyter.spec.pool_spec import PoolSpec
 
-    before = launch.HOST_PROCESS
-    launch.HOST_PROCESS = MODULE  # type: ignore[misc]
-    made = Pool(PoolSpec(provider=Local(), nodes=nodes, options=Options(crowded=True), **options))
-    try:
-        made.start()
-        yield made
-    finally:
-        made.down()
-        launch.HOST_PROCESS = before  # type: ignore[misc]
+    with hosts():
+        made = Pool(PoolSpec(provider=Local(), nodes=nodes, options=Options(crowded=True)))
+        try:
+            made.start()
+            yield made
+        finally:
+            made.down()
 
 
 if __name__ == "__main__":
