@@ -207,6 +207,7 @@ class Batch:
         # Made where there is something to show, in the cell that has sent the calls.
         self._run_view: calls_view.SharedRunView | None = None
         self._context = contextvars.copy_context()
+        self._held = None if waited else calls_view.HeldView(live, title)
         self._showing, self._has_left = threading.RLock(), False
 
     @property
@@ -530,6 +531,8 @@ class Batch:
             self._has_left = True
             if self._run_view is not None:
                 self._run_view.leave()
+        if self._held is not None:
+            self._held.end()
         for _, bundle in self._bundles.values():
             self.live.calls.discard(bundle)
         self._bundles.clear()

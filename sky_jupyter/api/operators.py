@@ -20,7 +20,7 @@ from ..pool.pool import Pool
 from ..pool.runs.broadcast_error import BroadcastError
 from ..pool.runs.result import CellResult, Outcome
 from ..pool.runs.run import Run
-from ..session import cells
+from ..session import calls_view, cells
 from ..session.pools import Holder, live_pool, renew_taken
 from ..util.validate import brief
 from . import short_way, streaming_functions, streams
@@ -352,19 +352,27 @@ def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
     # What it prints belongs to the cell that sends it.
     context = contextvars.copy_context()
 
+    held = calls_view.HeldView(live, f"{name_of(call)} > {live.spec.name}")
+
     def take(sent: ShortCall) -> None:
         """Handle a call that is over, or goes on, in the thread that sets futures' results."""
-        if not sent.opened:
-            settle(future, lambda: short_way.values(sent)[0])
-        if not sent.opened or sent.dropped:
-            return
         try:
-            context.run(_go_on, live, call, sent, future)
+            if not sent.opened:
+                settle(future, lambda: short_way.values(sent)[0])
+            elif not sent.dropped:
+                context.run(_go_on, live, call, sent, future)
         except BaseException as error:
             settle(future, _raiser(error))
+        finally:
+            held.end()
 
-    sent = short_way.begin(live, call, on_over=lambda sent: settler.do(lambda: take(sent)))
+    try:
+        sent = short_way.begin(live, call, on_over=lambda sent: settler.do(lambda: take(sent)))
+    except BaseException:
+        held.end()
+        raise
     if sent is None:
+        held.end()
         return None
     # It is over, or opened, before somebody could look whether it runs.
     future.belong_to(lambda: live.calls.short.drop(sent), lambda: False)

@@ -157,6 +157,66 @@ def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> SharedRun
     return run_view
 
 
+class HeldView:
+    """Place in a notebook's cell for what calls print after the cell, as nobody waits for them.
+
+    Front ends drop what begins to be shown when its cell is over. So the view begins as the cell ends, if the calls
+    have not ended by then.
+
+    Parameters
+    ----------
+    pool : Pool
+        The calls' pool.
+    title : str
+        What stands above.
+    """
+
+    def __init__(self, pool: Pool, title: str) -> None:
+        self._pool, self._title, self._context = pool, title, contextvars.copy_context()
+        self._run_view: SharedRunView | None = None
+        self._lock = threading.Lock()
+        if in_notebook():
+            from IPython import get_ipython
+
+            with _lock:
+                first = not _held
+                _held.add(self)
+            if first:
+                get_ipython().events.register("post_run_cell", _begin_held)
+
+    def begin(self) -> None:
+        """Begin the view, unless the calls have ended."""
+        with self._lock:
+            if self in _held:
+                self._run_view = self._context.copy().run(joined, self._pool, self._title, waited=False)
+
+    def end(self) -> None:
+        """Note that the calls have ended."""
+        with self._lock:
+            _held.discard(self)
+            run_view, self._run_view = self._run_view, None
+        if run_view is not None:
+            run_view.leave()
+
+
+# Places in the cell that is running.
+_held: set[HeldView] = set()
+
+
+def _begin_held(*_: object) -> None:
+    """Begin the views of calls that go on after their cell."""
+    from IPython import get_ipython
+
+    with _lock:
+        held = list(_held)
+    for one in held:
+        one.begin()
+    with _lock:
+        _held.difference_update(held)
+        if not _held:
+            get_ipython().events.unregister("post_run_cell", _begin_held)
+
+
 class Outlet:
     """View of what the calls of one parallel loop print, begun by the first output.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,16 @@ def agent(page: Notebook) -> Iterator[Agent]:
     access.close()
 
 
+def pool_in(agent: Agent) -> dict[str, Any]:
+    (pool,) = [one for one in agent.call("list_pools")["pools"] if one["name"] == NAME]
+    return dict(pool)
+
+
 def test_an_agent_sees_pools_runs_output_and_stacks(page: Notebook, agent: Agent) -> None:
     page.run("%%sky --quiet\nprint('line', 1)\n'the value'")
-    (pool,) = [one for one in agent.call("list_pools")["pools"] if one["name"] == NAME]
+    # The row of a run's end is written a moment after the cell's reply.
+    while (pool := pool_in(agent))["running"]:
+        time.sleep(0.01)
     assert (pool["nodes"], pool["state"], pool["running"]) == (2, "ready", [])
     (run, *_) = agent.call("list_runs", pool=NAME)["runs"]
     found = agent.call("read_output", pool=pool["id"], run=run["id"][:5])

@@ -15,8 +15,10 @@ import sky_jupyter
 from sky_jupyter.pool.base.timeouts import VARIABLE, Timeouts
 
 POOL = Path(sky_jupyter.__file__).parent / "pool"
-# Numbers that are no times, and times that are no timeouts: what a person may choose, and how long rows are kept.
+# Numbers that are no times, and times that are no timeouts: what a person may choose, how long rows are kept, and how
+# short calls are that are sent ahead.
 OTHERS = {
+    "_AHEAD",
     "IDLE",
     "_FORGOTTEN",
     "_LATEST",
@@ -25,6 +27,7 @@ OTHERS = {
     "_MOST_TOOK",
     "_MOVED",
     "_SLOW_RATE",
+    "_TINY",
 }
 
 
