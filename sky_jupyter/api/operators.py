@@ -66,7 +66,7 @@ class Runner:
             return streams.begin(live, call)
         title = f"{name_of(call)} >> {live.spec.name}"
         if (sent := short_way.begin(live, call)) is not None:
-            presses = short_way.wait(live, sent)
+            presses = short_way.run(live, sent)
             if sent.opened:
                 return _run_opened(live, call, sent, title, presses)
             if presses:
@@ -121,7 +121,7 @@ class Runner:
         notes: list[Event] = []
         opened, presses = None, 0
         if (sent := short_way.begin(live, call, everywhere=True, notes=notes)) is not None:
-            presses = short_way.wait(live, sent)
+            presses = short_way.run(live, sent)
             if not sent.opened and not presses:
                 return short_way.values(sent)
             if not sent.sent or not sent.opened:
@@ -348,10 +348,12 @@ def run_all(
 
 def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
     """Submit a call on the short way, and return its future; None if it is not for it."""
+    sent = short_way.begin(live, call)
+    if sent is None:
+        return None
     future: Future[Any] = Future(repr(call.function))
     # What it prints belongs to the cell that sends it.
     context = contextvars.copy_context()
-
     held = calls_view.HeldView(live, f"{name_of(call)} > {live.spec.name}")
 
     def take(sent: ShortCall) -> None:
@@ -366,16 +368,14 @@ def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
         finally:
             held.end()
 
-    try:
-        sent = short_way.begin(live, call, on_over=lambda sent: settler.do(lambda: take(sent)))
-    except BaseException:
-        held.end()
-        raise
-    if sent is None:
-        held.end()
-        return None
     # It is over, or opened, before somebody could look whether it runs.
     future.belong_to(lambda: live.calls.short.drop(sent), lambda: False)
+    try:
+        short_way.submit(live, sent, lambda sent: settler.do(lambda: take(sent)))
+    except BaseException:
+        held.end()
+        future.cancel()
+        raise
     return future
 
 

@@ -1,6 +1,6 @@
 """Which calls go the short way, and how they are waited for; docs/design-calls.md says why.
 
-`begin` alone decides. All else is sent the long way, and so is a short call that was opened: one that takes long,
+`make` alone decides. All else is sent the long way, and so is a short call that was opened: one that takes long,
 prints, fails, or whose connection broke.
 """
 
@@ -34,9 +34,8 @@ def begin(
     *,
     everywhere: bool = False,
     notes: list[Event] | None = None,
-    on_over: Callable[[ShortCall], None] | None = None,
 ) -> ShortCall | None:
-    """Send a call on the short way; return None for one that is not for it.
+    """Return a call for the short way, to be sent by `run` or `submit`; None for one that is not for it.
 
     Parameters
     ----------
@@ -48,22 +47,15 @@ def begin(
         Whether it is one of all ranks.
     notes : list of Event
         Receives what there is to tell of a call of all ranks.
-    on_over : callable, optional
-        Called on the loop when it is over, or opened; without it, the call is waited for.
 
     Returns
     -------
     ShortCall or None
-        The call, to be waited for.
+        The call.
     """
     if live.calls.ended or live.supervisor.restarted:
         note_restarts(live)
-    sent = make(live, [call], everywhere=everywhere, notes=notes)
-    if sent is not None:
-        if on_over is not None:
-            sent.on_over = on_over
-        live.calls.short.send(sent)
-    return sent
+    return make(live, [call], everywhere=everywhere, notes=notes)
 
 
 def make(
@@ -71,8 +63,9 @@ def make(
 ) -> ShortCall | None:
     """Return calls of one function as one for the short way; None if they are not for it. See `begin`."""
     short, call = live.calls.short, calls[0]
-    if not short.are_possible or call.retries is not None:
-        # Dask retries; it alone waits for nodes that are to come back.
+    if not short.are_possible or call.retries is not None or live.pythons.reader:
+        # Dask retries; it alone waits for nodes that are to come back. Where nodes have another Python, the long way
+        # refuses code by value.
         return None
     live.require_live()
     function = call.function.__wrapped__
@@ -141,13 +134,39 @@ def _is_plain(value: Any, alone: bool) -> bool:
     return False
 
 
-def wait(live: Pool, sent: ShortCall) -> int:
-    """Wait for a short call until it is over or opened; return how often it was interrupted."""
+def run(live: Pool, sent: ShortCall) -> int:
+    """Send a call, and wait until it is over or opened; return how often it was interrupted."""
+    # No interrupt comes between the two: a rank would go on with nobody to stop it.
     with counting_interrupts() as presses:
+        live.calls.short.send(sent)
         while not sent.lock.acquire(timeout=_TICK):
             if presses:
                 live.calls.short.open(sent)
     return len(presses)
+
+
+def submit(live: Pool, sent: ShortCall, on_over: Callable[[ShortCall], None]) -> None:
+    """Send a call that nobody waits for.
+
+    Parameters
+    ----------
+    live : Pool
+        The pool.
+    sent : ShortCall
+        The call.
+    on_over : callable
+        Called on the loop when it is over, or opened.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        When it was interrupted meanwhile; the call is sent then.
+    """
+    sent.on_over = on_over
+    with counting_interrupts() as presses:
+        live.calls.short.send(sent)
+    if presses:
+        raise KeyboardInterrupt
 
 
 def values(sent: ShortCall) -> list[Any]:

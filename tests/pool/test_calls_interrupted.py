@@ -18,7 +18,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.api.batch import Batch
 from sky_jupyter.display.views import DelayedView
-from sky_jupyter.pool.execution.tasks import PoolTasks
+from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import local_pool, run, wait_until
@@ -174,29 +174,28 @@ def test_an_interrupt_just_after_a_broadcast_has_begun_stops_it(monkeypatch: pyt
     with sky.Compute(provider=sky.Local(), nodes=2, name="between") as compute:
         monkeypatch.setattr(DelayedView, "__exit__", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            sky.function(time.sleep)(600) @ compute
+            sky.function(time.sleep)(600).with_retries(0) @ compute
         monkeypatch.undo()
         assert sky.function(abs)(-1) @ compute == [1, 1]
 
 
 @pytest.mark.slow
 def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    begin, mark = PoolTasks.begin, tmp_path / "mark"
+    send, mark = ShortCalls.send, tmp_path / "mark"
 
     def sleeps(place: Path) -> None:
         place.touch()
         time.sleep(600)
 
-    def interrupted(calls: PoolTasks, *arguments: Any) -> Any:
-        runs = begin(calls, *arguments)
+    def interrupted(calls: ShortCalls, call: Any) -> None:
+        send(calls, call)
         # A rank is at it before the notebook has noted it.
         wait_until(mark.exists)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
-        return runs
 
     with sky.Compute(provider=sky.Local(), nodes=2, name="beginning") as compute:
-        monkeypatch.setattr(PoolTasks, "begin", interrupted)
+        monkeypatch.setattr(ShortCalls, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             compute.run_async(sky.function(sleeps)(mark))
         monkeypatch.undo()
