@@ -366,6 +366,12 @@ class ShortCalls:
     def _flush(self) -> None:
         """Send what threads have queued."""
         self._is_woken = False
+        if not self.pool.has_control:
+            # The pool has ended: whoever sent them is told on the long way.
+            for call in [*self._waiting, *(self._queue.popleft() for _ in range(len(self._queue)))]:
+                self._open(call)
+            self._waiting.clear()
+            return
         if self._client is not self.pool.control.client:
             # Dask's connections are new, and so are these.
             self._client = self.pool.control.client
@@ -525,6 +531,9 @@ class ShortCalls:
         self._active.pop(call.id, None)
         # Its ranks have it to do until it is released.
         call.on_over(call)
+        if self._waiting:
+            # If the pool is ending, those that wait are to hear of it.
+            self._send_soon()
 
     def _sweep(self) -> None:
         """Open the calls that take long."""

@@ -301,7 +301,12 @@ class PoolTasks:
 
     def take_up(self, short: ShortCall, retries: int | None, listener: Listener) -> TaskRun:
         """Have a short call of one rank that was opened go on as a task; return that."""
-        self.pool.require_live()
+        try:
+            self.pool.require_live()
+        except BaseException:
+            # Calls that wait for its rank are told, too.
+            self.short.release(short)
+            raise
         usual = self.pool.spec.options.retry_on_interruption
         run = TaskRun(short.id, listener, short.about.get("rank"), usual if retries is None else retries)
         run.capture = short.function.bundle.capture
