@@ -83,12 +83,12 @@ def run(access: PoolAccess, verb: str, words: Sequence[str]) -> int:
 
 def _line(verb: str, words: Sequence[str]) -> tuple[str | None, str]:
     """Return the pool's name, and the line of ``%sky`` that means the same, with absolute paths."""
-    from ..magics import script_line
+    from ..magics import parse_script_line
     from ..magics.option_table import options_of, switches_of
     from ..magics.parsing import HelpRequested, parse
 
     flags = {option.flag: True for option in options_of(verb)} | {one.flag: False for one in switches_of(verb)}
-    parts = script_line.split(verb, words, {**flags, _POOL: True})
+    parts = parse_script_line.split(verb, words, {**flags, _POOL: True})
     if parts.script is None:
         parse(f"{verb} --help", cell=False)
         raise HelpRequested("")

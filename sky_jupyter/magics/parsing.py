@@ -22,7 +22,7 @@ from ..session.script_runs import Script
 from ..spec.options import DEFAULT_GRACE
 from ..spec.pool_spec import PoolSpec
 from ..util.text import cleaned, nearest, rank_label, shortened
-from . import script_line, toml_config
+from . import parse_script_line, toml_config
 from .option_table import (
     ACCEPT,
     ADD,
@@ -241,10 +241,10 @@ def _parse(line: str, prog: str, *, cell: bool) -> ParsedLine:
         flags = {option.flag: True for option in options_of(verb)} | {
             switch.flag: False for switch in switches_of(verb)
         }
-        parts = script_line.split(verb, words, flags)
+        parts = parse_script_line.split(verb, words, flags)
         words, script = parts.ours, parts.script
         if script is None:
-            raise HelpRequested(f"{_parser(verb).format_help()}{script_line.help_of(verb)}")
+            raise HelpRequested(f"{_parser(verb).format_help()}{parse_script_line.help_of(verb)}")
     parsed, rest = _parser(verb).parse_known_args(words)
     _check_spaces(verb, words, rest, prog)
     if verb == "exec":

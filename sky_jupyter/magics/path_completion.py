@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..node.files.paths_beginning import complete as local_paths
 from ..pool.open_pools import pools
-from ..session import names_inspection
+from ..session import remote_completion
 from .option_table import NAME, NODES, PATHS, chosen, options_of
 
 _LINE = re.compile(r"\s*%sky\s+(?P<verb>\w+)\s(?P<rest>.*)\Z", re.DOTALL)
@@ -63,4 +63,4 @@ def _there(begun: str, values: dict[str, str]) -> Sequence[str]:
         # It is still being typed.
         nodes = None
     there = [node for node in nodes or (0,) if node in range(pool.spec.nodes)]
-    return (names_inspection.complete_path(pool, there[:1], begun) or []) if there else []
+    return (remote_completion.complete_path(pool, there[:1], begun) or []) if there else []

@@ -49,7 +49,7 @@ from ..spec.pool_spec import PoolSpec
 from ..util.text import shortened
 from . import (
     auto,
-    cell_inspection,
+    cell_completion,
     leftover_pools,
     pool_mismatch,
     pull,
@@ -59,8 +59,8 @@ from . import (
 from . import kernel_status as busy
 from . import names_table as names
 from .cell_text import SKY_LINE
-from .completion import sky_matcher
 from .manual import MANUAL
+from .option_completion import sky_matcher
 from .option_table import chosen, without_values
 from .parsing import HelpRequested, ParsedLine, check_shown, parse
 
@@ -78,7 +78,7 @@ class SkyMagics(Magics):
         self.auto = auto.Auto(shell)
         # Whether the cell that runs, or has just ended, ran on the nodes by `%sky auto`.
         self._ran_auto = False
-        self.inspector = cell_inspection.install(shell)
+        self.inspector = cell_completion.install(shell)
         self.debug_target = debug_target.install(shell, self.node_code)
         self.debug_selector = debug_selector.install(shell, self.debug_target)
 
@@ -736,7 +736,7 @@ def unload(shell: Any) -> None:
     shell.events.unregister("post_run_cell", magics.after_cell)
     shell.events.unregister("post_run_cell", magics.pulse.after_cell)
     magics.pulse.stop()
-    cell_inspection.remove(magics.inspector)
+    cell_completion.remove(magics.inspector)
     tracebacks.remove(shell)
     frontend_requests.remove(shell)
     terminal_requests.remove(shell)

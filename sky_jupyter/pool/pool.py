@@ -32,6 +32,7 @@ from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
+from .execution.input_replies import answer_questions
 from .execution.orphaned_runs import take_stock
 from .execution.parallel_loops import Call, PoolExecutor
 from .execution.short_calls import ShortCall
@@ -39,7 +40,6 @@ from .execution.supervisor import Supervisor
 from .execution.task_context import FunctionBundle
 from .execution.tasks import PoolTasks, TaskRequest, TaskRun
 from .execution.unresponsive_processes import Watchdog
-from .execution.user_answers import answer_questions
 from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.pool_link import PoolLink
@@ -59,7 +59,7 @@ from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_leftovers import Traces
 from .runs import event_pages
 from .runs.event_pages import Page
-from .runs.questions import AskUser
+from .runs.input_requests import AskUser
 from .runs.result import CellError, CellResult
 from .runs.run import Run, new_id
 from .runs.stacks import StackReport, ask, note

@@ -14,7 +14,7 @@ from ..pool.registry.machine_sweep import sweep_machines
 from ..pool.registry.registry import Registry, sweep
 from . import handlers, mcp_endpoint
 from .end_orphaned_pool import Ends
-from .kernels import Kernels
+from .manager_kernels import Kernels
 from .pool_list import Listing
 from .registry_watcher import RegistryWatcher
 

@@ -22,7 +22,7 @@ from ..errors import PoolError, SkyError
 from ..pool.registry.registry import PoolRow, Registry
 from . import run_output
 from .end_orphaned_pool import Ends
-from .kernels import Kernel, Kernels, manager_of
+from .manager_kernels import Kernel, Kernels, manager_of
 from .pool_list import Listing
 
 ACTIONS = ("interrupt", "restart", "down", "where", "files", "file", "fetch")

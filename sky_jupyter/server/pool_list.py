@@ -11,7 +11,7 @@ from typing import Any
 
 from ..access import pool_facts
 from ..pool.registry.registry import PoolRow, Registry
-from .kernels import Kernel, Kernels, manager_of
+from .manager_kernels import Kernel, Kernels, manager_of
 
 
 class Listing:

@@ -10,7 +10,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import NoCapacity, OrderSpent, ProvisionError, SkyError, Unanswered
 from sky_jupyter.providers import Kubeflow, Kubernetes
-from sky_jupyter.providers.kubeflow.cluster_pods import ClusterPods
+from sky_jupyter.providers.kubeflow.pod_provider import PodProvider
 from sky_jupyter.providers.values import Offer, Order
 from sky_jupyter.spec.accelerators import Accelerator
 from sky_jupyter.spec.pool_spec import PoolSpec
@@ -29,7 +29,7 @@ def options(space: Space, user: str = "ada") -> dict[str, object]:
 class RunningPods(ProvisionerConformance):
     """A single pod is ended over exec: it must run."""
 
-    def test_one_machine_ends_and_the_others_stay(self, provider: ClusterPods, spec: PoolSpec, placed: Order) -> None:
+    def test_one_machine_ends_and_the_others_stay(self, provider: PodProvider, spec: PoolSpec, placed: Order) -> None:
         ids = list(provider.create(spec, self.count, placed))  # type: ignore[attr-defined]
         limit = time.monotonic() + 60.0
         while {one.state for one in provider.describe(ids)} != {"running"} and time.monotonic() < limit:  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from IPython.core.error import UsageError
 
-from sky_jupyter.magics.completion import candidates
+from sky_jupyter.magics.option_completion import candidates
 from sky_jupyter.magics.parsing import HelpRequested, parse
 from sky_jupyter.providers import SSH
 from tests.bootstrap.wheels import make_wheel

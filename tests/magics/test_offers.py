@@ -8,7 +8,7 @@ import pytest
 from IPython.core.error import UsageError
 
 import sky_jupyter as sky
-from sky_jupyter.magics.completion import candidates
+from sky_jupyter.magics.option_completion import candidates
 from sky_jupyter.magics.parsing import parse
 from tests.magics.notebook import notebook
 

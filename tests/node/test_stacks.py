@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sky_jupyter.node.agent import rank_inspection
+from sky_jupyter.node.agent import stack_sampling
 from sky_jupyter.node.kernel import stack_dump
 from sky_jupyter.node.system import stopped_processes
 
@@ -51,7 +51,7 @@ def process(path: Path, code: str) -> Iterator[int]:
 
 
 def looked(pid: int, path: Path) -> dict[str, object]:
-    return asyncio.run(rank_inspection.sample_stack(pid, path, window=0.02))
+    return asyncio.run(stack_sampling.sample_stack(pid, path, window=0.02))
 
 
 def until(true: Callable[[], object]) -> None:
@@ -81,11 +81,11 @@ def functions(report: dict[str, object]) -> list[str]:
 @pytest.fixture(params=["py-spy", "no py-spy"])
 def spy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """With py-spy, where it is there, and as if it were not."""
-    there = rank_inspection.spy_path() is not None
+    there = stack_sampling.spy_path() is not None
     if request.param == "py-spy" and not there:
         pytest.skip("needs py-spy")
     if request.param == "no py-spy":
-        monkeypatch.setattr(rank_inspection, "spy_path", lambda: None)
+        monkeypatch.setattr(stack_sampling, "spy_path", lambda: None)
     return request.param == "py-spy"
 
 
@@ -116,10 +116,10 @@ def test_a_stopped_process_is_said_to_be_and_not_signalled(tmp_path: Path, spy: 
     with process(path, "time.sleep(60)") as pid:
         os.kill(pid, signal.SIGSTOP)
         # A look before that is one at a process that runs.
-        until(lambda: (now := rank_inspection.process_state(pid)) is not None and now.state == "T")
+        until(lambda: (now := stack_sampling.process_state(pid)) is not None and now.state == "T")
         report = seen(pid, path, lambda report: bool(report["frames"]) == spy)
         assert report["note"] == "stopped (SIGSTOP)"
-        now = rank_inspection.process_state(pid)
+        now = stack_sampling.process_state(pid)
         assert now is not None
         assert not now.pending
 
@@ -127,9 +127,9 @@ def test_a_stopped_process_is_said_to_be_and_not_signalled(tmp_path: Path, spy: 
 def test_a_process_that_would_die_of_the_signal_does_not_get_it(tmp_path: Path, spy: bool) -> None:
     path = tmp_path / "stacks"
     with process(path, "signal.signal(stacks.LOOK, signal.SIG_DFL)\nwhile True: pass") as pid:
-        until(lambda: (now := rank_inspection.process_state(pid)) is not None and not now.catches)
+        until(lambda: (now := stack_sampling.process_state(pid)) is not None and not now.catches)
         seen(pid, path, lambda report: report["frames"] if spy else "taken away" in str(report["note"]))
-        assert rank_inspection.process_state(pid) is not None
+        assert stack_sampling.process_state(pid) is not None
 
 
 def test_a_process_whose_handler_is_the_users_is_told_of(tmp_path: Path, spy: bool) -> None:
@@ -142,7 +142,7 @@ def test_a_sleep_in_c_goes_on_where_py_spy_is_late(tmp_path: Path, monkeypatch: 
     path, slept, late = tmp_path / "stacks", tmp_path / "slept", tmp_path / "py-spy"
     late.write_text("#!/bin/sh\nexec sleep 600\n")
     late.chmod(0o700)
-    monkeypatch.setattr(rank_inspection, "spy_path", lambda: str(late))
+    monkeypatch.setattr(stack_sampling, "spy_path", lambda: str(late))
     code = (
         "import ctypes\nsleep = ctypes.CDLL(None).usleep\nbegan = time.monotonic()\nsleep(2_000_000)\n"
         f"Path({str(slept)!r}).write_text(str(time.monotonic() - began))\ntime.sleep(600)"
@@ -255,13 +255,13 @@ json_values = st.recursive(
 @example(json.dumps([{"os_thread_id": 1, "frames": [{"name": None, "filename": 3, "module": []}]}]).encode())
 @settings(max_examples=300, deadline=None)
 def test_any_report_of_py_spy_is_read_without_harm(data: bytes) -> None:
-    frames, native = rank_inspection.read_report(data, 1)
+    frames, native = stack_sampling.read_report(data, 1)
     assert all(isinstance(line, int) and (file + name).isprintable() for file, line, name in frames)
     assert all((library + name).isprintable() for library, name in native)
 
 
 def test_a_process_that_a_look_halts_is_not_said_to_stand_still(tmp_path: Path) -> None:
-    if (spy := rank_inspection.spy_path()) is None:
+    if (spy := stack_sampling.spy_path()) is None:
         pytest.skip("needs py-spy")
     with process(tmp_path / "stacks", "import numpy\nwhile True: pass") as pid:
         states, halted, end = set(), False, time.monotonic() + 60

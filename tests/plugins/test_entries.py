@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 import sky_jupyter as sky
 from sky_jupyter.errors import SpecError
-from sky_jupyter.magics.completion import candidates
+from sky_jupyter.magics.option_completion import candidates
 from sky_jupyter.magics.parsing import parse
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.plugins.parse import FACTORIES
@@ -106,7 +106,7 @@ def test_nothing_is_imported_before_it_is_used(install: Install) -> None:
     install("sky-shout", plugins="shout = sky_shout:shout")
     code = (
         "import sys, sky_jupyter as sky; sky.plugins.jax(); sky.plugins.parse_plugins('keras,jax'[6:]); "
-        "from sky_jupyter.magics.completion import candidates; candidates('%%sky --plugins '); "
+        "from sky_jupyter.magics.option_completion import candidates; candidates('%%sky --plugins '); "
         "assert 'sky_shout' not in sys.modules; sky.plugins.shout(); assert 'sky_shout' in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -23,7 +23,7 @@ from sky_jupyter.node.protocol.journal_events import stop_of
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import Event, NoticeEvent, OutputEvent
 from sky_jupyter.pool.runs.hang_detector import HangDetector
-from sky_jupyter.pool.runs.questions import Question
+from sky_jupyter.pool.runs.input_requests import Question
 from sky_jupyter.pool.runs.result import CellError, CellResult
 from sky_jupyter.pool.runs.run import Run
 from sky_jupyter.pool.runs.stacks import StackReport

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sky_jupyter.errors import ScriptError, SpecError
-from sky_jupyter.node.agent.rank_inspection import spy_path
+from sky_jupyter.node.agent.stack_sampling import spy_path
 from sky_jupyter.node.kernel.script_run import Place, layout
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, CellResult

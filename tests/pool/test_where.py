@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sky_jupyter as sky
-from sky_jupyter.node.agent import rank_inspection
+from sky_jupyter.node.agent import stack_sampling
 from sky_jupyter.node.kernel import stack_dump
 from sky_jupyter.pool.base.events import Event, NoticeEvent
 from sky_jupyter.pool.pool import Pool
@@ -109,7 +109,7 @@ BUSY = {
 
 @pytest.mark.parametrize(("code", "expected"), BUSY.values(), ids=list(BUSY))
 def test_where_tells_the_line_whatever_the_ranks_are_doing(pool: Pool, code: str, expected: str) -> None:
-    if "deep" in code and rank_inspection.spy_path() is None:
+    if "deep" in code and stack_sampling.spy_path() is None:
         pytest.skip("needs py-spy: the interpreter writes 100 frames at most")
     with running(pool, code):
         # The ranks have the same stack, so they are one group.
@@ -127,7 +127,7 @@ def test_where_tells_the_line_whatever_the_ranks_are_doing(pool: Pool, code: str
     ids=["in the regular expression machine", "in the C library", "in LAPACK"],
 )
 def test_the_native_frame_is_named(pool: Pool, code: str, native: str) -> None:
-    if rank_inspection.spy_path() is None:
+    if stack_sampling.spy_path() is None:
         pytest.skip("needs py-spy")
     with running(pool, code):
         # On a busy machine, reading the names of a large library takes longer than a person waits.
@@ -144,7 +144,7 @@ def test_without_py_spy_the_line_that_called_into_c_is_told() -> None:
 
 
 def test_a_look_does_not_end_a_sleep_in_c(pool: Pool, tmp_path: Path) -> None:
-    if rank_inspection.spy_path() is None:
+    if stack_sampling.spy_path() is None:
         pytest.skip("needs py-spy: a signal ends it")
     go = tmp_path / "go"
     code = f"""
@@ -225,7 +225,7 @@ def test_a_stopped_process_and_a_stopped_agent_keep_no_other_answer_back(pool: P
 def test_user_code_that_takes_the_signal_away_is_not_harmed(pool: Pool, handler: str) -> None:
     with running(pool, f"import signal, time\nsignal.signal({stack_dump.LOOK}, {handler})\nwhile True: pass"):
         time.sleep(0.5)
-        if rank_inspection.spy_path() is None:
+        if stack_sampling.spy_path() is None:
             text = seen(pool, lambda text: "its stack is not known" in text)
             assert "line 3" not in text
             assert "handler" in text

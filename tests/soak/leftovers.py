@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from sky_jupyter.node.agent import rank_inspection
+from sky_jupyter.node.agent import stack_sampling
 from sky_jupyter.pool.registry.registry import Registry
 from tests.programs import assert_nothing_is_left
 from tests.soak.stage import Stage
@@ -94,7 +94,7 @@ def _stacks(stage: Stage) -> str:
         hosts = [row.host_pid for row in registry.pools() if row.host_lives]
     finally:
         registry.close()
-    text, spy = "", rank_inspection.spy_path()
+    text, spy = "", stack_sampling.spy_path()
     for host in hosts:
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(host).children(recursive=True) if spy else ():

@@ -15,8 +15,8 @@ from ...util.pool_cost import PoolCost, TimeLeft
 from ...util.text import cleaned
 from . import ansi
 from .html import RankView, RunViewModel, State
+from .ongoing_problems import Troubles
 from .transcript import OutputPart, RankOutput, Rich
-from .troubles import Troubles
 
 # Limit of recorded changes from one rank to another in the order of lines.
 _KEPT_TURNS = 20_000

@@ -50,13 +50,13 @@ from ..system import gpus as accelerators
 from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
-from . import comm_hooks, rank_inspection
+from . import comm_hooks, stack_sampling
+from .completion_calls import NameInspection
 from .debug_relay import DebugRelay
 from .input_relay import InputRelay
 from .interruption_watch import InterruptionWatch
 from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
-from .name_inspection import NameInspection
 from .name_listing import NameListing
 from .run_turns import RunTurns
 from .shared_state_client import SharedStateProxy
@@ -428,10 +428,10 @@ class Agent:
     async def sky_sample_stacks(
         self, native: bool, known: Sequence[str], window: float, within: float
     ) -> dict[str, Any]:
-        """Return each rank's stack; see `rank_inspection.inspect_ranks`."""
+        """Return each rank's stack; see `stack_sampling.inspect_ranks`."""
         answer = await self.sky_status()
         living = {n: (rank.pid, stack_dump.path_of(rank.connection_file)) for n, rank in self.ranks.items() if rank.pid}
-        reports = await rank_inspection.inspect_ranks(living, native=native, known=known, window=window, within=within)
+        reports = await stack_sampling.inspect_ranks(living, native=native, known=known, window=window, within=within)
         for number, report in reports.items():
             answer["ranks"][number].update(report)
         return {**answer, "accelerators": self.accelerators[0]}

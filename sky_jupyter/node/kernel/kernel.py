@@ -61,10 +61,10 @@ from ..shared import agent_channel
 from . import (
     added_packages,
     apply_settings,
+    completion,
     framework_hints,
     generator_streams,
     history_trim,
-    inspect_names,
     name_summaries,
     process_exit,
     project_modules,
@@ -385,8 +385,8 @@ class SkyKernel(IPythonKernel):
     async def sky_inspect(self, content: dict[str, Any]) -> dict[str, Any]:
         code, cursor, detail = content["code"], content["cursor"], content["detail"]
         if detail is None:
-            return {"status": "ok", **inspect_names.complete(self.shell, code, cursor)}
-        return {"status": "ok", **inspect_names.inspect(self.shell, code, cursor, detail)}
+            return {"status": "ok", **completion.complete(self.shell, code, cursor)}
+        return {"status": "ok", **completion.inspect(self.shell, code, cursor, detail)}
 
     async def sky_release(self, content: dict[str, Any]) -> dict[str, Any]:
         value = self.sky_values.release(content["of"])

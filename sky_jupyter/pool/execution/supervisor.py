@@ -29,8 +29,8 @@ from ..runs.hang_detector import AFTER, HangDetector
 from ..runs.run import Run
 from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
-from .batch_extension import BatchExtension
 from .interruption_notices import InterruptionNotices
+from .supervisor_extension import SupervisorExtension
 from .turns import Turns
 from .unresponsive_processes import Watchdog
 
@@ -84,7 +84,7 @@ class Supervisor:
         on_taken: Callable[[], None],
     ) -> None:
         # By the name that their batches have.
-        self.extensions: dict[str, BatchExtension] = {}
+        self.extensions: dict[str, SupervisorExtension] = {}
         self.suit(spec)
         self._renew = renew
         self._again = again
@@ -200,7 +200,7 @@ class Supervisor:
             failed = f": {rank_label(run.failed)} failed" if run.failed else ""
             self.note(logging.DEBUG, f"run {run.id} is over{failed}")
 
-    def extend(self, name: str, extension: BatchExtension) -> None:
+    def extend(self, name: str, extension: SupervisorExtension) -> None:
         """Have an optional part told of the batches that are named like it. Callable from any thread."""
 
         def add() -> None:

@@ -25,7 +25,7 @@ from ..base.timeouts import TIMEOUTS
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..hosts.launch import Host
-    from ..runs.questions import AskUser
+    from ..runs.input_requests import AskUser
 
 # The part of the budget from which on the pool warns.
 _WARN = 4 / 5

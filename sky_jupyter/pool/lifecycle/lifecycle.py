@@ -34,7 +34,7 @@ from ..registry.registry import Registry
 from ..registry.remote_leftovers import RemotePart, Traces
 from ..registry.stopped_pools import STOPPED
 from ..runs import journal_recovery
-from ..runs.questions import AskUser
+from ..runs.input_requests import AskUser
 from ..runs.run import new_id
 from ..transfer.python_versions import PoolPythons
 from . import resize_plan

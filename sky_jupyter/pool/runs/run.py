@@ -21,8 +21,8 @@ from ...spec.pool_spec import MAX_NODES
 from ...util.text import cleaned
 from ..base.event_log import NODE, EventLog
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
+from .input_requests import Question, Questions
 from .output_buffer import Bound, Printed
-from .questions import Question, Questions
 from .result import Outcome
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from .. import kinds
 from ..base import MachineRecord, Offer, Order
 from ..values import ENDED, ENDING
 from . import pod_records, pod_template
-from .cluster_pods import ClusterPods
+from .pod_provider import PodProvider
 from .pod_records import PodGroup
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _deleted: set[tuple[ClusterPlace, str]] = set()
 
 
 @dataclass(frozen=True)
-class Kubernetes(ClusterPods):
+class Kubernetes(PodProvider):
     """Pods of a Kubernetes cluster, made for the pool and ended with it.
 
     It needs no Kubeflow Trainer. A pod that is evicted does not come back: the pool makes another one.

@@ -10,11 +10,11 @@ from .. import kinds
 from ..base import MachineRecord, Offer, Order
 from ..line_options import LineOption
 from . import pod_options
-from .cluster_pods import ClusterPods
+from .pod_provider import PodProvider
 
 
 @dataclass(frozen=True)
-class Kubeflow(ClusterPods):
+class Kubeflow(PodProvider):
     """Pods of a Kubeflow TrainJob, made for the pool and ended with it.
 
     It needs Kubeflow Trainer 2.2 or later.
@@ -62,7 +62,7 @@ class Kubeflow(ClusterPods):
 
     kind = "kubeflow"
     line_options = {
-        **ClusterPods.line_options,
+        **PodProvider.line_options,
         "runtime": LineOption("NAME", "a name", "the training runtime (that of the plugins)", finds=True),
         "queue": LineOption("NAME", "a name", "Kueue's local queue to wait in"),
     }

@@ -15,7 +15,7 @@ from . import pod_template
 if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
     from ..values import Order
-    from .cluster_pods import ClusterPods
+    from .pod_provider import PodProvider
 
 _lock = threading.Lock()
 _BACKEND = "kubeflow.trainer.backends.kubernetes.backend"
@@ -50,7 +50,7 @@ def _limit(rest: Any) -> None:
 def train(
     trainer: Any,
     runtime: Any,
-    provider: ClusterPods,
+    provider: PodProvider,
     order: Order,
     count: int,
     *,
@@ -67,7 +67,7 @@ def train(
         The SDK's client.
     runtime : Runtime
         The SDK's runtime.
-    provider : ClusterPods
+    provider : PodProvider
         The provider.
     order : Order
         The order, which names the job.
@@ -112,7 +112,7 @@ def train(
     )
 
 
-def _patch(kubernetes: Any, provider: ClusterPods, order: Order) -> Any:
+def _patch(kubernetes: Any, provider: PodProvider, order: Order) -> Any:
     """Return the patch that the runtime's pods get."""
     volumes, mounts = pod_template.mounts(provider)
     placed = pod_template.placement(provider)

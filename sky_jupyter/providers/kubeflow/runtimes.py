@@ -16,8 +16,8 @@ from . import kubeflow_sdk, pod_options
 if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
     from ...spec.pool_spec import PoolSpec
-    from .cluster_pods import ClusterPods
     from .kubeflow_provider import Kubeflow
+    from .pod_provider import PodProvider
 
 # Frameworks of runtimes by the plugins that need them; without any, the first one that there is.
 _FRAMEWORKS = {"jax": "jax", "torch": "torch", "accelerate": "torch", "huggingface": "torch"}
@@ -74,7 +74,7 @@ def offers(provider: Kubeflow, spec: PoolSpec) -> list[Offer]:
     return of_nodes(provider, spec, [chosen(provider, spec).name])
 
 
-def of_nodes(provider: ClusterPods, spec: PoolSpec, names: Sequence[str]) -> list[Offer]:
+def of_nodes(provider: PodProvider, spec: PoolSpec, names: Sequence[str]) -> list[Offer]:
     """Return an offer for each name; nothing if the nodes are known, and none has the accelerators."""
     region, asked, kinds = provider.access.namespace, spec.accelerator, None
     if asked is not None:
@@ -120,7 +120,7 @@ class NodeKind:
     memory_gb: float | None = None
 
 
-def node_kinds(provider: ClusterPods) -> list[NodeKind] | None:
+def node_kinds(provider: PodProvider) -> list[NodeKind] | None:
     """Return the kinds of nodes that pods may run on; None if the user may not list them."""
 
     def ask(clients: KubeClients) -> list[Any] | None:

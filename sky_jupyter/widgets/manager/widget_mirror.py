@@ -20,7 +20,7 @@ from typing import Any
 from ...node.protocol.comm_messages import WIDGET, CommMessage, CommQueue, read
 from ...util import control_channel
 from ...util.control_channel import Reply
-from ..states import OpenComms
+from ..open_comms import OpenComms
 
 REQUEST = "sky_widgets_request"
 CONTROL = "jupyter.widget.control"

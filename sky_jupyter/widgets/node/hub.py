@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...node.protocol.comm_messages import CommMessage, CommQueue, read
-from ..states import OpenComms, shown
+from ..open_comms import OpenComms, shown
 from .output_widgets import Outputs
 from .revival import CommRevival
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...node.protocol.comm_messages import WIDGET, CommMessage
-from ..states import OpenComms, references
+from ..open_comms import OpenComms, references
 
 # Limit of pending requests; a closed widget never answers.
 _MOST = 5000

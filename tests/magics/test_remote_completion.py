@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.session import names_inspection
+from sky_jupyter.session import remote_completion
 
 
 def pool_that_answers(answer: dict[str, Any]) -> Any:
@@ -21,19 +21,19 @@ def pool_that_answers(answer: dict[str, Any]) -> Any:
 
 def test_completions_that_are_sound_are_offered() -> None:
     answer = {"start": 2, "matches": [["mean", "function"], ["bad\nline", "x"], ["one"], [3, "x"]]}
-    found = names_inspection.complete(pool_that_answers(answer), 0, "x.me", 4)
-    assert found == names_inspection.Completions(2, [("mean", "function")])
+    found = remote_completion.complete(pool_that_answers(answer), 0, "x.me", 4)
+    assert found == remote_completion.Completions(2, [("mean", "function")])
 
 
 @pytest.mark.parametrize("start", [-3, 5, True, "0", None])
 def test_completions_that_would_replace_what_is_not_before_the_cursor_are_not(start: object) -> None:
     answer = {"start": start, "matches": [["%%local", "magic"]]}
-    assert names_inspection.complete(pool_that_answers(answer), 0, "x.me", 4) is None
+    assert remote_completion.complete(pool_that_answers(answer), 0, "x.me", 4) is None
 
 
 def test_what_a_page_would_run_is_not_shown() -> None:
     data = {"text/plain": "a", "text/html": "<b>a</b>", "application/javascript": "alert(1)", "image/png": 3}
-    found = names_inspection.inspect(pool_that_answers({"data": data}), 0, "x", 1, 0)
+    found = remote_completion.inspect(pool_that_answers({"data": data}), 0, "x", 1, 0)
     assert found == {"text/plain": "a", "text/html": "<b>a</b>"}
     for odd in (None, [], {"text/html": "<b>a</b>"}, {"text/plain": 3}):
-        assert names_inspection.inspect(pool_that_answers({"data": odd}), 0, "x", 1, 0) is None
+        assert remote_completion.inspect(pool_that_answers({"data": odd}), 0, "x", 1, 0) is None

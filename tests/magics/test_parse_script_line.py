@@ -7,8 +7,8 @@ from IPython.core.error import UsageError
 
 from sky_jupyter.magics.launcher_options import ACCELERATE, TORCHRUN
 from sky_jupyter.magics.option_table import SCRIPTS, flags_of
+from sky_jupyter.magics.parse_script_line import LAUNCHERS
 from sky_jupyter.magics.parsing import HelpRequested, parse
-from sky_jupyter.magics.script_line import LAUNCHERS
 
 
 def read(line: str):

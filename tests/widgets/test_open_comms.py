@@ -8,7 +8,7 @@ from typing import Any
 
 from sky_jupyter.node.protocol.comm_messages import MOST_CUSTOM, CommMessage, CommQueue, read
 from sky_jupyter.widgets.node.hub import CommHub
-from sky_jupyter.widgets.states import VIEW, OpenComms
+from sky_jupyter.widgets.open_comms import VIEW, OpenComms
 
 
 def message(kind: str, comm: str, data: dict[str, Any], *buffers: bytes, run: str = "run") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ..base.event_loop import loop
-from ..runs.questions import AskUser, Question
+from ..runs.input_requests import AskUser, Question
 from ..runs.run import Run
 
 if TYPE_CHECKING:

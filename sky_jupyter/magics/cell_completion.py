@@ -16,7 +16,7 @@ from IPython.core import page
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..pool.open_pools import pools
-from ..session import names_inspection
+from ..session import remote_completion
 from . import auto
 from .cell_text import SkyCell, sky_cell
 from .option_table import chosen
@@ -84,7 +84,7 @@ class CellInspector:
         if (asked := self.asked(context.full_text, cursor)) is None:
             return None
         pool, rank, cell = asked
-        found = names_inspection.complete(pool, rank, cell.code, cursor - cell.start)
+        found = remote_completion.complete(pool, rank, cell.code, cursor - cell.start)
         if found is None:
             return None
         start = found.start + cell.start
@@ -139,7 +139,7 @@ class CellInspector:
         if (asked := self.asked(text, cursor)) is None:
             return None
         pool, rank, cell = asked
-        return self.shown(names_inspection.inspect(pool, rank, cell.code, cursor - cell.start, detail))
+        return self.shown(remote_completion.inspect(pool, rank, cell.code, cursor - cell.start, detail))
 
     def shown(self, bundle: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return a mimebundle in the forms that this shell's pager takes."""
@@ -168,7 +168,7 @@ class CellInspector:
         magic, name = question
         asked = _pool_and_rank(given)
         bundle = (
-            names_inspection.inspect(*asked, name, len(name), int(magic == "pinfo2"), names_inspection.ASKED)
+            remote_completion.inspect(*asked, name, len(name), int(magic == "pinfo2"), remote_completion.ASKED)
             if asked
             else None
         )

@@ -53,7 +53,7 @@ class NameInspection:
         Returns
         -------
         dict or None
-            See `inspect_names`; None if the rank is busy, or does not know.
+            See `kernel.completion`; None if the rank is busy, or does not know.
         """
         kernel = self._ranks.get(rank)
         if kernel is None or kernel.waiting or not kernel.entered or not kernel.pid:

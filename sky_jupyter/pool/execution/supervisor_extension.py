@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from ...spec.pool_spec import PoolSpec
 
 
-class BatchExtension(Protocol):
+class SupervisorExtension(Protocol):
     """Optional part of a pool; called on the event loop."""
 
     def suit(self, spec: PoolSpec) -> None:

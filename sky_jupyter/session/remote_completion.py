@@ -13,7 +13,7 @@ from ..node.protocol import rpc
 from ..pool.base.event_loop import loop
 from ..pool.base.timeouts import TIMEOUTS
 from ..util.validate import is_whole
-from . import source_inspection
+from . import jedi_completion
 
 if TYPE_CHECKING:
     from ..pool.pool import Pool
@@ -68,7 +68,7 @@ def complete(pool: Pool, rank: int, code: str, cursor: int) -> Completions | Non
     # What is replaced is of the cell, and not its first line.
     if matches and is_whole(start, 0, cursor):
         return Completions(start, matches)
-    guessed = source_inspection.complete(list(pool.sources), code, cursor, _JEDI)
+    guessed = jedi_completion.complete(list(pool.sources), code, cursor, _JEDI)
     return Completions(*guessed) if guessed is not None else None
 
 
@@ -100,7 +100,7 @@ def inspect(
     found = _of_rank(pool, rank, patience or _RANK, code=code, cursor=cursor, detail=detail)
     if found is not None:
         return _sound_bundle(found.get("data"))
-    text = source_inspection.inspect(list(pool.sources), code, cursor, detail, patience or _JEDI)
+    text = jedi_completion.inspect(list(pool.sources), code, cursor, detail, patience or _JEDI)
     if text is None:
         return None
     return {"text/plain": f"{text}\n\nRank {rank} is busy: this is from the cells that ran on the pool."}

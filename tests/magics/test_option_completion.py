@@ -9,8 +9,8 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from sky_jupyter.magics import completion, load, unload
-from sky_jupyter.magics.completion import candidates
+from sky_jupyter.magics import load, option_completion, unload
+from sky_jupyter.magics.option_completion import candidates
 from sky_jupyter.magics.option_table import VERBS, flags_of
 from sky_jupyter.plugins.parse import FACTORIES
 from sky_jupyter.pool.registry.registry import Registry
@@ -29,7 +29,7 @@ class Named:
 
 @pytest.fixture
 def live(monkeypatch):
-    monkeypatch.setattr(completion.pools, "all", lambda: [Named("default"), Named("trainers")])
+    monkeypatch.setattr(option_completion.pools, "all", lambda: [Named("default"), Named("trainers")])
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from sky_jupyter.magics import cell_inspection, path_completion
+from sky_jupyter.magics import cell_completion, path_completion
 from sky_jupyter.magics.cell_text import sky_cell
-from sky_jupyter.session import source_inspection
+from sky_jupyter.session import jedi_completion
 from tests.conftest import MARK, marked_processes
 from tests.magics.notebook import Notebook, notebook
 
@@ -234,12 +234,12 @@ class OtherKernel:
 def test_other_kernels_and_later_hooks_are_left_as_they_are():
     shell = InteractiveShell()
     shell.kernel = kernel = OtherKernel()
-    inspector = cell_inspection.install(shell)
+    inspector = cell_completion.install(shell)
     assert kernel.do_inspect("x", 1, 1, set()) == ("x", 1, 1)
     assert kernel.do_inspect("%%sky\nx", 7, 0) == ("%%sky\nx", 7, 0)
     hooked = kernel.do_inspect
     kernel.do_inspect = later = functools.partial(hooked)
-    cell_inspection.remove(inspector)
+    cell_completion.remove(inspector)
     assert kernel.do_inspect is later
     assert kernel.do_inspect("x", 1, 0, ()) == ("x", 1, 0)
 
@@ -289,7 +289,7 @@ def test_the_paths_of_this_machine_are_quoted_as_the_line_needs(line, found, tmp
 
 
 def test_only_the_newest_cells_are_read_where_there_are_many():
-    text = source_inspection.joined([f"n{number} = '{'x' * 10_000}'" for number in range(20)])
+    text = jedi_completion.joined([f"n{number} = '{'x' * 10_000}'" for number in range(20)])
     assert "n19" in text
     assert "n0 " not in text
     assert len(text) < 60_000

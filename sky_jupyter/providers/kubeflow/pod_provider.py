@@ -1,4 +1,4 @@
-"""`ClusterPods`: what providers of pods have in common, whatever object makes the pods."""
+"""`PodProvider`: what providers of pods have in common, whatever object makes the pods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..base import ConnectionSession
     from ..pool_listing import BoughtPool
 
-P = TypeVar("P", bound="ClusterPods")
+P = TypeVar("P", bound="PodProvider")
 _TEXTS = {
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace's name, such as 'people'"),
     "context": (r"[^\x00-\x1f]{1,253}", "a context's name in the kubeconfig"),
@@ -33,7 +33,7 @@ _USER = 1000
 
 
 @dataclass(frozen=True)
-class ClusterPods:
+class PodProvider:
     """Base of providers of pods; `Kubeflow` says what the fields mean."""
 
     kind = "pods"
@@ -181,9 +181,9 @@ class ClusterPods:
 
     def console(self, id: str, *, previous: bool = False, lines: int | None = None) -> str:
         """Return the newest lines of a pod's own log, or of its last incarnation's."""
-        from . import pod_console
+        from . import pod_logs
 
-        return pod_console.text(self, id, previous=previous, lines=lines)
+        return pod_logs.text(self, id, previous=previous, lines=lines)
 
     @property
     def shared_memory(self) -> int:
@@ -200,4 +200,4 @@ class ClusterPods:
         return ssh_connections.connect_all(lambda name: open(found[name]), ids)
 
 
-__all__ = ["ClusterPods"]
+__all__ = ["PodProvider"]
