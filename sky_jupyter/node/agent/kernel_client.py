@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from jupyter_client.connect import write_connection_file
 from jupyter_client.session import Session
 
 from ..protocol.comm_messages import COMM_TYPES
 from ..protocol.journal_events import end_of, event_of, parts_of
 from ..shared.agent_channel import ANSWER, ASK
+from .iopub_reader import IOPubReader
 from .kernel_provisioner import ForkProvisioner, Forkserver
 
 _LOG_TAIL = 30
@@ -33,9 +33,6 @@ _CRASH_LINES = 12
 _CRASH_NOISE = "Extension modules:"
 # The form of glog and absl: "F1123 04:27:35.578633 13960 client.h:80] ".
 _NATIVE_REASON = re.compile(r"F\d{4} \d\d:\d\d:\d\d\.\d+ ")
-# Messages of one kernel that are read before other tasks run.
-_TURN = 32
-_LARGE = 1 << 16
 # Receive queue for a kernel's output. The kernel queues a few more messages, then its code blocks.
 _MOST_WAITING = 32
 # Bytes of disk reserved for the files of a rank's next kernel.
@@ -99,10 +96,10 @@ class RankKernel:
         self.noise: re.Pattern[str] | None = None
         self._log_start = 0
         self._provisioner: ForkProvisioner | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: IOPubReader | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._making = asyncio.Lock()
-        self._context = zmq.asyncio.Context.instance()
+        self._context = zmq.Context.instance()
 
     @property
     def pid(self) -> int:
@@ -155,16 +152,15 @@ class RankKernel:
         # No digest history: no one else writes to these sockets, and it would take 10 MB for a rank with much output.
         key = info["key"].encode()
         self._session = Session(key=key, signature_scheme="hmac-sha256", username="sky", digest_history_size=0)
-        # Sockets that are only written to use plain zmq, which is faster than zmq.asyncio.
-        plain = zmq.Context.shadow(self._context.underlying)
-        self._shell = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
-        self._control = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
+        # Plain zmq, which is faster than zmq.asyncio.
+        self._shell = self._socket(self._context, zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
+        self._control = self._socket(self._context, zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
         self._iopub = self._socket(self._context, zmq.SUB, f"ipc://{prefix}-{ports['iopub_port']}")
         self._iopub.subscribe(b"")
         self._provisioner = ForkProvisioner(forkserver)
         await self._provisioner.launch_kernel([file], env=self.env, cwd=self.cwd, log=str(self.log))
         self.preload_failed = self._provisioner.preload_failed
-        self._reader = asyncio.create_task(self._read(self._iopub, self._session))
+        self._reader = IOPubReader(self._iopub, self._session, self._on_message, self._on_refused)
         self._watcher = asyncio.create_task(self._watch(self._provisioner))
         waits = [asyncio.ensure_future(self.ready.wait()), asyncio.ensure_future(self._provisioner.wait())]
         _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -330,7 +326,7 @@ class RankKernel:
         # Its last messages may still be in the socket.
         await asyncio.sleep(0.02)
         if self._reader is not None:
-            self._reader.cancel()
+            self._reader.close()
         for socket in (self._shell, self._control, self._iopub):
             socket.close()
         for path in self.folder.glob(f"{self._prefix.name}[.-]*"):
@@ -343,22 +339,8 @@ class RankKernel:
         for run in [*self.ended, *self.short_ends]:
             self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
 
-    async def _read(self, socket: zmq.asyncio.Socket, session: Session) -> None:
-        for count in itertools.count(1):
-            frames = await socket.recv_multipart()
-            # While messages are queued, recv never suspends: yield to other tasks.
-            if count % _TURN == 0 or len(frames[-1]) > _LARGE:
-                await asyncio.sleep(0)
-            # Two of three messages of a short cell, and not needed here.
-            if frames[0].endswith((b".status", b".execute_input")):
-                continue
-            try:
-                _, frames = session.feed_identities(frames)
-                message = session.deserialize(frames)
-            except Exception as error:  # user code can send anything
-                self.note(f"a message of the kernel was refused: {error}\n")
-                continue
-            self._on_message(message)
+    def _on_refused(self, error: Exception) -> None:
+        self.note(f"a message of the kernel was refused: {error}\n")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         kind, run, content = parts_of(message)

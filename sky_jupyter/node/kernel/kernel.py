@@ -648,6 +648,8 @@ class OrderedStream(OutStream):
         self._mark = self._sent = 0
         # Whether the last write did not end its line.
         self.line_is_open = False
+        # Whether a timer runs that sends what was written.
+        self._timer_is_set = False
         super().__init__(*arguments, **options)
 
     def _watch_pipe_fd(self) -> None:
@@ -705,8 +707,7 @@ class OrderedStream(OutStream):
         # No Event: an interrupt inside of one may leave it locked, and the thread would hang.
         sent = threading.Lock()
         sent.acquire()
-        thread.schedule(self._flush)
-        thread.schedule(sent.release)
+        thread.schedule(lambda: self._flush_and_tell(sent.release))
         while not sent.acquire(timeout=_STUCK if reads else self.flush_timeout):
             if not reads:
                 return
@@ -737,6 +738,27 @@ class OrderedStream(OutStream):
             return super().write(string)
         finally:
             self._mark = next(self._marks)
+
+    def _flush_and_tell(self, tell: Callable[[], None]) -> None:
+        try:
+            self._flush()
+        finally:
+            tell()
+
+    def _schedule_flush(self) -> None:
+        """Have what was written sent soon.
+
+        ipykernel sets a timer for the first text after each flush. In a loop of ``print(..., flush=True)`` that is one
+        for each line, and waking the sending thread for it costs more than the line.
+        """
+        if not self._timer_is_set and self.pub_thread is not None:
+            self._timer_is_set = True
+            self.pub_thread.schedule(lambda: self._io_loop.call_later(self.flush_interval, self._on_timer))
+
+    def _on_timer(self) -> None:
+        # In this order: a text that is written in between sets a new timer.
+        self._timer_is_set = False
+        self._flush()
 
     def _flush(self) -> None:
         self._gathered, mark = 0, self._mark
