@@ -98,6 +98,18 @@ def deserialize(session: Session, frames: Sequence[bytes]) -> dict[str, Any]:
 
     Dates stay texts, and a message of an older protocol stays as it is: the kernels are ours.
 
+    Parameters
+    ----------
+    session : jupyter_client.session.Session
+        The kernel's session.
+    frames : sequence of bytes
+        All frames of the message, as they came.
+
+    Returns
+    -------
+    dict
+        The message.
+
     Raises
     ------
     ValueError
