@@ -72,7 +72,7 @@ async def evaluate(
     connection : mapping
         What the kernel's connection file has.
     request : mapping
-        The request; see `magics.agent_requests`.
+        The request; see `magics.mcp_requests`.
     patience : float
         Seconds to wait for its answer. What has not begun in a quarter of that never begins.
 
@@ -89,7 +89,7 @@ async def evaluate(
     from jupyter_client.asynchronous import AsyncKernelClient
 
     text = json.dumps({**request, "until": time.time() + patience / 4})
-    expression = f"__import__('sky_jupyter.magics.agent_requests', fromlist=['answer']).answer({text!r})"
+    expression = f"__import__('sky_jupyter.magics.mcp_requests', fromlist=['answer']).answer({text!r})"
     content = {"code": "", "silent": True, "store_history": False, "allow_stdin": False}
     client = AsyncKernelClient()
     client.load_connection_info(dict(connection))

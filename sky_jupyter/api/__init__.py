@@ -33,7 +33,7 @@ from .files_of_rank import files
 from .functions import Function, function, stream
 from .futures import Future
 from .operators import Sky, sky
-from .spec_choice import Spec
+from .spec_fallbacks import Spec
 
 __all__ = [
     "Compute",

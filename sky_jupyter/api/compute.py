@@ -28,7 +28,7 @@ from .calls import PendingCall
 from .compute_shared_objects import SharedNames
 from .functions import function_of
 from .operators import Runner, run_all
-from .spec_choice import Spec, first_of
+from .spec_fallbacks import Spec, first_of
 
 if TYPE_CHECKING:
     from distributed import Client

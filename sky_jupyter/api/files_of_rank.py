@@ -11,7 +11,7 @@ from ..session.pools import live_pool
 
 if TYPE_CHECKING:
     from .compute import Compute
-    from .rank_files import RankFiles
+    from .fsspec_files import RankFiles
 
 
 def files(rank: int, pool: Compute | Pool | str | None = None) -> RankFiles:
@@ -50,6 +50,6 @@ def files(rank: int, pool: Compute | Pool | str | None = None) -> RankFiles:
     live = pools.need(pool) if pool is None or isinstance(pool, str) else live_pool(pool)
     live.check_ranks([rank])
     # Only here: `fsspec` takes longer to import than the rest.
-    from .rank_files import RankFiles
+    from .fsspec_files import RankFiles
 
     return RankFiles(live, rank)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..bootstrap import cleanup
+from ..bootstrap import cache_cleanup
 from ..display.base.prompts import person
 from ..errors import PoolError
 from ..machines import remote_cleanup
@@ -49,7 +49,7 @@ def here() -> str:
                 f"this machine: pool {row.name!r} runs {row.where}, and may use what would be removed: end it there; "
                 "nothing has been removed"
             )
-    return _told("this machine", cleanup.clean_here(_names(rows)))
+    return _told("this machine", cache_cleanup.clean_here(_names(rows)))
 
 
 def machines() -> list[str]:
@@ -104,8 +104,8 @@ def hosts(provider: SSH) -> list[str]:
     machines = person.wait(lambda: provider.connect(provider.hosts, ConnectionSession(person.prompts)))
     try:
         ended = [_told_of(machine, ids) for machine, ids in zip(machines, _on_all(machines, _end_left), strict=True)]
-        _on_all(machines, lambda machine: cleanup.check_host(machine, names))
-        freed = _on_all(machines, lambda machine: cleanup.clean_host(machine, names))
+        _on_all(machines, lambda machine: cache_cleanup.check_host(machine, names))
+        freed = _on_all(machines, lambda machine: cache_cleanup.clean_host(machine, names))
     finally:
         for machine in machines:
             machine.close()
@@ -118,7 +118,7 @@ def _end_left(machine: Machine) -> list[str]:
     registry = Registry()
     try:
         sweep(registry)
-        found = {id: name for id in cleanup.pools_on(machine) if (name := registry.left_name(id)) is not None}
+        found = {id: name for id in cache_cleanup.pools_on(machine) if (name := registry.left_name(id)) is not None}
         for trace in remote_leftovers.orphans(registry):
             if trace.host == machine.name:
                 found.setdefault(trace.pool, trace.name)

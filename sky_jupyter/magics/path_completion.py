@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from ..node.files.paths_beginning import complete as local_paths
+from ..node.files.complete_path import complete as local_paths
 from ..pool.open_pools import pools
 from ..session import remote_completion
 from .option_table import NAME, NODES, PATHS, chosen, options_of

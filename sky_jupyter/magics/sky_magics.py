@@ -56,7 +56,7 @@ from . import (
     runs_table,
     tracebacks,
 )
-from . import kernel_status as busy
+from . import busy_status as busy
 from . import names_table as names
 from .cell_text import SKY_LINE
 from .manual import MANUAL

@@ -11,7 +11,7 @@ from ..pool.registry import orphaned_machines, provider_accounts
 from ..pool.registry.machine_sweep import SWEEP_LIMIT, Swept, sweep_pools
 from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import clock
-from ..providers import kinds
+from ..providers import provider_registry
 from ..providers.base import Provisioner, is_provisioner
 from ..util.pool_cost import UNKNOWN, PoolCost, dollars
 from ..util.text import first_line
@@ -80,7 +80,7 @@ def _asked(
         return
     for purchase in provider_accounts.of(registry):
         try:
-            yield kinds.restore(purchase.provider, purchase.recipe), purchase.regions
+            yield provider_registry.restore(purchase.provider, purchase.recipe), purchase.regions
         except SkyError as error:
             failed.append(first_line(error))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SkyError, SpecError
-from ..pool.base.event_log import EventRow
+from ..pool.base.run_timeline import EventRow
 from .option_table import is_run_id
 
 if TYPE_CHECKING:

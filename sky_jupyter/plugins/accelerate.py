@@ -23,7 +23,7 @@ from ..errors import SpecError
 from ..spec.pool_spec import Image, PoolSpec
 from ..util.text import nearest
 from ..util.validate import is_whole
-from .core import rank_network
+from .core import rank_resources
 from .core.plugin import Plugin
 from .torch import BACKENDS, COLLECTIVES, MODULES, NOISE
 from .torch import abort as abort_group
@@ -176,7 +176,7 @@ def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
         # The machine may have devices that were not assigned to this pool.
         os.environ["ACCELERATE_USE_CPU"] = "true"
     # Each rank would use all processors, as accelerate sees only one rank of the machine.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank_network.cores() // rank_network.place(info)[1])))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank_resources.cores() // rank_resources.place(info)[1])))
 
 
 def _install_launchers(info: InstanceInfo) -> None:

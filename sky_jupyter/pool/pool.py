@@ -26,10 +26,10 @@ from ..util.pool_cost import PoolCost, TimeLeft
 from ..util.text import rank_label
 from ..util.validate import is_number
 from . import rank_names
-from .base.event_log import LATEST, PoolEvents
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
+from .base.run_timeline import LATEST, PoolEvents
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
 from .execution.input_replies import answer_questions
@@ -43,7 +43,7 @@ from .execution.unresponsive_processes import Watchdog
 from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.pool_link import PoolLink
-from .lifecycle import join as joining
+from .lifecycle import join_as_guest as joining
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLifecycle

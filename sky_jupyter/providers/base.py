@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from .machine_costs import by_the_hour
-from .values import Charge, MachineRecord, Offer, Order
+from .provisioning_types import Charge, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .values import QUEUED, STOPPED, Charge, MachineRecord
+from .provisioning_types import QUEUED, STOPPED, Charge, MachineRecord
 
 HOUR = 3600.0
 

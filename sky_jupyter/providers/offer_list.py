@@ -12,7 +12,7 @@ from ..plugins.core import entry_points
 from ..spec.accelerators import Accelerator
 from ..spec.pool_spec import PoolSpec
 from . import AWS, Kubeflow, Kubernetes, Local, Slurm
-from .values import Offer
+from .provisioning_types import Offer
 
 if TYPE_CHECKING:
     from .base import Provider

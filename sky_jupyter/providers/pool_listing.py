@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import machine_costs
-from .values import MachineRecord
+from .provisioning_types import MachineRecord
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from ..pool.registry.ended_pools import Gone
 from ..pool.registry.registry import PoolRow, Registry
 from ..pool.registry.rows import clock
 from ..pool.registry.stopped_pools import STOPPED
-from ..providers import kinds, pool_listing
-from ..providers.values import QUEUED_POOL
+from ..providers import pool_listing, provider_registry
+from ..providers.provisioning_types import QUEUED_POOL
 from ..spec.pool_spec import PoolSpec
 from ..util.pool_cost import UNKNOWN, rate
 from ..util.text import nearest
@@ -407,7 +407,7 @@ def _elsewhere(name: str) -> str:
     with contextlib.closing(registry), contextlib.suppress(Exception):
         for purchase in provider_accounts.of(registry):
             look = functools.partial(
-                pool_listing.pools, kinds.restore(purchase.provider, purchase.recipe), purchase.regions
+                pool_listing.pools, provider_registry.restore(purchase.provider, purchase.recipe), purchase.regions
             )
             for found in person.wait(look):
                 if name in (found.name, found.id) and found.id.startswith(QUEUED_POOL):

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api.spec_choice import first_of, price
+from sky_jupyter.api.spec_fallbacks import first_of, price
 from sky_jupyter.errors import BootstrapError, PoolError, ProvisionError, SpecError
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.registry.registry import Registry

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.bootstrap import cleanup
+from sky_jupyter.bootstrap import cache_cleanup
 from sky_jupyter.errors import PoolError
 
 
@@ -25,15 +25,15 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_all_of_it_goes_and_what_it_took_is_told(cache: Path) -> None:
-    freed = cleanup.clean_here({}, cache)
+    freed = cache_cleanup.clean_here({}, cache)
     assert 1 << 20 <= freed < 3 << 19
     assert list(cache.parent.iterdir()) == []
-    assert cleanup.clean_here({}, cache) == 0
+    assert cache_cleanup.clean_here({}, cache) == 0
 
 
 def test_what_an_earlier_removal_has_left_goes_too(cache: Path) -> None:
     cache.rename(cache.with_name("sky_jupyter.gone-0123"))
-    assert cleanup.clean_here({}, cache) >= 1 << 20
+    assert cache_cleanup.clean_here({}, cache) >= 1 << 20
     assert list(cache.parent.iterdir()) == []
 
 
@@ -53,19 +53,19 @@ def test_a_pool_that_runs_out_of_it_is_named(cache: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == b"1\n"
             with pytest.raises(PoolError) as caught:
-                cleanup.clean_here({"0123abcd": "night"}, cache)
+                cache_cleanup.clean_here({"0123abcd": "night"}, cache)
             assert "pool 'night' is there; end with `%sky down --name night`" in str(caught.value)
             with pytest.raises(PoolError, match=r"of another machine or notebook is there \(0123abcd\)"):
-                cleanup.clean_here({}, cache)
+                cache_cleanup.clean_here({}, cache)
             assert python.exists()
         finally:
             process.kill()
-    assert cleanup.clean_here({}, cache) > 0
+    assert cache_cleanup.clean_here({}, cache) > 0
 
 
 def test_an_environment_that_is_being_built_is_left_alone(cache: Path) -> None:
     with open(cache / "environments" / "abc.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(PoolError, match="builds an environment there"):
-            cleanup.clean_here({}, cache)
-    assert cleanup.clean_here({}, cache) > 0
+            cache_cleanup.clean_here({}, cache)
+    assert cache_cleanup.clean_here({}, cache) > 0

@@ -248,7 +248,7 @@ def test_an_interrupt_reaches_a_collective_that_never_completes(framework: str, 
 
 # As on a busy machine: what frees a rank comes after what is said of one that heeds nothing.
 SLOW = """
-from sky_jupyter.plugins.core import rank_network as machine
+from sky_jupyter.plugins.core import rank_resources as machine
 broken = machine.break_connections
 def break_connections(*args, **options):
     time.sleep(4)

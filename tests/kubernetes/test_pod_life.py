@@ -14,7 +14,7 @@ from sky_jupyter.pool.registry import orphaned_machines, provider_accounts
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import Kubeflow
 from sky_jupyter.providers.base import Order
-from sky_jupyter.providers.values import MachineRecord
+from sky_jupyter.providers.provisioning_types import MachineRecord
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.kubernetes import containers
 from tests.kubernetes.space import Space

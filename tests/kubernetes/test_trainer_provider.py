@@ -11,7 +11,7 @@ import sky_jupyter as sky
 from sky_jupyter.errors import NoCapacity, OrderSpent, ProvisionError, SkyError, Unanswered
 from sky_jupyter.providers import Kubeflow, Kubernetes
 from sky_jupyter.providers.kubeflow.pod_provider import PodProvider
-from sky_jupyter.providers.values import Offer, Order
+from sky_jupyter.providers.provisioning_types import Offer, Order
 from sky_jupyter.spec.accelerators import Accelerator
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.kubernetes import containers

@@ -15,7 +15,7 @@ import pytest
 from sky_jupyter import plugins
 from sky_jupyter.errors import SkyError, SpecError
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.plugins.core import rank_network
+from sky_jupyter.plugins.core import rank_resources
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 from tests.plugins.world import infos
@@ -180,9 +180,9 @@ def test_more_ranks_than_accelerators_are_refused() -> None:
 
 
 def test_ranks_of_one_machine_are_counted_over_its_nodes() -> None:
-    assert [rank_network.place(info) for info in infos([], 2, 2)] == [(0, 4), (1, 4), (2, 4), (3, 4)]
-    assert rank_network.share(8, 1, 4) == [2, 3]
-    assert rank_network.share(1, 0, 2) == []
+    assert [rank_resources.place(info) for info in infos([], 2, 2)] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert rank_resources.share(8, 1, 4) == [2, 3]
+    assert rank_resources.share(1, 0, 2) == []
 
 
 def test_nccl_takes_the_interface_of_the_pool_and_warns_where_nobody_has_settled_it(
@@ -198,11 +198,11 @@ def test_nccl_takes_the_interface_of_the_pool_and_warns_where_nobody_has_settled
                 patch.delenv(name)
             for name, value in env.items():
                 patch.setenv(name, value)
-            rank_network.prepare_nccl(replace(infos([], count)[0], accelerators=accelerators))
+            rank_resources.prepare_nccl(replace(infos([], count)[0], accelerators=accelerators))
             return [os.environ.get(name) for name in names]
 
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "nccl.conf"))
-    lo = f"={rank_network.interface('127.0.0.1')}"
+    lo = f"={rank_resources.interface('127.0.0.1')}"
     assert prepared() == [lo, None, "WARN"]
     assert prepared(accelerators=0) == [lo, None, None]
     assert prepared(count=1) == [None, None, None]
@@ -212,7 +212,7 @@ def test_nccl_takes_the_interface_of_the_pool_and_warns_where_nobody_has_settled
 
 
 def test_the_line_that_nccl_begins_with_is_noise_and_its_warnings_are_not() -> None:
-    noise = re.compile(rank_network.NCCL_NOISE)
+    noise = re.compile(rank_resources.NCCL_NOISE)
     assert noise.fullmatch("NCCL version 2.28.9+cuda13.0")
     assert noise.fullmatch("gpu1:2311:2311 [0] NCCL version 2.27.5+cuda12.9")
     assert not noise.fullmatch("gpu1:2311:2399 [0] socket.c:540 NCCL WARN Net : Connection refused")
@@ -220,14 +220,14 @@ def test_the_line_that_nccl_begins_with_is_noise_and_its_warnings_are_not() -> N
 
 def test_the_interface_of_an_address_is_found_by_the_address() -> None:
     loopback = [name for name, found in psutil.net_if_addrs().items() if "127.0.0.1" in [a.address for a in found]]
-    assert rank_network.interface("127.0.0.1") == rank_network.interface("127.0.0.9") == loopback[0]
-    assert rank_network.interface("192.0.2.1") is None
+    assert rank_resources.interface("127.0.0.1") == rank_resources.interface("127.0.0.9") == loopback[0]
+    assert rank_resources.interface("192.0.2.1") is None
 
 
 def test_proxies_are_passed_by_for_peers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "intern.example")
     monkeypatch.setenv("NO_PROXY", "")
-    rank_network.past_proxies(infos([], 2)[0])
+    rank_resources.past_proxies(infos([], 2)[0])
     assert os.environ["no_proxy"] == "intern.example,127.0.0.1"
     assert os.environ["NO_PROXY"] == "127.0.0.1"
 
@@ -235,9 +235,9 @@ def test_proxies_are_passed_by_for_peers_only(monkeypatch: pytest.MonkeyPatch) -
 def test_a_coordinator_that_never_comes_is_named() -> None:
     port = free_port()
     with pytest.raises(SkyError, match=f"127.0.0.1:{port} could not be reached"):
-        rank_network.wait_for("127.0.0.1", port, 0.1)
+        rank_resources.wait_for("127.0.0.1", port, 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        rank_network.wait_for("127.0.0.1", server.getsockname()[1], 5)
+        rank_resources.wait_for("127.0.0.1", server.getsockname()[1], 5)
 
 
 def test_local_nodes_take_the_notebooks_own_jax_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import cloudpickle
 import pytest
 
 from sky_jupyter import plugins
-from sky_jupyter.bootstrap import cleanup
+from sky_jupyter.bootstrap import cache_cleanup
 from sky_jupyter.plugins.jax import compile_cache
 from sky_jupyter.plugins.jax.compile_cache import Kept
 from tests.plugins.world import World, needs
@@ -138,7 +138,7 @@ def test_it_may_be_cleaned_while_it_is_used(tmp_path: Path) -> None:
     cache = tmp_path / "sky_jupyter"
     kept = Kept(cache / "compiled" / "jax-x")
     kept.put("a", bytes(5000))
-    assert cleanup.clean_here({}, cache) >= 5000
+    assert cache_cleanup.clean_here({}, cache) >= 5000
     assert kept.get("a") is None
     kept.put("a", b"again")
     assert kept.get("a") == b"again"

@@ -17,8 +17,8 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import SpecError
 from sky_jupyter.magics import trace
-from sky_jupyter.pool.base import event_log
-from sky_jupyter.pool.base.event_log import COLUMNS, EventLog, EventRow, PoolEvents
+from sky_jupyter.pool.base import run_timeline
+from sky_jupyter.pool.base.run_timeline import COLUMNS, EventLog, EventRow, PoolEvents
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, CellResult
 from sky_jupyter.pool.runs.stacks import RankStack, StackReport, note
@@ -279,12 +279,12 @@ def test_a_wait_that_is_seen_again_is_one_and_ends_where_the_rank_goes_on():
 @pytest.mark.parametrize("told", [{"t": 1e12, "elapsed": 1e12}, {"t": -1.0, "elapsed": -1e12}, {"t": "x"}])
 def test_times_that_cannot_be_leave_the_table_readable(told):
     log = EventLog("run")
-    log.clock = event_log.NODE
+    log.clock = run_timeline.NODE
     log.ranks_began({0: 0}, time.time() - 1.0)
     log.printed(0, 0, {**told, "text": 5})
     log.rank_ended(0, 0, {**told, "status": "ok"})
     log.ended("cell", "all", 1.0)
-    table = event_log.table(log.rows())
+    table = run_timeline.table(log.rows())
     assert sorted(table.kind) == ["cell", "output", "state"]
     assert (table.seconds >= 0).all()
 
@@ -292,12 +292,12 @@ def test_times_that_cannot_be_leave_the_table_readable(told):
 def test_a_log_is_bounded_by_kind_and_a_pool_forgets_its_oldest_runs(monkeypatch):
     log = EventLog("first")
     log.note("state", "ok", rank=0, node=0)
-    for _ in range(2 * event_log.MOST_ROWS):
+    for _ in range(2 * run_timeline.MOST_ROWS):
         log.note("stack")
-    assert log.size == event_log.MOST_ROWS + 1
+    assert log.size == run_timeline.MOST_ROWS + 1
     assert [row.what for row in log.rows() if row.kind == "state"] == ["ok"]
-    monkeypatch.setattr(event_log, "MOST_ROWS_OF_RUNS", event_log.MOST_ROWS + 10)
-    monkeypatch.setattr(event_log, "_COUNTED", 1)
+    monkeypatch.setattr(run_timeline, "MOST_ROWS_OF_RUNS", run_timeline.MOST_ROWS + 10)
+    monkeypatch.setattr(run_timeline, "_COUNTED", 1)
     events = PoolEvents()
     events.add(log)
     events.add(EventLog("second"))
@@ -307,6 +307,6 @@ def test_a_log_is_bounded_by_kind_and_a_pool_forgets_its_oldest_runs(monkeypatch
     events.add(later)
     assert events.of("first") is None
     assert events.of("second") is not None
-    monkeypatch.setattr(event_log, "MOST_RUNS", 2)
+    monkeypatch.setattr(run_timeline, "MOST_RUNS", 2)
     events.add(EventLog("fourth"))
     assert (events.of("second"), events.of("third")) == (None, later)

@@ -17,7 +17,7 @@ ALLOWED = {
     "frontend_requests.py",
     "end_pool.py",
     "lifecycle/attach.py",
-    "lifecycle/join.py",
+    "lifecycle/join_as_guest.py",
     "lifecycle/stop_start.py",
 }
 

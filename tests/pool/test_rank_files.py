@@ -20,8 +20,8 @@ import pandas
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api import rank_files
-from sky_jupyter.api.rank_files import RankFiles
+from sky_jupyter.api import fsspec_files
+from sky_jupyter.api.fsspec_files import RankFiles
 from sky_jupyter.errors import CaptureError, PoolError, SpecError
 from sky_jupyter.node.files import browsed_files
 from sky_jupyter.node.files.file_calls import FileService
@@ -110,7 +110,7 @@ def test_how_far_a_file_has_been_read_is_shown_where_that_takes_long(
     with sky.files(0).open(name) as file:
         file.read(10)
     assert told == []
-    monkeypatch.setattr(rank_files, "_LATE", 0.0)
+    monkeypatch.setattr(fsspec_files, "_LATE", 0.0)
     assert len(sky.files(0).cat_file(name)) == 8 << 20
     assert told == [f"read {name}", "4.2 MB of 8.4 MB", "8.4 MB of 8.4 MB", "done"]
 
@@ -217,7 +217,7 @@ def test_a_large_folder_comes_in_pages_and_one_that_is_too_large_not_at_all(
     assert fs.ls(tmp_path, detail=False) == names
     page = browse.list_folder(pool, 0, str(tmp_path), "0003", 2)
     assert ([entry.name for entry in page.entries], page.more) == (["0004", "0005"], 1094)
-    monkeypatch.setattr("sky_jupyter.api.rank_files._MOST_ENTRIES", 1000)
+    monkeypatch.setattr("sky_jupyter.api.fsspec_files._MOST_ENTRIES", 1000)
     with pytest.raises(OSError, match="more than 1,000 entries"):
         fs.ls(tmp_path)
     monkeypatch.setattr(browsed_files, "_MOST_NAMES", 10)

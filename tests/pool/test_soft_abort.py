@@ -120,7 +120,7 @@ def test_ranks_that_were_interrupted_out_of_step_are_in_step_again(pool: Pool) -
 
 # Which of the first two ranks has called the other, for a group of theirs.
 FEW = """
-from sky_jupyter.plugins.core import rank_network as machine
+from sky_jupyter.plugins.core import rank_resources as machine
 before = set(machine._connections().values())
 few = dist.new_group([0, 1])
 if rank < 2: dist.barrier(few)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from sky_jupyter.errors import LoginRefused, MachineError, NoCapacity, OrderSpent, ProvisionError, SpecError, Unanswered
 from sky_jupyter.machines.power_watchdog import POWER_FILE
 from sky_jupyter.node.host.power_file import GRACE
-from sky_jupyter.providers import SSH, kinds
+from sky_jupyter.providers import SSH, provider_registry
 from sky_jupyter.providers.base import Charge, ConnectionSession, MachineRecord, Offer, Order
 from sky_jupyter.providers.machine_costs import by_the_hour
 from sky_jupyter.spec.pool_spec import PoolSpec
@@ -79,7 +79,7 @@ _DEATHS = {"kill-link": 0.0, "kill-link-soon": 0.05, "kill-link-later": 0.15}
 _worlds: dict[str, World] = {}
 
 
-@kinds.register
+@provider_registry.register
 @dataclass(frozen=True)
 class Cloud:
     """The provider; a value, as the file has all of its state.

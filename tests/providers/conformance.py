@@ -36,7 +36,7 @@ import pytest
 
 from sky_jupyter.errors import MachineError, OrderSpent, ProvisionError, SkyError
 from sky_jupyter.machines.base import Machine
-from sky_jupyter.providers import kinds
+from sky_jupyter.providers import provider_registry
 from sky_jupyter.providers.base import ConnectionSession, Order, Provider, Provisioner, has_console
 from sky_jupyter.spec.pool_spec import MACHINE_OPTIONS, PoolSpec
 
@@ -447,7 +447,7 @@ class ProvisionerConformance:
         return {record.id for record in provider.list(pool) if record.is_there}
 
     def test_it_is_made_again_from_what_is_recorded_of_it(self, provider: Provisioner) -> None:
-        again = kinds.restore(provider.kind, json.dumps(provider.recipe()))
+        again = provider_registry.restore(provider.kind, json.dumps(provider.recipe()))
         assert (again, again.account()) == (provider, provider.account())
         assert provider.account()
         assert provider.provisions

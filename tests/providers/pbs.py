@@ -18,7 +18,7 @@ from sky_jupyter.machines.ssh import scripts
 from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark, waiting
 from sky_jupyter.providers.batch.batch_provider import BatchProvider, BatchStep, node_folder
 from sky_jupyter.providers.line_options import LineOption
-from sky_jupyter.providers.values import ENDED, ENDING, QUEUED, RUNNING, Order
+from sky_jupyter.providers.provisioning_types import ENDED, ENDING, QUEUED, RUNNING, Order
 
 if TYPE_CHECKING:
     from sky_jupyter.providers.batch.login_calls import LoginCalls

@@ -18,7 +18,7 @@ from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import AWS
 from sky_jupyter.providers.base import ConnectionSession
-from sky_jupyter.providers.values import Offer, Order
+from sky_jupyter.providers.provisioning_types import Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import World, hosts
 from tests.pool.pools import run

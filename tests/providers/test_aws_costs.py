@@ -11,7 +11,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.providers.aws import instances, prices
-from sky_jupyter.providers.values import Charge, MachineRecord
+from sky_jupyter.providers.provisioning_types import Charge, MachineRecord
 from tests.providers import aws_world
 from tests.providers.aws_world import AwsWorld
 

@@ -17,7 +17,7 @@ from sky_jupyter.machines.ssh import pool_keys
 from sky_jupyter.providers import AWS
 from sky_jupyter.providers.aws import vpc_network
 from sky_jupyter.providers.aws.clients import clients
-from sky_jupyter.providers.values import MachineRecord, Offer, Order
+from sky_jupyter.providers.provisioning_types import MachineRecord, Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.remote import wait_until
 from tests.providers import aws_world

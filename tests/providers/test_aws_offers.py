@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api import spec_choice
+from sky_jupyter.api import spec_fallbacks
 from sky_jupyter.errors import ProvisionError, SpecError
 from sky_jupyter.providers.aws import instance_types, offers, prices
 from sky_jupyter.providers.aws.instance_types import InstanceType
 from sky_jupyter.providers.aws.offers import NothingFits
-from sky_jupyter.providers.values import Offer
+from sky_jupyter.providers.provisioning_types import Offer
 from sky_jupyter.spec.accelerators import Accelerator
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.programs import ROOT
@@ -347,8 +347,8 @@ def test_the_catalogue_is_made_anew_from_what_aws_tells(aws: AwsWorld, monkeypat
 def test_of_several_ways_the_cheapest_pool_is_made_first(aws: AwsWorld) -> None:
     aws.spot_price("p5.4xlarge", "us-east-1a", 2.0)
     demand, spot = (spec(kind, nodes=2, allocation=market) for kind, market in (("T4", "on-demand"), ("H100", "spot")))
-    assert spec_choice.price(demand) == 2 * 0.526
-    assert spec_choice.price(spot) <= 2 * 2.0
+    assert spec_fallbacks.price(demand) == 2 * 0.526
+    assert spec_fallbacks.price(spot) <= 2 * 2.0
     tried: list[PoolSpec] = []
 
     def refuse(one: PoolSpec) -> None:
@@ -358,5 +358,5 @@ def test_of_several_ways_the_cheapest_pool_is_made_first(aws: AwsWorld) -> None:
     options = sky.Options(selection="cheapest")
     ways = [replace(one, options=options) for one in (spot, demand)]
     with pytest.raises(ProvisionError, match="none of the 2 specs"):
-        spec_choice.first_of(ways, refuse, lambda text: None)
+        spec_fallbacks.first_of(ways, refuse, lambda text: None)
     assert [str(one.accelerator) for one in tried] == ["T4", "H100"]

@@ -18,7 +18,7 @@ from sky_jupyter.pool.registry import provider_accounts
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import AWS
 from sky_jupyter.providers.base import can_stop
-from sky_jupyter.providers.values import Order
+from sky_jupyter.providers.provisioning_types import Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.providers import aws_world
 from tests.providers.aws_world import AwsWorld

@@ -13,7 +13,7 @@ from sky_jupyter.errors import ProvisionError
 from sky_jupyter.providers import AWS
 from sky_jupyter.providers.aws import instances
 from sky_jupyter.providers.aws.clients import clients
-from sky_jupyter.providers.values import Offer, Order
+from sky_jupyter.providers.provisioning_types import Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.providers import aws_world
 from tests.providers.aws_world import AwsWorld

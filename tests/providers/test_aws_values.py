@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import SpecError
-from sky_jupyter.providers import AWS, kinds
+from sky_jupyter.providers import AWS, provider_registry
 from sky_jupyter.providers.aws import vcpu_quotas
 
 FULL = AWS(
@@ -33,7 +33,7 @@ FULL = AWS(
 @pytest.mark.parametrize("provider", [AWS(), FULL, AWS(regions="us-east-1, us-west-2")])  # type: ignore[arg-type]
 def test_it_is_the_same_after_a_pickle_and_from_its_recipe(provider: AWS) -> None:
     again = pickle.loads(pickle.dumps(provider))
-    recorded = kinds.restore("aws", json.dumps(provider.recipe()))
+    recorded = provider_registry.restore("aws", json.dumps(provider.recipe()))
     for other in (again, recorded):
         assert (other, hash(other), str(other)) == (provider, hash(provider), str(provider))
 
@@ -76,9 +76,9 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(fields: dict[str, An
 def test_a_process_without_the_notebooks_profile_uses_it_for_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "lab")
     recipe = json.dumps(AWS().recipe())
-    assert kinds.restore("aws", recipe) == AWS()
+    assert provider_registry.restore("aws", recipe) == AWS()
     monkeypatch.delenv("AWS_PROFILE")
-    assert kinds.restore("aws", recipe) == AWS(profile="lab")
+    assert provider_registry.restore("aws", recipe) == AWS(profile="lab")
 
 
 def test_nothing_of_aws_is_imported_until_it_is_asked() -> None:

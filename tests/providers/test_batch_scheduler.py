@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.providers import kinds
+from sky_jupyter.providers import provider_registry
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import Host, Kind, World, hosts
 from tests.pool.pools import run
@@ -39,7 +39,7 @@ def states(host: Host) -> list[str]:
 
 def test_a_file_of_150_lines_makes_a_pool_of_another_scheduler_s_job(world: World) -> None:
     assert len(Path(pbs.__file__).read_text().splitlines()) <= MOST_LINES
-    kinds.register(PBS)
+    provider_registry.register(PBS)
     (host,) = world
     lines: list[str] = []
     pool = Pool(

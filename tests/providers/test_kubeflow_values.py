@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import SpecError
-from sky_jupyter.providers import Kubeflow, kinds
+from sky_jupyter.providers import Kubeflow, provider_registry
 
 FULL = Kubeflow(
     namespace="people",
@@ -35,7 +35,7 @@ FULL = Kubeflow(
 @pytest.mark.parametrize("provider", [Kubeflow(), FULL, Kubeflow(resources="cpu=2,memory=4Gi")])  # type: ignore[arg-type]
 def test_it_is_the_same_after_a_pickle_and_from_its_recipe(provider: Kubeflow) -> None:
     again = pickle.loads(pickle.dumps(provider))
-    recorded = kinds.restore("kubeflow", json.dumps(provider.recipe()))
+    recorded = provider_registry.restore("kubeflow", json.dumps(provider.recipe()))
     for other in (again, recorded):
         assert (other, hash(other), str(other)) == (provider, hash(provider), str(provider))
 
@@ -117,7 +117,7 @@ def test_another_process_and_another_day_mean_the_same_cluster(tmp_path: Path, m
     stored, recorded = pickle.dumps(provider), json.dumps(provider.recipe())
     config.write_text(CONFIG.replace("current-context: lab", "current-context: home"))
     monkeypatch.delenv("KUBECONFIG")
-    for other in (provider, pickle.loads(stored), kinds.restore("kubeflow", recorded)):
+    for other in (provider, pickle.loads(stored), provider_registry.restore("kubeflow", recorded)):
         assert (other, other.access) == (provider, provider.access)
         assert (other.access.context, other.access.namespace) == ("lab", "people")
 

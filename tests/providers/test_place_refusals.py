@@ -9,7 +9,7 @@ import pytest
 from sky_jupyter.errors import NoCapacity
 from sky_jupyter.pool.lifecycle import capacity_backoff
 from sky_jupyter.pool.lifecycle.capacity_backoff import Place, Refusals
-from sky_jupyter.providers.values import Offer
+from sky_jupyter.providers.provisioning_types import Offer
 
 
 def offer(name: str, vcpus: float, region: str = "east", market: str = "spot") -> Offer:

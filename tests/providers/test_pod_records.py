@@ -6,7 +6,7 @@ import sky_jupyter as sky
 from sky_jupyter.pool.lifecycle.zone_choice import nearest
 from sky_jupyter.providers.kubeflow import Kubeflow
 from sky_jupyter.providers.kubeflow.pod_records import INDEX, PodGroup, facts, records
-from sky_jupyter.providers.values import RUNNING, Offer
+from sky_jupyter.providers.provisioning_types import RUNNING, Offer
 from sky_jupyter.spec.pool_spec import PoolSpec
 
 POD = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.providers.provisioning_types import Order
 from sky_jupyter.providers.slurm import job_script, slurm_commands
-from sky_jupyter.providers.values import Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 
 ROOT = Path(__file__).parent.parent.parent

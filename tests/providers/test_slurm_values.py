@@ -16,13 +16,13 @@ import sky_jupyter as sky
 from sky_jupyter.errors import ProvisionError, Unanswered
 from sky_jupyter.machines.ssh.types import Ran
 from sky_jupyter.pool.lifecycle import machine_queue
-from sky_jupyter.providers import kinds
+from sky_jupyter.providers import provider_registry
 from sky_jupyter.providers.base import ConnectionSession
 from sky_jupyter.providers.batch import allocation_notice
 from sky_jupyter.providers.batch.batch_job import BatchJob, JobMark
 from sky_jupyter.providers.batch.login_calls import LoginCalls, program_of
+from sky_jupyter.providers.provisioning_types import Order
 from sky_jupyter.providers.slurm import slurm_commands
-from sky_jupyter.providers.values import Order
 from sky_jupyter.session import job_queue
 from sky_jupyter.spec.pool_spec import PoolSpec
 from sky_jupyter.util.state_folder import queued_specs
@@ -47,7 +47,7 @@ ORDER = Order("p1", "t1", until=2e9, owner="laptop 1", name="p")
 
 @pytest.mark.parametrize("provider", [sky.Slurm(), FULL])
 def test_it_is_the_same_after_a_pickle_and_from_its_recipe(provider: sky.Slurm) -> None:
-    recorded = kinds.restore("slurm", json.dumps(provider.recipe()))
+    recorded = provider_registry.restore("slurm", json.dumps(provider.recipe()))
     assert recorded == pickle.loads(pickle.dumps(provider)) == provider
     assert hash(recorded) == hash(provider)
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from sky_jupyter.node.protocol.comm_messages import MOST_CUSTOM, CommMessage, CommQueue, read
-from sky_jupyter.widgets.node.hub import CommHub
+from sky_jupyter.widgets.node.comm_hub import CommHub
 from sky_jupyter.widgets.open_comms import VIEW, OpenComms
 
 

@@ -13,7 +13,7 @@ import paramiko
 from ...errors import LinkLost, MachineError
 from ..base import Done
 from . import scripts
-from .machine_session import MachineSession
+from .session_protocol import MachineSession
 from .types import NoShell, shown
 
 _READ = 1 << 16

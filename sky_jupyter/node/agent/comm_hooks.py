@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-_PACKAGE = "sky_jupyter.widgets.node.hub"
+_PACKAGE = "sky_jupyter.widgets.node.comm_hub"
 Tell = Callable[[dict[str, Any], list[bytes]], None]
 """Brings a message to a rank's kernel."""
 

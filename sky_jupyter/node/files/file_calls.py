@@ -25,7 +25,7 @@ from distributed import rpc
 from ..dask import scheduler
 from ..kernel.project_modules import FOLDER
 from ..protocol.host_config import HostConfig
-from . import browsed_files, manifest_diff, paths_beginning, staging
+from . import browsed_files, complete_path, manifest_diff, staging
 from .blob_cache import BlobCache, places
 from .file_manifest import ManifestEntry, from_wire, pack, shown, to_wire, unpack, walk
 from .open_folder import Beneath, forget
@@ -173,7 +173,7 @@ class FileService:
 
     async def sky_complete_path(self, path: bytes) -> list[bytes]:
         """Return the paths that begin as this one does, sorted; a folder's ends with a slash."""
-        found = await asyncio.to_thread(paths_beginning.complete, from_wire(path), self.config.cwd)
+        found = await asyncio.to_thread(complete_path.complete, from_wire(path), self.config.cwd)
         return list(map(to_wire, found))
 
     async def sky_list_folder(

@@ -26,7 +26,7 @@ from ...spec.accelerators import NVIDIA, Accelerator
 from ...spec.cuda_builds import why_not_jax
 from ...spec.pool_spec import Image, PoolSpec
 from ...util.validate import check_flag, is_whole
-from ..core import rank_network
+from ..core import rank_resources
 from ..core.plugin import Plugin, given
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ MODULES = (
 )
 # Written from C++ to file descriptors 1 and 2 whenever ranks meet.
 NOISE = (
-    rank_network.GLOO_NOISE,
-    rank_network.NCCL_NOISE,
+    rank_resources.GLOO_NOISE,
+    rank_resources.NCCL_NOISE,
     r"W\d{4} .*\] Using experimental recoverable task feature\..*",
 )
 # Where a rank waits for others: by name, or in what JAX compiled.
@@ -134,7 +134,7 @@ def _major(cuda: str) -> int:
 
 
 def _transform(cuda: str | None, image: Image, spec: PoolSpec) -> Image:
-    rank_network.check_accelerators(spec)
+    rank_resources.check_accelerators(spec)
     if any(_WITH_EXTRAS.match(item) for item in image.pip):
         # Two packages for different releases of CUDA would conflict.
         return image
@@ -204,7 +204,7 @@ def _configure(info: InstanceInfo, devices: int | None) -> None:
 
     from . import compile_cache
 
-    _, count = rank_network.place(info)
+    _, count = rank_resources.place(info)
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if devices is not None and not forced:
         jax.config.update("jax_num_cpu_devices", devices)
@@ -217,7 +217,7 @@ def _configure(info: InstanceInfo, devices: int | None) -> None:
     _update("jax_enable_recoverability", True)
     # The service catches SIGTERM, and the rank would not end on it.
     _update("jax_enable_preemption_service", False)
-    # It would warn of any proxy; `rank_network.past_proxies` handles them.
+    # It would warn of any proxy; `rank_resources.past_proxies` handles them.
     _update("jax_check_proxy_envs", False)
 
 
@@ -240,8 +240,8 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
 
     distributed_initialize.install(info, init=init)
     # Not our own coordinator's address: a process that a cell starts has its coordinator there.
-    os.environ["JAX_COORDINATOR_ADDRESS"] = rank_network.endpoint(
-        info.head_addr, rank_network.programs_port(info, "jax")
+    os.environ["JAX_COORDINATOR_ADDRESS"] = rank_resources.endpoint(
+        info.head_addr, rank_resources.programs_port(info, "jax")
     )
     os.environ["JAX_NUM_PROCESSES"] = str(info.world_size)
     os.environ["JAX_PROCESS_ID"] = str(info.rank)
@@ -249,19 +249,19 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
         # Alone, the backend starts when it is first used: a cell may still configure JAX.
         os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
         return
-    rank_network.past_proxies(info)
-    rank_network.prepare_nccl(info)
+    rank_resources.past_proxies(info)
+    rank_resources.prepare_nccl(info)
     _bind_gloo(info.addr)
     if not init:
         os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
         return
     if not info.is_head:
-        rank_network.wait_for(info.head_addr, info.port("jax"), JOIN_SECONDS)
+        rank_resources.wait_for(info.head_addr, info.port("jax"), JOIN_SECONDS)
     options = _initialize_options(info)
     initialize = distributed_initialize.original_of("initialize")
     known = inspect.signature(initialize).parameters
     initialize(**{key: value for key, value in options.items() if key in known})
-    with rank_network.noting_connections("jax"):
+    with rank_resources.noting_connections("jax"):
         multihost_utils.sync_global_devices("sky_jupyter: all ranks are in")
     os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(jax.local_device_count())
 
@@ -269,15 +269,15 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
 def _initialize_options(info: InstanceInfo) -> dict[str, Any]:
     """Return the arguments of `jax.distributed.initialize`, for the newest release."""
     return {
-        "coordinator_address": rank_network.endpoint(info.head_addr, info.port("jax")),
+        "coordinator_address": rank_resources.endpoint(info.head_addr, info.port("jax")),
         # Without it the service listens on every interface of the machine.
-        "coordinator_bind_address": rank_network.endpoint(info.head_addr, info.port("jax")),
+        "coordinator_bind_address": rank_resources.endpoint(info.head_addr, info.port("jax")),
         "num_processes": info.world_size,
         "process_id": info.rank,
         "cluster_detection_method": "deactivate",
         "initialization_timeout": JOIN_SECONDS,
         "heartbeat_timeout_seconds": 100,
-        "shutdown_timeout_seconds": int(rank_network.LEAVE_SECONDS),
+        "shutdown_timeout_seconds": int(rank_resources.LEAVE_SECONDS),
     }
 
 
@@ -316,7 +316,7 @@ def _leave() -> None:
     client, service = _let_go()
     for part in (client, service):
         if part is not None:
-            rank_network.within(rank_network.LEAVE_SECONDS, part.shutdown)
+            rank_resources.within(rank_resources.LEAVE_SECONDS, part.shutdown)
 
 
 def _let_go() -> tuple[Any, Any]:
@@ -341,7 +341,7 @@ def again(info: InstanceInfo, *, init: bool = True) -> None:
 
     client, service = _let_go()
     if client is not None:
-        rank_network.within(rank_network.LEAVE_SECONDS, client.shutdown)
+        rank_resources.within(rank_resources.LEAVE_SECONDS, client.shutdown)
     set_mesh = getattr(jax, "set_mesh", None)
     if set_mesh is not None:
         # An interrupt may have come just where JAX would have put its own mesh back; and the devices
@@ -355,7 +355,7 @@ def again(info: InstanceInfo, *, init: bool = True) -> None:
     if service is not None:
         # Only now: a rank that is still connected to the old service would be aborted. All have joined the new one, so
         # all have left the old one.
-        rank_network.within(rank_network.LEAVE_SECONDS, service.shutdown)
+        rank_resources.within(rank_resources.LEAVE_SECONDS, service.shutdown)
 
 
 def ended(info: InstanceInfo) -> str:
@@ -368,7 +368,7 @@ def ended(info: InstanceInfo) -> str:
 def abort(info: InstanceInfo) -> None:
     """Free this rank from a blocked collective; call `again` on all ranks next."""
     _break_meetings()
-    rank_network.break_connections("jax")
+    rank_resources.break_connections("jax")
 
 
 def _break_meetings() -> None:

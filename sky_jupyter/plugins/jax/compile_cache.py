@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...util.atomic_write import atomic_write
-from ..core import rank_network
+from ..core import rank_resources
 
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
@@ -128,7 +128,7 @@ def install(info: InstanceInfo) -> None:
         # While one machine's ranks find a program and another's compile it, those wait for each other: XLA shares
         # out among all of them what it tries on GPUs.
         return
-    path = rank_network.kept_folder(f"{FOLDER}-{_processor()}")
+    path = rank_resources.kept_folder(f"{FOLDER}-{_processor()}")
     if path is None:
         return
     try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax._src import distributed, xla_bridge
 
-from ..core import rank_network
+from ..core import rank_resources
 
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
@@ -136,7 +136,7 @@ def _initialize(here: _Here, original: Callable[..., None], call: dict[str, Any]
             # Without it the service listens on every interface of the machine.
             call["coordinator_bind_address"] = address
     original(**call)
-    rank_network.note_listening("jax", info.addr)
+    rank_resources.note_listening("jax", info.addr)
 
 
 def _shutdown(here: _Here, original: Callable[..., None], call: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from ...spec.accelerators import NVIDIA, Accelerator
 from ...spec.pool_spec import Image, PoolSpec
 from ...util.text import nearest
 from ...util.validate import check_flag, is_number
-from ..core import rank_network
+from ..core import rank_resources
 from ..core.plugin import Plugin, given
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Imports of the first use of torch across ranks; none starts a thread or touches a GPU.
 MODULES = ("torch", "torch.distributed", "torch.nn.parallel")
-NOISE = (rank_network.GLOO_NOISE, rank_network.NCCL_NOISE)
+NOISE = (rank_resources.GLOO_NOISE, rank_resources.NCCL_NOISE)
 # Where a rank waits for others: by name, or in what runs a backward pass.
 COLLECTIVES = (
     r"torch/distributed/distributed_c10d\.py:(?P<call>[a-z]\w*)\Z",
@@ -109,7 +109,7 @@ def torch(
 
 
 def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSpec) -> Image:
-    rank_network.check_accelerators(spec)
+    rank_resources.check_accelerators(spec)
     own = any(_OWN.match(item) for item in image.pip)
     build = _build(cuda, version, spec.accelerator, own=own)
     # uv chooses the build by this variable; plain torch is what its index holds for the platform.
@@ -147,10 +147,10 @@ def around(backend: str | None, timeout: float, info: InstanceInfo, *, init: boo
     """Be a rank of the group inside."""
     import torch
 
-    _, count = rank_network.place(info)
+    _, count = rank_resources.place(info)
     if "OMP_NUM_THREADS" not in os.environ:
         # Ranks that each use every core only disturb each other.
-        torch.set_num_threads(max(1, rank_network.cores() // count))
+        torch.set_num_threads(max(1, rank_resources.cores() // count))
     _join(backend, timeout, info, init=init)
     try:
         yield
@@ -179,7 +179,7 @@ def _environment(info: InstanceInfo) -> None:
     os.environ.update(
         MASTER_ADDR=info.head_addr,
         # Not our own store's port: a process that a cell starts has its store there.
-        MASTER_PORT=str(rank_network.programs_port(info, "torch")),
+        MASTER_PORT=str(rank_resources.programs_port(info, "torch")),
         WORLD_SIZE=str(info.world_size),
         RANK=str(info.rank),
         LOCAL_RANK=str(info.local_rank),
@@ -197,10 +197,10 @@ def _environment(info: InstanceInfo) -> None:
         TORCHELASTIC_USE_AGENT_STORE="False",
     )
     # By itself gloo uses the address of the host's name, often 127.0.1.1.
-    name = rank_network.interface(info.addr)
+    name = rank_resources.interface(info.addr)
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    rank_network.prepare_nccl(info)
+    rank_resources.prepare_nccl(info)
 
 
 def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool) -> None:
@@ -220,7 +220,7 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool
         torch.cuda.set_device(own[0])
     store = _store(info)
     init_process_group.install(info, store)
-    with rank_network.noting_connections("torch"):
+    with rank_resources.noting_connections("torch"):
         init_process_group.original_init()(
             backend,
             store=store,
@@ -237,7 +237,7 @@ def _devices(visible: int, info: InstanceInfo) -> list[int]:
 
     All of them, if CUDA_VISIBLE_DEVICES has shared them out.
     """
-    return list(range(visible)) if info.accelerators else rank_network.share(visible, *rank_network.place(info))
+    return list(range(visible)) if info.accelerators else rank_resources.share(visible, *rank_resources.place(info))
 
 
 def _store(info: InstanceInfo) -> Any:
@@ -262,7 +262,7 @@ def abort(info: InstanceInfo) -> None:
     """Free this rank from a blocked collective; `again` must follow on all ranks."""
     _abort_nccl()
     # Each group of the user's own has its own listener.
-    rank_network.break_connections("torch", every=True)
+    rank_resources.break_connections("torch", every=True)
 
 
 def _abort_nccl() -> None:
@@ -306,4 +306,4 @@ def _leave() -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():
-        rank_network.within(rank_network.LEAVE_SECONDS, dist.destroy_process_group)
+        rank_resources.within(rank_resources.LEAVE_SECONDS, dist.destroy_process_group)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ..core import rank_network
+from ..core import rank_resources
 
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
@@ -99,12 +99,12 @@ def _init(original: Callable[..., None], call: dict[str, Any]) -> None:
             return
         dist.destroy_process_group()
     if not ours or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
-        with rank_network.noting_connections("torch"):
+        with rank_resources.noting_connections("torch"):
             original(**call)
         return
     meeting.count += 1
     store = dist.PrefixStore(f"program-{meeting.count}", meeting.store)
-    with rank_network.noting_connections("torch"):
+    with rank_resources.noting_connections("torch"):
         original(**{**call, **here, "init_method": None, "store": store})
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...node.protocol import rpc
 from ...node.protocol.journal_events import is_count
 from ...util.validate import is_number
-from ..base.event_log import LATEST
 from ..base.event_loop import loop
+from ..base.run_timeline import LATEST
 from ..context import PoolContext
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 from ...capture.blobs import Blob
 from ...capture.collect import Capture, collect_value
 from ...capture.ledger import Ledger
-from ...capture.unchanged import Unchanged
+from ...capture.unchanged_functions import Unchanged
 from ...node.protocol import short_call_frames as frames
 from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import loop

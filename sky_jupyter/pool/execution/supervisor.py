@@ -20,9 +20,9 @@ from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
 from ...util.free_locks import taken_now
 from ...util.text import first_line, rank_label
-from ..base.event_log import PoolEvents
 from ..base.event_loop import loop
 from ..base.events import NoticeEvent, ignore
+from ..base.run_timeline import PoolEvents
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 from ..runs.hang_detector import AFTER, HangDetector

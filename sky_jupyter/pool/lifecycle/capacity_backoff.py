@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import NoCapacity
-from ...providers.values import Offer
+from ...providers.provisioning_types import Offer
 from ...util.text import first_line
 from ..base.timeouts import TIMEOUTS
 

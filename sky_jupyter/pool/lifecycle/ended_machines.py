@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from ...errors import SkyError
 from ...providers.base import has_queue
-from ...providers.values import PENDING, QUEUED
+from ...providers.provisioning_types import PENDING, QUEUED
 from . import incarnations
 
 if TYPE_CHECKING:
-    from ...providers.values import MachineRecord
+    from ...providers.provisioning_types import MachineRecord
     from ...spec.pool_spec import PoolSpec
 
 

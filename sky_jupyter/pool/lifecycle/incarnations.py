@@ -12,7 +12,7 @@ from ...util.text import first_line
 if TYPE_CHECKING:
     from ...machines.base import Machine
     from ...providers.base import ConnectionSession
-    from ...providers.values import MachineRecord
+    from ...providers.provisioning_types import MachineRecord
     from ...spec.pool_spec import PoolSpec
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import MachineError, ProvisionError, SkyError
 from ...providers.base import has_queue
-from ...providers.values import PENDING, QUEUED, MachineRecord
+from ...providers.provisioning_types import PENDING, QUEUED, MachineRecord
 from ...util.text import first_line, format_ranks
 from ..base.timeouts import TIMEOUTS
 from . import power_renewal

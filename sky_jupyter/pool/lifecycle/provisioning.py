@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, Unanswered
 from ...providers.base import Provisioner, account_of, can_stop, has_prices, has_queue, is_provisioner
-from ...providers.values import STOPPED, MachineRecord, Order
+from ...providers.provisioning_types import STOPPED, MachineRecord, Order
 from ...util.pool_cost import purchase
 from ...util.text import first_line
 from ..base.timeouts import TIMEOUTS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import PoolError, SkyError
 from ...providers.base import can_stop
-from ...providers.values import STOPPED
+from ...providers.provisioning_types import STOPPED
 from ..base.timeouts import TIMEOUTS
 from ..registry import stopped_pools
 from .provisioning import Provisioning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...providers.values import MachineRecord, Offer
+from ...providers.provisioning_types import MachineRecord, Offer
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec

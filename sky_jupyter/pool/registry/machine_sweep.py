@@ -260,12 +260,12 @@ def _stays_stopped(row: PoolRow | None) -> bool:
 
 def _stop_again(registry: Registry, row: PoolRow, rows: Sequence[OrderRow], swept: Swept) -> None:
     """Stop machines of a stopped pool that run: its provider refused, or who started them has died."""
-    from ...providers import kinds
+    from ...providers import provider_registry
     from ...providers.base import can_stop
 
     try:
         for kind, recipe in dict.fromkeys((one.provider, one.recipe) for one in rows if one.token):
-            provider = kinds.restore(kind, recipe)
+            provider = provider_registry.restore(kind, recipe)
             regions = list(dict.fromkeys(one.region for one in rows if one.recipe == recipe and one.region))
             running = [record.id for record in provider.list(row.id, regions) if record.is_usable]
             # Somebody may start it just now.
@@ -277,7 +277,7 @@ def _stop_again(registry: Registry, row: PoolRow, rows: Sequence[OrderRow], swep
 
 def _end_all(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
     """Destroy a pool's machines, at each of its providers."""
-    from ...providers import kinds
+    from ...providers import provider_registry
 
     left: list[str] = []
     bill = PoolBill(registry, pool)
@@ -290,7 +290,7 @@ def _end_all(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: flo
             row for row in rows if (row.provider, row.recipe) == (kind, recipe) and row.state != machine_orders.PLANNED
         ]
         if there:
-            left += end_machines(kinds.restore(kind, recipe), pool, there, limit, told, bill)
+            left += end_machines(provider_registry.restore(kind, recipe), pool, there, limit, told, bill)
     return left
 
 
@@ -318,11 +318,11 @@ def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[O
 
 def _sweep_strays(registry: Registry, swept: Swept) -> None:
     """Destroy machines of no pool, at the providers that have sold any; each is asked every few minutes."""
-    from ...providers import kinds
+    from ...providers import provider_registry
 
     for purchase in provider_accounts.of(registry, _STRAYS):
         with contextlib.suppress(Exception):
-            provider = kinds.restore(purchase.provider, purchase.recipe)
+            provider = provider_registry.restore(purchase.provider, purchase.recipe)
             found = [stray for stray in orphaned_machines.look(registry, provider, purchase.regions) if stray.ends]
             swept.machines += len(found)
             destroy(provider, [stray.record.id for stray in found])

@@ -20,7 +20,7 @@ from .rows import clock
 
 if TYPE_CHECKING:
     from ...providers.base import Provisioner
-    from ...providers.values import MachineRecord
+    from ...providers.provisioning_types import MachineRecord
     from .registry import Registry
 
 _PAUSE = TIMEOUTS.machines.sweep_pause

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from ...errors import PoolError
 from ...providers import machine_costs
-from ...providers import values as machine_states
+from ...providers import provisioning_types as machine_states
 from ...providers.base import has_prices
-from ...providers.values import MachineRecord
+from ...providers.provisioning_types import MachineRecord
 from ...util.pool_cost import ENDED, MachineCost, PoolCost
 from . import cost_rows
 from .cost_rows import RUNNING, STOPPED, CostRow
 
 if TYPE_CHECKING:
     from ...providers.base import Provisioner
-    from ...providers.values import Order
+    from ...providers.provisioning_types import Order
     from .registry import Registry
 
 

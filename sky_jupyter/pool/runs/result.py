@@ -16,7 +16,7 @@ from ...errors import PoolError, RankDied, SkyError
 from ...node.protocol.journal_events import gap_text
 from ...node.serialization.unpicklable_placeholders import RemoteRepr
 from ...util.text import format_size, plain, rank_label
-from ..base.event_log import EventLog, EventRow, table
+from ..base.run_timeline import EventLog, EventRow, table
 from . import remote_exceptions
 from .output_buffer import MOST, Printed
 

@@ -19,8 +19,8 @@ from ...capture.collect import Capture
 from ...node.protocol.journal_events import Gap, checked, gap_text, is_count, parse
 from ...spec.pool_spec import MAX_NODES
 from ...util.text import cleaned
-from ..base.event_log import NODE, EventLog
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
+from ..base.run_timeline import NODE, EventLog
 from .input_requests import Question, Questions
 from .output_buffer import Bound, Printed
 from .result import Outcome

@@ -18,7 +18,7 @@ from ...node.protocol import rpc
 from ...spec.pool_spec import PoolSpec
 from ...util.text import rank_label
 from ...util.validate import is_number
-from ..base.event_log import EventLog
+from ..base.run_timeline import EventLog
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 from .run import Run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import SkyError
-from ..values import STOPPED, Charge, MachineRecord
+from ..provisioning_types import STOPPED, Charge, MachineRecord
 from . import prices
 from .machine_images import FREE_THROUGHPUT, THROUGHPUT
 

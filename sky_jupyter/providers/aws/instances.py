@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import Unanswered
 from ...util.background_tasks import map_all
-from ..values import ENDED, ENDING, PENDING, RUNNING, STOPPED, MachineRecord
+from ..provisioning_types import ENDED, ENDING, PENDING, RUNNING, STOPPED, MachineRecord
 from .api_errors import code_of, translated
 from .clients import FIRST_REGION
 

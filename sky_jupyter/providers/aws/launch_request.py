@@ -15,7 +15,7 @@ from .api_errors import NotAuthorized, code_of, translated
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
-    from ..values import Order
+    from ..provisioning_types import Order
     from .clients import Clients
     from .instance_types import InstanceType
     from .provider import AWS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...errors import ProvisionError, SpecError
 from ...spec.accelerators import Accelerator
 from ...util.text import first_line
-from ..values import Offer
+from ..provisioning_types import Offer
 from . import instance_types, prices
 from .api_errors import translated
 from .instance_types import InstanceType, catalogue

@@ -14,7 +14,7 @@ from ...machines.ssh import pool_keys
 from ...machines.ssh.target import HostAddress
 from ...spec.pool_spec import PoolSpec
 from ...util.validate import brief, check_whole, is_number
-from .. import first_contact, kinds, pool_listing
+from .. import pool_listing, provider_registry, wait_for_ssh
 from ..base import Charge, ConnectionSession, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
@@ -261,8 +261,8 @@ class AWS:
         def console(record: MachineRecord) -> str:
             return instances.console(self.clients, record)
 
-        access = first_contact.BootAccess(self.describe, self.user, self.jump, admit, console)
-        return first_contact.connect(access, ids, session)
+        access = wait_for_ssh.BootAccess(self.describe, self.user, self.jump, admit, console)
+        return wait_for_ssh.connect(access, ids, session)
 
     def forget(self, pool: str) -> None:
         """Remove the keys of a pool, and its placement group once its machines are gone."""
@@ -300,6 +300,6 @@ def _network(value: Any) -> str:
     )
 
 
-kinds.register(AWS)
+provider_registry.register(AWS)
 
 __all__ = ["AWS"]

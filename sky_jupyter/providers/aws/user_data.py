@@ -15,7 +15,7 @@ from ...machines import power_watchdog
 
 if TYPE_CHECKING:
     from ...machines.ssh.pool_keys import PoolKeys
-    from ..values import Order
+    from ..provisioning_types import Order
 
 _MOST = 16_384
 # They hold dpkg's lock for minutes after a start.

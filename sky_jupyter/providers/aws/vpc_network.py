@@ -22,7 +22,7 @@ from . import instance_types
 from .api_errors import code_of
 
 if TYPE_CHECKING:
-    from ..values import MachineRecord
+    from ..provisioning_types import MachineRecord
     from .clients import Clients
     from .provider import AWS
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from ..values import ENDED, QUEUED, MachineRecord, Order
+from ..provisioning_types import ENDED, QUEUED, MachineRecord, Order
 
 _BEGIN = "sky"
 _PARTS = 8
@@ -75,7 +75,7 @@ class BatchJob:
     mark : JobMark
         What it says of its pool.
     state : str
-        One of `values`: ``"queued"`` until all its nodes are there.
+        A state of `provisioning_types`: ``"queued"`` until all its nodes are there.
     reason : str
         Why it waits, or how it ended, in words.
     nodes : tuple of str

@@ -23,7 +23,7 @@ from ...util.text import cleaned
 from ...util.validate import check_flag
 from .. import pool_listing
 from ..line_options import LineOption
-from ..values import ENDED, QUEUED, QUEUED_POOL, RUNNING, MachineRecord, Offer, Order
+from ..provisioning_types import ENDED, QUEUED, QUEUED_POOL, RUNNING, MachineRecord, Offer, Order
 from . import allocation_notice, batch_job, login_calls
 from .batch_job import BatchJob, JobMark
 

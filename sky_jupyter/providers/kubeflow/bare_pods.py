@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import OrderSpent, SkyError, SpecError
-from ...machines import wait_script
+from ...machines import container_command
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import map_all
-from .. import kinds
+from .. import provider_registry
 from ..base import MachineRecord, Offer, Order
-from ..values import ENDED, ENDING
+from ..provisioning_types import ENDED, ENDING
 from . import pod_records, pod_template
 from .pod_provider import PodProvider
 from .pod_records import PodGroup
@@ -121,7 +121,7 @@ class Kubernetes(PodProvider):
         container = {
             "name": pod_template.CONTAINER,
             "image": self.image,
-            "command": wait_script.command(order.until, file=self.power_file),
+            "command": container_command.command(order.until, file=self.power_file),
             "env": [{"name": key, "value": value} for key, value in pod_template.env(self).items()],
             "resources": {"requests": amounts, "limits": amounts},
             "volumeMounts": mounts,
@@ -198,6 +198,6 @@ class Kubernetes(PodProvider):
             kube_clients.ask(access, "delete pods", end)
 
 
-kinds.register(Kubernetes)
+provider_registry.register(Kubernetes)
 
 __all__ = ["Kubernetes"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...spec.pool_spec import PoolSpec
-from .. import kinds
+from .. import provider_registry
 from ..base import MachineRecord, Offer, Order
 from ..line_options import LineOption
 from . import pod_options
@@ -116,6 +116,6 @@ class Kubeflow(PodProvider):
         train_jobs.destroy(self, ids)
 
 
-kinds.register(Kubeflow)
+provider_registry.register(Kubeflow)
 
 __all__ = ["Kubeflow"]

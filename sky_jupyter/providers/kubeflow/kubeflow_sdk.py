@@ -14,7 +14,7 @@ from . import pod_template
 
 if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
-    from ..values import Order
+    from ..provisioning_types import Order
     from .pod_provider import PodProvider
 
 _lock = threading.Lock()

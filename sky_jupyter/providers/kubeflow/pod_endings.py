@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import SkyError
 from ...util.background_tasks import map_all
-from ..values import RUNNING, MachineRecord
+from ..provisioning_types import RUNNING, MachineRecord
 from . import pod_records
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError
 from ...machines.pods import kube_clients
-from ..values import ENDED, ENDING, PENDING, QUEUED, RUNNING, MachineRecord
+from ..provisioning_types import ENDED, ENDING, PENDING, QUEUED, RUNNING, MachineRecord
 from . import pod_template
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from . import pod_options
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
-    from ..values import Order
+    from ..provisioning_types import Order
     from .pod_provider import PodProvider
 
 CONTAINER = "node"

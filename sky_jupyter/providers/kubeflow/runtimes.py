@@ -10,7 +10,7 @@ from ...errors import ProvisionError
 from ...machines.pods import kube_clients, kube_errors
 from ...spec.accelerators import Accelerator, recognised
 from ...util.text import nearest
-from ..values import Offer
+from ..provisioning_types import Offer
 from . import kubeflow_sdk, pod_options
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import OrderSpent, ProvisionError
-from ...machines import wait_script
+from ...machines import container_command
 from ...machines.pods import kube_clients, kube_errors
-from ..values import ENDED, ENDING, QUEUED, MachineRecord
+from ..provisioning_types import ENDED, ENDING, QUEUED, MachineRecord
 from . import access_review, kubeflow_sdk, pod_endings, pod_records, pod_template, runtimes
 from .pod_records import PodGroup
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...machines.pods.cluster_place import ClusterPlace
     from ...machines.pods.kube_clients import KubeClients
     from ...spec.pool_spec import PoolSpec
-    from ..values import Order
+    from ..provisioning_types import Order
     from .kubeflow_provider import Kubeflow
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -43,7 +43,7 @@ def create(provider: Kubeflow, spec: PoolSpec, count: int, order: Order) -> list
                 *(kubeflow_sdk.client(clients), runtime, provider, order, count),
                 image=image,
                 resources=wished,
-                command=wait_script.command(order.until, file=provider.power_file),
+                command=container_command.command(order.until, file=provider.power_file),
                 labels=queue,
             )
         except Exception as error:

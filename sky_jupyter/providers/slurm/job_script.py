@@ -12,7 +12,7 @@ from ..batch.batch_provider import SETUP_FAILED, node_folder
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
-    from ..values import Order
+    from ..provisioning_types import Order
     from .slurm_provider import Slurm
 
 # Seconds before the time limit at which the job is told.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import ProvisionError
 from ..batch.batch_job import BatchJob, JobMark, waiting
 from ..batch.batch_provider import BatchStep
-from ..values import ENDED, ENDING, QUEUED, RUNNING
+from ..provisioning_types import ENDED, ENDING, QUEUED, RUNNING
 
 if TYPE_CHECKING:
     from ..batch.login_calls import LoginCalls

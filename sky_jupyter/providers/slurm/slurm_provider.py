@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import SpecError
 from ...util.validate import brief, check_flag, is_whole
-from .. import kinds
+from .. import provider_registry
 from ..batch.batch_provider import BatchProvider
 from ..line_options import LineOption
 from . import job_script, slurm_commands
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..batch.batch_job import BatchJob, JobMark
     from ..batch.batch_provider import BatchStep
     from ..batch.login_calls import LoginCalls
-    from ..values import Order
+    from ..provisioning_types import Order
 
 _WORD = r"[^\s\x00-\x1f'\"\\|]{1,200}"
 _TIME = r"\d{1,7}|\d{1,5}:\d{2}(:\d{2})?|\d{1,4}-\d{1,2}(:\d{2}){0,2}|UNLIMITED|INFINITE"
@@ -227,6 +227,6 @@ def _found_by(one: str) -> str:
     return ""
 
 
-kinds.register(Slurm)
+provider_registry.register(Slurm)
 
 __all__ = ["Slurm"]

@@ -17,7 +17,7 @@ def attach(pool: Pool) -> None:
     from IPython import get_ipython
 
     from . import widget_mirror
-    from .relay import Comms
+    from .comm_relay import Comms
 
     kernel = get_ipython().kernel
     if isinstance(getattr(kernel, "control_handlers", None), dict) and hasattr(kernel, "comm_manager"):

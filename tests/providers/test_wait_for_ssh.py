@@ -14,10 +14,10 @@ from sky_jupyter.errors import BootstrapError, HostKeyError, MachineError
 from sky_jupyter.machines.ssh import pool_keys
 from sky_jupyter.machines.ssh.pool_keys import PoolKeys
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.providers import first_contact, kinds
+from sky_jupyter.providers import provider_registry, wait_for_ssh
 from sky_jupyter.providers.base import ConnectionSession
-from sky_jupyter.providers.first_contact import BootAccess
-from sky_jupyter.providers.values import MachineRecord
+from sky_jupyter.providers.provisioning_types import MachineRecord
+from sky_jupyter.providers.wait_for_ssh import BootAccess
 from sky_jupyter.spec.options import Options
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import Host, World, hosts, skip_without_hosts
@@ -33,7 +33,7 @@ Describe = Callable[[Sequence[str]], Sequence[MachineRecord]]
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoolKeys:
     monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
-    monkeypatch.setattr(first_contact, "_POLL", 0.05)
+    monkeypatch.setattr(wait_for_ssh, "_POLL", 0.05)
     return pool_keys.make(POOL)
 
 
@@ -60,7 +60,7 @@ def found_at(host: Host) -> BootAccess:
 def test_a_long_wait_says_for_what_and_obeys_stop(
     there: MachineRecord, said: str, keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_contact, "_LONG", 0.01)
+    monkeypatch.setattr(wait_for_ssh, "_LONG", 0.01)
     stop, told = threading.Event(), []
 
     def tell(line: str) -> None:
@@ -68,7 +68,7 @@ def test_a_long_wait_says_for_what_and_obeys_stop(
         stop.set()
 
     with pytest.raises(MachineError, match="stopped"):
-        first_contact.connect(
+        wait_for_ssh.connect(
             access(lambda ids: [there], console="x\nno\nroot\n\ndisk\n"), [ID], ConnectionSession(stop=stop, tell=tell)
         )
     assert told
@@ -86,13 +86,13 @@ def test_a_machine_that_ends_while_it_is_waited_for_is_an_error_with_its_reason(
         return [next(states, record("ended", reason="Server.SpotInstanceTermination"))]
 
     with pytest.raises(MachineError, match="SpotInstanceTermination"):
-        first_contact.connect(access(describe), [ID], ConnectionSession())
+        wait_for_ssh.connect(access(describe), [ID], ConnectionSession())
 
 
 def test_without_the_keys_it_is_said_where_they_are(keys: PoolKeys) -> None:
     pool_keys.forget(POOL)
     with pytest.raises(MachineError, match=f"the one that made pool {POOL}"):
-        first_contact.connect(access(lambda ids: [record("running", NOBODY)]), [ID], ConnectionSession())
+        wait_for_ssh.connect(access(lambda ids: [record("running", NOBODY)]), [ID], ConnectionSession())
 
 
 def test_this_computer_is_let_in_once_in_each_region(keys: PoolKeys) -> None:
@@ -109,7 +109,7 @@ def test_this_computer_is_let_in_once_in_each_region(keys: PoolKeys) -> None:
 
     looked = BootAccess(lambda ids: there, "root", None, admit, lambda record: "")
     with pytest.raises(MachineError, match="stopped"):
-        first_contact.connect(looked, [one.id for one in there], ConnectionSession(stop=stop))
+        wait_for_ssh.connect(looked, [one.id for one in there], ConnectionSession(stop=stop))
     assert sorted(admitted) == ["east", "west"]
 
 
@@ -153,7 +153,7 @@ def test_the_first_host_key_is_verified_and_replaced_by_one_that_only_the_machin
     host: Host, keys: PoolKeys
 ) -> None:
     first = keys.first_host[1]
-    [machine] = first_contact.connect(found_at(host), [ID], ConnectionSession())
+    [machine] = wait_for_ssh.connect(found_at(host), [ID], ConnectionSession())
     try:
         assert machine.run("id -u").out.strip() == b"0"
         assert machine.address == host.private
@@ -163,13 +163,13 @@ def test_the_first_host_key_is_verified_and_replaced_by_one_that_only_the_machin
         assert keys.first_host[0] not in host.read(KEY_FILE).decode()
     finally:
         machine.close()
-    [again] = first_contact.connect(found_at(host), [ID], ConnectionSession())
+    [again] = wait_for_ssh.connect(found_at(host), [ID], ConnectionSession())
     again.close()
     assert keys.trusted(ID) == [own]
     # Whoever read the user data is not taken for the machine any more.
     give(host, keys)
     with pytest.raises(HostKeyError):
-        first_contact.connect(found_at(host), [ID], ConnectionSession())
+        wait_for_ssh.connect(found_at(host), [ID], ConnectionSession())
 
 
 @pytest.mark.root
@@ -177,14 +177,14 @@ def test_a_replacement_that_was_cut_short_is_finished_by_the_next_connection(
     host: Host, keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    use = first_contact._USE
-    monkeypatch.setattr(first_contact, "_USE", "exit 3 # {own}")
-    [machine] = first_contact.connect(found_at(host), [ID], ConnectionSession(tell=told.append))
+    use = wait_for_ssh._USE
+    monkeypatch.setattr(wait_for_ssh, "_USE", "exit 3 # {own}")
+    [machine] = wait_for_ssh.connect(found_at(host), [ID], ConnectionSession(tell=told.append))
     machine.close()
     assert "is not replaced" in told[0]
     assert len(keys.trusted(ID)) == 2
-    monkeypatch.setattr(first_contact, "_USE", use)
-    [machine] = first_contact.connect(found_at(host), [ID], ConnectionSession())
+    monkeypatch.setattr(wait_for_ssh, "_USE", use)
+    [machine] = wait_for_ssh.connect(found_at(host), [ID], ConnectionSession())
     machine.close()
     [own] = keys.trusted(ID)
     assert own.split() == host.read(f"{KEY_FILE}.pub").decode().split()[:2]
@@ -194,13 +194,13 @@ def test_a_replacement_that_was_cut_short_is_finished_by_the_next_connection(
 def test_another_host_key_than_the_given_one_is_refused_at_once(host: Host, keys: PoolKeys) -> None:
     host.change_key()
     with pytest.raises(HostKeyError, match="another machine answers there"):
-        first_contact.connect(found_at(host), [ID], ConnectionSession())
+        wait_for_ssh.connect(found_at(host), [ID], ConnectionSession())
 
 
 @pytest.mark.root
 def test_a_machine_that_boots_slowly_is_waited_for(host: Host, keys: PoolKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is pending, then its port is closed, then it lets nobody in, and then it does."""
-    monkeypatch.setattr(first_contact, "_LONG", 0.01)
+    monkeypatch.setattr(wait_for_ssh, "_LONG", 0.01)
     host.run("kill $(cat /run/sshd.pid)")
     host.write("/root/.ssh/authorized_keys", "", mode=0o600)
     there, heard = [record("pending")], []
@@ -218,12 +218,12 @@ def test_a_machine_that_boots_slowly_is_waited_for(host: Host, keys: PoolKeys, m
         "does not answer": lambda: host.run("/usr/sbin/sshd"),
         "answers, but": lambda: host.write("/root/.ssh/authorized_keys", f"{keys.client}\n", mode=0o600),
     }
-    [machine] = first_contact.connect(access(lambda ids: there[-1:]), [ID], ConnectionSession(tell=tell))
+    [machine] = wait_for_ssh.connect(access(lambda ids: there[-1:]), [ID], ConnectionSession(tell=tell))
     machine.close()
     assert heard == ["pending, without", "does not answer", "answers, but"]
 
 
-@kinds.register
+@provider_registry.register
 @dataclass(frozen=True)
 class Slow(Cloud):
     """A cloud whose machines never boot."""
@@ -231,13 +231,13 @@ class Slow(Cloud):
     kind = "slow-cloud"
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Any]:
-        return first_contact.connect(access(lambda ids: [replace(record("pending"), id=ids[0])]), ids, session)
+        return wait_for_ssh.connect(access(lambda ids: [replace(record("pending"), id=ids[0])]), ids, session)
 
 
 def test_a_start_that_waits_too_long_for_a_machine_says_for_what(
     keys: PoolKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_contact, "_LONG", 0.01)
+    monkeypatch.setattr(wait_for_ssh, "_LONG", 0.01)
     provider = Slow(str(tmp_path / "cloud.sqlite"))
     pool = Pool(PoolSpec(provider=provider, options=Options(ssh_timeout=2.0)))
     with pytest.raises(BootstrapError, match=r"Options\(ssh_timeout=2\)(.|\n)*pending, without an address"):
@@ -267,8 +267,8 @@ def test_machines_without_public_addresses_are_reached_through_a_jump_host(
             lambda one: "",
         )
         # It boots for longer than log-ins may fail.
-        monkeypatch.setattr(first_contact, "_BOOTING", -1.0)
-        monkeypatch.setattr(first_contact, "_LONG", 0.01)
+        monkeypatch.setattr(wait_for_ssh, "_BOOTING", -1.0)
+        monkeypatch.setattr(wait_for_ssh, "_LONG", 0.01)
         behind.run("kill $(cat /run/sshd.pid)")
         told: list[str] = []
 
@@ -277,7 +277,7 @@ def test_machines_without_public_addresses_are_reached_through_a_jump_host(
             if len(told) == 1:
                 behind.run("/usr/sbin/sshd")
 
-        [machine] = first_contact.connect(there, [ID], ConnectionSession(tell=tell))
+        [machine] = wait_for_ssh.connect(there, [ID], ConnectionSession(tell=tell))
         assert "not to be reached through its jump host" in told[0]
         try:
             assert machine.run("hostname").out.strip() == behind.name.encode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.capture.unchanged import Unchanged
+from sky_jupyter.capture.unchanged_functions import Unchanged
 
 
 def made(code: str, **names: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ..machines.ssh.target import Target, resolve
 from ..machines.ssh.types import shown
 from ..util.text import first_line
 from . import ssh_connections
-from .values import RUNNING, MachineRecord
+from .provisioning_types import RUNNING, MachineRecord
 
 if TYPE_CHECKING:
     from ..machines.base import Machine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.machines import power_watchdog, wait_script
+from sky_jupyter.machines import container_command, power_watchdog
 from sky_jupyter.node.host.power_file import PowerFile, uptime
 
 from .conftest import eventually
@@ -44,7 +44,7 @@ def begin(shell: list[str], file: Path) -> Iterator[Begin]:
         (tools / name).symlink_to(str(shutil.which(name)))
 
     def start(until: float | None = None, grace: float = 3600.0) -> subprocess.Popen[str]:
-        words = wait_script.command(until, file=str(file), grace=grace, pause=0.05)
+        words = container_command.command(until, file=str(file), grace=grace, pause=0.05)
         assert words[:2] == ["/bin/sh", "-c"]
         argv = [str(shutil.which(shell[0])), *shell[1:], *words[1:]]
         out, err = subprocess.PIPE, subprocess.STDOUT
@@ -127,7 +127,7 @@ def test_a_container_that_is_evicted_ends_at_once_and_does_not_seem_to_be_done(
 
 
 def test_a_container_that_has_no_place_to_write_says_so(shell: list[str]) -> None:
-    words = wait_script.command(None, file="/proc/none/life/power")
+    words = container_command.command(None, file="/proc/none/life/power")
     done = subprocess.run([*shell, *words[1:]], capture_output=True, text=True, check=False)
     assert (done.returncode, "cannot write /proc/none/life/power" in done.stdout) == (1, True)
 
@@ -136,7 +136,7 @@ def test_a_container_that_has_no_place_to_write_says_so(shell: list[str]) -> Non
 def test_the_first_process_of_a_container_reaps_what_others_leave_and_can_be_ended(
     shell: list[str], file: Path
 ) -> None:
-    words = wait_script.command(None, file=str(file), pause=0.05)
+    words = container_command.command(None, file=str(file), pause=0.05)
     space = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child"]
     with subprocess.Popen([*space, *shell, *words[1:]], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -156,8 +156,8 @@ def test_the_first_process_of_a_container_reaps_what_others_leave_and_can_be_end
 
 
 def test_an_order_that_is_sent_again_has_the_same_command_which_no_cluster_rewrites() -> None:
-    words = wait_script.command(1e9, file="/sky/power", grace=60)
-    assert words == wait_script.command(1e9, file="/sky/power", grace=60)
+    words = container_command.command(1e9, file="/sky/power", grace=60)
+    assert words == container_command.command(1e9, file="/sky/power", grace=60)
     assert words[-3:] == ["60", "1000000000", "1"]
     # Kubernetes has $$ and $(NAME) replaced in commands.
     script = words[2].replace("$((", "")
