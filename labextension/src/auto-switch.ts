@@ -3,7 +3,7 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from "@jupyterlab/applica
 import { Notification } from "@jupyterlab/apputils";
 import { Switch } from "@jupyterlab/ui-components";
 
-import { AutoState } from "./auto/state";
+import { AutoState } from "./auto/auto-state";
 import { install } from "./page/dom";
 import { reason } from "./run/dom";
 import style from "./auto/style.css";

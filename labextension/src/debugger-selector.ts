@@ -3,7 +3,7 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from "@jupyterlab/applica
 import { Notification } from "@jupyterlab/apputils";
 import { Widget } from "@lumino/widgets";
 
-import { DebuggerState } from "./debugger/state";
+import { DebuggerState } from "./debugger/debugged-rank";
 import { install, make, mark } from "./page/dom";
 import { reason } from "./run/dom";
 import style from "./debugger/style.css";

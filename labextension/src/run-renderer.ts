@@ -14,7 +14,7 @@ import { RunModel } from "./run/model";
 import { withPictures } from "./run/pictures";
 import { reason } from "./run/dom";
 import { knows, whenEnding } from "./run/kernel-features";
-import { drawPlain } from "./run/rich";
+import { drawPlain } from "./run/rich-output";
 import { MIME, readSnapshot, type Snapshot, type State } from "./run/schema";
 import { RunView } from "./run/view";
 import { WidgetBars } from "./run/widget-bars";

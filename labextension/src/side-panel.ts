@@ -13,7 +13,7 @@ import { FileViewer } from "./pools/file-viewer";
 import { FilesView, type OpenedFile } from "./pools/files-view";
 import { icon, PoolsPanel } from "./pools/panel";
 import { logNode, whereNode } from "./pools/run-dialog";
-import { poolsSection } from "./pools/running";
+import { poolsSection } from "./pools/running-panel";
 import style from "./pools/style.css";
 import { nameOf } from "./pools/view";
 import { Watcher } from "./pools/watcher";

@@ -2,7 +2,7 @@
 
 import type { Widget } from "@lumino/widgets";
 
-import type { FollowedState } from "./run/followed-state";
+import type { FollowedState } from "./run/kernel-state";
 import type { Kernel } from "./run/kernel-requests";
 
 // Left of the kernel's name.

@@ -3,7 +3,7 @@ import { PoolModel } from "../src/pool/model";
 import { install as installPool } from "../src/pool/style";
 import { PoolPanel } from "../src/pool/view";
 import { RunModel, type Snapshot } from "../src/run/model";
-import { drawPlain } from "../src/run/rich";
+import { drawPlain } from "../src/run/rich-output";
 import { readDelta } from "../src/run/schema";
 import { RunView } from "../src/run/view";
 import { GB, node, pool, RUN } from "./pool/stub";

@@ -1,10 +1,10 @@
 /** The part of the view that scrolls: of each stretch of lines, those that are in sight are on the page. */
 
-import { dress, type DressedLines } from "./dressed-lines";
+import { dress, type DressedLines } from "./wrapped-lines";
 import type { Block } from "./filtered-lines";
 import { make, paint } from "./dom";
 import { rankLabel } from "./folding";
-import { Grip } from "./grip";
+import { Grip } from "./height-grip";
 import type { Host } from "./display-context";
 import { arrange, ItemBox, pictureOf } from "./item-box";
 import { Rows } from "./line-elements";

@@ -14,7 +14,7 @@ import { RunModel } from "./model";
 import { ScrollPane } from "./scroll-pane";
 import { copy, logs } from "./export-text";
 import { firstError } from "./first-error";
-import { Toggle } from "./toggle";
+import { Toggle } from "./toggle-button";
 import { Viewport } from "./viewport";
 import { install, isDark } from "./style";
 import { SimilarLines } from "./similar-lines";

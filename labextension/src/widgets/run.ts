@@ -5,7 +5,7 @@ import { copies } from "../run/copy-names";
 import type { Host } from "../run/display-context";
 import { RunModel } from "../run/model";
 import { reason } from "../run/dom";
-import { drawPlain } from "../run/rich";
+import { drawPlain } from "../run/rich-output";
 import { readDelta, readSnapshot } from "../run/schema";
 import { RunView } from "../run/view";
 import { bytesOf } from "./bytes";

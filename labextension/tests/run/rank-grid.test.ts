@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { RunModel, type Snapshot } from "../../src/run/model";
 import { cellAfter, matcher } from "../../src/run/rank-grid";
 import { windowOf } from "../../src/run/rank-output";
-import { drawPlain } from "../../src/run/rich";
+import { drawPlain } from "../../src/run/rich-output";
 import { culprit } from "../../src/run/run-status";
 import { RunView } from "../../src/run/view";
 

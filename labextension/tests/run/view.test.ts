@@ -2,7 +2,7 @@ import { afterEach, beforeEach, describe, expect, it } from "vitest";
 
 import type { Host } from "../../src/run/display-context";
 import { RunModel, type Snapshot } from "../../src/run/model";
-import { drawPlain } from "../../src/run/rich";
+import { drawPlain } from "../../src/run/rich-output";
 import { readDelta } from "../../src/run/schema";
 import { RunView } from "../../src/run/view";
 

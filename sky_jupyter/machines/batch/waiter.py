@@ -1,8 +1,8 @@
 """Waiter: the shell script that a job runs on each of its nodes. It is what starts the pool's processes there.
 
 A process that is started over the login host dies with its step, so the waiter starts all that is to survive. It is
-asked by a pipe with a name. It ends as `container_command` does, by the power file: the pool has ended, nobody has used the
-node for the time of its lease, or the deadline has passed. It needs a POSIX shell, ``mkfifo`` and ``/proc``.
+asked by a pipe with a name. It ends as `container_command` does, by the power file: the pool has ended, nobody has used
+the node for the time of its lease, or the deadline has passed. It needs a POSIX shell, ``mkfifo`` and ``/proc``.
 """
 
 from __future__ import annotations

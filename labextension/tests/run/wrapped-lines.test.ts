@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { dress, pieces } from "../../src/run/dressed-lines";
+import { dress, pieces } from "../../src/run/wrapped-lines";
 import { firstError } from "../../src/run/first-error";
 import { clockTime, LineTimes } from "../../src/run/line-times";
 

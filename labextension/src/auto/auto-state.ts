@@ -1,6 +1,6 @@
 /** Whether a notebook's plain cells run on a pool, as its kernel says; docs/actions.md. */
 
-import { FollowedState, text, type Told } from "../run/followed-state";
+import { FollowedState, text, type Told } from "../run/kernel-state";
 
 /** What the switch shows and changes. */
 export class AutoState extends FollowedState {

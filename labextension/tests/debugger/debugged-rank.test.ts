@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { DebuggerState } from "../../src/debugger/state";
+import { DebuggerState } from "../../src/debugger/debugged-rank";
 import { kernel } from "../state-kernel";
 
 const ONE = { pool: "night", ranks: 2, rank: 1 };

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { AutoState } from "../../src/auto/state";
+import { AutoState } from "../../src/auto/auto-state";
 import { kernel } from "../state-kernel";
 
 const ON = { on: true, live: true, pool: "night", options: "--on head" };

@@ -1,6 +1,6 @@
 /** Which rank the page's debugger debugs, as the notebook's kernel says; docs/actions.md. */
 
-import { FollowedState, text, type Told } from "../run/followed-state";
+import { FollowedState, text, type Told } from "../run/kernel-state";
 
 // A rank may be busy with code that lets nothing else run for a while.
 const PATIENCE = 60_000;
