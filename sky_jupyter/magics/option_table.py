@@ -435,6 +435,7 @@ CELL = (
 SYNC = Switch("--sync", "install on the nodes the packages behind the imports, as the notebook has them")
 DETACH = Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end")
 DRY_RUN = Switch("--dry-run", "slurm: show the job's script, and whether it would be taken, and submit nothing")
+TIMINGS = Switch("--timings", "show where the start spent its time, to 10 ms; for a live pool, where its last one did")
 QUEUED = Switch(
     "--detach", "slurm: submit the job and return; the same line without it takes it up, also while it waits"
 )
@@ -587,7 +588,7 @@ _OPTIONS = {
 _SWITCHES = {
     "auto": (*POOL_SWITCHES, *CELL_SWITCHES),
     **dict.fromkeys(SCRIPTS, (*POOL_SWITCHES, *CELL_SWITCHES)),
-    "up": (*POOL_SWITCHES, SYNC, DRY_RUN, QUEUED),
+    "up": (*POOL_SWITCHES, SYNC, DRY_RUN, QUEUED, TIMINGS),
     "restart": POOL_SWITCHES,
     "resize": (YES,),
     "down": (ALL,),

@@ -90,6 +90,7 @@ class ParsedLine:
     take_over: bool = False
     detach: bool = False
     dry_run: bool = False
+    timings: bool = False
     quiet: bool = False
     sync: bool = False
     all: bool = False

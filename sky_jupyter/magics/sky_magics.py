@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -231,10 +232,17 @@ class SkyMagics(Magics):
             print(job_queue.preview(spec) if given.dry_run else job_queue.submit(spec))
             return
         there = pools.current if given.name is None else pools.get(given.name)
+        began = time.time()
         pool = self.pool_for(given)
+        ended = time.time()
         pool.packages.sync |= given.sync
         if pool is there:
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, live")
+        if given.timings:
+            from . import start_timings
+
+            whole = None if pool is there else (began, ended)
+            print(start_timings.table(pool.phases.timings(), whole))
 
     def do_auto(self, given: ParsedLine) -> None:
         if given.target == "off":

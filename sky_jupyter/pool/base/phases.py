@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _LINES = 100
@@ -26,6 +27,7 @@ class NodePhase:
 
     def __init__(self) -> None:
         self.state, self.line = "on", ""
+        self.at = time.time()
         self._began = time.perf_counter()
         self._ended = 0.0
 
@@ -52,6 +54,8 @@ class Phase:
         self.at = time.time()
         self.lines: deque[str] = deque(maxlen=_LINES)
         self.parts: dict[int, NodePhase] = {}
+        # When something in it was reached, and what.
+        self.steps: deque[tuple[float, str]] = deque(maxlen=_LINES)
         self._began = time.perf_counter()
         self._elapsed: float | None = None
 
@@ -91,6 +95,14 @@ class PhaseLog:
         """Add a line to a phase."""
         with self._lock:
             phase.lines.append(line[:_LINE])
+            if line != phase.text:
+                phase.steps.append((time.time(), line[:_LINE]))
+
+    def step(self, text: str) -> None:
+        """Note that something in the current phase was reached, for those who ask where the time went."""
+        with self._lock:
+            if self._phases and self._phases[-1].state == "on":
+                self._phases[-1].steps.append((time.time(), text))
 
     @property
     def latest(self) -> str:
@@ -117,6 +129,11 @@ class PhaseLog:
         """Return the seconds that each finished phase took."""
         with self._lock:
             return {phase.name: phase.elapsed for phase in self._phases if phase.state == "done"}
+
+    def timings(self) -> list[StartTiming]:
+        """Return when each phase, each step in it and each node's part began, and the seconds that they took."""
+        with self._lock:
+            return [found for phase in self._phases for found in _timings_of(phase)]
 
     def facts(self, lines: int = _LINES, *, parts: bool = True) -> list[dict[str, Any]]:
         """Return all phases as JSON.
@@ -147,6 +164,45 @@ class PhaseLog:
                 }
                 for phase in self._phases
             ]
+
+
+@dataclass(frozen=True)
+class StartTiming:
+    """When something in a start began (``time.time()``), and how many seconds it took.
+
+    Attributes
+    ----------
+    phase : str
+        Name of its phase.
+    text : str
+        What it was.
+    level : int
+        0 for a phase, 1 for a step, 2 for a node's part.
+    """
+
+    at: float
+    elapsed: float
+    phase: str
+    text: str
+    level: int = 0
+
+
+def _timings_of(phase: Phase) -> list[StartTiming]:
+    """Return a phase's timings: its own, and what lies between its steps."""
+    found = [StartTiming(phase.at, phase.elapsed, phase.name, phase.text)]
+    began = phase.at
+    for at, text in phase.steps:
+        found.append(StartTiming(began, at - began, phase.name, f"until {text}", 1))
+        began = at
+    if phase.steps:
+        found.append(StartTiming(began, phase.at + phase.elapsed - began, phase.name, "until its end", 1))
+    parts = sorted(phase.parts.items(), key=lambda item: -item[1].elapsed)
+    found += [StartTiming(part.at, part.elapsed, phase.name, _told(node, part), 2) for node, part in parts]
+    return found
+
+
+def _told(node: int, part: NodePhase) -> str:
+    return f"node {node}{f': {part.line}' if part.line else ''}"
 
 
 def _part(node: int, part: NodePhase) -> dict[str, Any]:

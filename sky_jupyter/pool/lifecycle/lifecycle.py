@@ -391,9 +391,12 @@ class PoolLifecycle:
             launching.add_done_callback(lambda done: done.cancelled() or done.exception())
             # The client's import takes as long as the hosts' start: do both at once.
             await asyncio.to_thread(import_client)
+            self.phases.step("distributed is imported here")
             address = await launching
+            self.phases.step("the hosts and the scheduler run")
             self.scheduler_there = address
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
+            self.phases.step("the scheduler can be reached")
             self.shape = 0
             control = self.make_control(direct=direct)
             self.write_record(direct=direct)
@@ -401,10 +404,13 @@ class PoolLifecycle:
                 self.host_events.listen(host)
             folder = self.hosts[0].folder
             await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
+            self.phases.step("all agents answer")
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self.phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await self.meet_pythons()
+            self.phases.step("the agents have told their Pythons")
             await self.plugin_setup.enter()
+            self.phases.step("all kernels are ready")
 
     async def meet_pythons(self) -> None:
         """Learn the nodes' Python versions; report differences that matter."""
