@@ -89,7 +89,7 @@ def compared(port: int, what: str, megabytes: int, against: str, options: Option
 def tunnel(folder: Path, host: str, how: dict[str, Any], *, far: Sequence[str]) -> Iterator[int]:
     """The local port of a tunnel to the far end; this process is the link's owner."""
     from sky_jupyter.machines.link.client import Link
-    from sky_jupyter.machines.ssh import target as targets
+    from sky_jupyter.machines.ssh import resolve_target as targets
 
     plain = targets.resolve(host, **how)
     target: Any = replace(plain, known_hosts=(str(folder / "known"),), system_known_hosts=(), agent=None)

@@ -54,7 +54,7 @@ def measure(options: Options) -> list[Row]:
 def ours(server: Server, folder: Path) -> Figures:
     """A new connection, and what is done with it."""
     from sky_jupyter.machines.ssh import file_transfer
-    from sky_jupyter.machines.ssh import target as targets
+    from sky_jupyter.machines.ssh import resolve_target as targets
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     known = folder / "known"

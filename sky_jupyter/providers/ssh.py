@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ProvisionError, SpecError
 from ..machines.ssh.known_hosts import valid_fingerprint
-from ..machines.ssh.target import HostAddress, Target, resolve
+from ..machines.ssh.resolve_target import HostAddress, resolve
+from ..machines.ssh.target import Target
 from ..spec.pool_spec import PoolSpec
 from ..util.validate import check_whole
 from .base import ConnectionSession, MachineRecord, Offer, Order

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import HostKeyError, LoginRefused, MachineError, ProvisionError, Unreachable
 from ..machines.ssh import pool_keys
-from ..machines.ssh.target import Target, resolve
+from ..machines.ssh.resolve_target import resolve
+from ..machines.ssh.target import Target
 from ..machines.ssh.types import shown
 from ..util.text import first_line
 from . import ssh_connections

@@ -24,7 +24,7 @@ from IPython.core.error import UsageError
 from sky_jupyter.errors import SkyError
 from sky_jupyter.machines.link import encoding
 from sky_jupyter.machines.link.framing import Broken, Wire
-from sky_jupyter.machines.ssh import target as targets
+from sky_jupyter.machines.ssh import resolve_target as targets
 from sky_jupyter.magics.parsing import HelpRequested, parse
 from sky_jupyter.pool.registry.folder_removal import is_ours
 from sky_jupyter.pool.registry.registry import Registry, sweep

@@ -18,7 +18,8 @@ import pytest
 from sky_jupyter.errors import LinkLost
 from sky_jupyter.machines.link.client import Link
 from sky_jupyter.machines.link.encoding import Event
-from sky_jupyter.machines.ssh.target import Target, resolve
+from sky_jupyter.machines.ssh.resolve_target import resolve
+from sky_jupyter.machines.ssh.target import Target
 from tests.hosts.world import Host, World, hosts, skip_without_hosts
 
 pytestmark = [pytest.mark.root]

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.machines.ssh import target
+from sky_jupyter.machines.ssh import resolve_target
+from sky_jupyter.machines.ssh.target import Target
 
 from .sshd import MISSING, Server, serve
 
@@ -36,10 +37,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def target_of(tmp_path: Path) -> Callable[..., target.Target]:
+def target_of(tmp_path: Path) -> Callable[..., Target]:
     """Makes the target for a server: its key known, and nothing of this machine's user or agent used."""
 
-    def make(server: Server, **changes: Any) -> target.Target:
+    def make(server: Server, **changes: Any) -> Target:
         known = tmp_path / "known_hosts"
         if "known_hosts" not in changes:
             port = changes.get("port", server.port)
@@ -50,7 +51,7 @@ def target_of(tmp_path: Path) -> Callable[..., target.Target]:
             "agent": None,
             "keys": (str(server.key),),
         }
-        plain = target.resolve(f"127.0.0.1:{changes.get('port', server.port)}", files=[])
+        plain = resolve_target.resolve(f"127.0.0.1:{changes.get('port', server.port)}", files=[])
         return replace(plain, **{**usual, **changes})
 
     return make

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sky_jupyter.errors import SpecError
 from sky_jupyter.machines.ssh import ssh_config
-from sky_jupyter.machines.ssh.target import HostAddress, Target, resolve
+from sky_jupyter.machines.ssh.resolve_target import HostAddress, resolve
+from sky_jupyter.machines.ssh.target import Target
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_run_is_not_begun_on_kernels_that_are_about_to_be_replaced() -> None:
 
         async def lose() -> None:
             assert pool.control is not None
-            pool.control.lose(1, "its machine is busy")
+            pool.control.detector.lose(1, "its machine is busy")
 
         agent.suspend()
         try:

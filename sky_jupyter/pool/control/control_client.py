@@ -1,4 +1,4 @@
-"""Dask client of the control plane: calls of agents, and failure detection."""
+"""Dask client of the control plane: calls of agents, and who of them is there."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ...util.background_tasks import BackgroundTasks
 from ...util.text import format_ranks
 from ..base.event_loop import NoAnswer
 from ..base.timeouts import TIMEOUTS
+from .failure_detector import DOUBT, LATE_DOUBT, SILENCE, FailureDetector, NodeWatcher
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -37,33 +38,13 @@ _DIAL_TIMEOUT = TIMEOUTS.liveness.dial
 _FIRST_DIAL, _WATCH = TIMEOUTS.liveness.first_dial, TIMEOUTS.polls.broken
 # After a broken connection: the delay until its cause is known.
 _LAST_WORDS = TIMEOUTS.liveness.last_words
-# After this long without an answer, or twice the last round trip, other machines are asked about a machine.
-DOUBT, LATE_DOUBT = TIMEOUTS.liveness.doubt, TIMEOUTS.liveness.late_doubt
-# After this long without an answer, a node or the whole pool is reported as unreachable.
-SILENCE = TIMEOUTS.liveness.silence
-# A node that left the scheduler is declared lost after this long.
-ABSENCE = TIMEOUTS.liveness.absence
-# The same for a node behind our own link, which reconnects with back-off.
-FAR_ABSENCE = TIMEOUTS.liveness.far_absence
 
 
-class Watcher(Protocol):
+class Watcher(NodeWatcher, Protocol):
     """Receiver of events on nodes and connections; called on the loop."""
 
     def on_batch(self, batch: dict[str, Any]) -> None:
         """Handle events of a run that an agent forwards."""
-
-    def on_lost(self, node: int, why: str, *, revived: bool) -> None:
-        """Handle a lost node; ``revived`` says that its agent restarts."""
-
-    def on_back(self, node: int, *, kept: bool) -> None:
-        """Handle a returned node; ``kept`` says that its kernels survived."""
-
-    def on_doubt(self, node: int | None) -> None:
-        """Handle a late answer of a node, or of the pool (None)."""
-
-    def on_silent(self, node: int | None, *, silent: bool) -> None:
-        """Handle a node, or the pool (None), that goes silent or returns."""
 
     def on_replaced(self) -> None:
         """Handle the takeover of the pool by another manager."""
@@ -98,22 +79,13 @@ class Control:
         self.watcher = watcher
         self.generation = generation
         self.addresses: dict[int, str] = {}
-        # The incarnation of each node's agent: another one has other kernels.
-        self.incarnations: dict[int, str] = {}
-        # Nodes that do not answer but are not lost (None: the scheduler); nodes that are lost.
-        self.silent: set[int | None] = set()
-        self.lost: set[int] = set()
-        # Nodes whose answer is late.
-        self.doubted: set[int | None] = set()
-        # Nodes whose machines are off, whatever the scheduler has: they are only pinged.
-        self.off: set[int] = set()
-        # For remote nodes, whether our link is down; nodes that the scheduler reaches only by that link.
-        self.away: dict[int, Callable[[], bool]] = {}
-        self.apart: set[int] = set()
+        self.detector = FailureDetector(watcher, self._look_soon)
+        # The detector's own, which who calls agents looks at.
+        self.incarnations, self.silent, self.lost = self.detector.incarnations, self.detector.silent, self.detector.lost
+        self.doubted, self.off, self.whys = self.detector.doubted, self.detector.off, self.detector.whys
         self.client: Client | None = None
         self.closing = False
-        # Why nodes were lost, and the suffixes that name their machines in messages.
-        self.whys: dict[int, str] = {}
+        # The suffixes that name nodes' machines in messages.
         self.names: dict[int, str] = {}
         # The message of calls after `close`.
         self.why_closed = "the pool's connection has been closed"
@@ -123,15 +95,8 @@ class Control:
         self._comm: Any = None
         self._nodes = 0
         self._names: dict[str, int] = {}
-        # The time of each node's last answer, and its round trip.
-        self._answered: dict[int | None, float] = {}
-        self._took: dict[int | None, float] = {}
         # Pings without an answer yet, by node and address.
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
-        # The client and the address by which each node was met last.
-        self._met: dict[int, tuple[Client | None, str]] = {}
-        self._absent: dict[int, float] = {}
-        self._quiet_since: dict[int | None, float] = {}
         self._tasks = BackgroundTasks()
         self._kick = asyncio.Event()
         # How long the last request took that pinged many.
@@ -173,8 +138,8 @@ class Control:
             # The scheduler has to tell of all that are there, and to let others in meanwhile.
             await asyncio.sleep(max(_POLL, _PART * took))
         self.up.set()
-        self.incarnations = await self.ask(rpc.PING)
-        self._met = {node: (self.client, address) for node, address in self.addresses.items()}
+        incarnations = await self.ask(rpc.PING)
+        self.detector.begin(incarnations, {node: (self.client, place) for node, place in self.addresses.items()})
 
     async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
         """Connect for the first time; stop if ``broken()`` has a reason."""
@@ -239,7 +204,7 @@ class Control:
 
     async def close(self) -> None:
         """Disconnect; calls fail from now on."""
-        self.closing = True
+        self.closing = self.detector.closed = True
         self.up.set()
         for task in list(self._tasks):
             task.cancel()
@@ -280,8 +245,8 @@ class Control:
     async def _look(self) -> None:
         began = time.monotonic()
         reached = await self._reach()
-        self._hear(None) if reached else self._doubt(None)
-        self._note(None, reached, began)
+        self.detector.hear(None) if reached else self.detector.doubt(None)
+        self.detector.note(None, reached, began)
         if not reached:
             return
         began = time.monotonic()
@@ -290,16 +255,17 @@ class Control:
             self.heard = began
         for node in range(self._nodes):
             if node in self.addresses:
-                self._note(node, node in answers, began)
+                self.detector.note(node, node in answers, began)
             else:
-                self._miss(node, began)
+                if self.detector.miss(node, began):
+                    self._tasks.start(self._look_again())
         for node, incarnation in answers.items():
-            self._meet(node, incarnation)
+            self.detector.meet(node, incarnation, (self.client, self.addresses[node]))
 
     async def _reach(self) -> bool:
         """Return whether the scheduler answers; reconnect a broken client."""
         try:
-            with self._doubting(None):
+            with self.detector.doubting(None):
                 broken = self.client is None or self.client.status != "running"
                 if broken or self.client.scheduler_comm.comm is not self._comm:  # type: ignore[union-attr]
                     self.up.clear()
@@ -321,12 +287,12 @@ class Control:
 
         async def one(node: int) -> str | None:
             try:
-                with self._doubting(node):
+                with self.detector.doubting(node):
                     answer: str = (await asyncio.wait_for(self._ask([node], rpc.PING), SILENCE))[node]
             except (OSError, asyncio.TimeoutError, NodeLost):
-                self._doubt(node)
+                self.detector.doubt(node)
                 return None
-            self._hear(node)
+            self.detector.hear(node)
             return answer
 
         many = len(self.addresses) > _MANY
@@ -365,98 +331,18 @@ class Control:
             self._many_took = time.monotonic() - began
             for address, answer in answers.items():
                 found[node := left.pop(address)] = answer
-                self._hear(node)
+                self.detector.hear(node)
             left = {address: node for address, node in left.items() if node not in self.silent}
             if len(left) <= _DIRECT:
                 break
         return found
 
-    @contextlib.contextmanager
-    def _doubting(self, node: int | None) -> Iterator[None]:
-        """Report doubt if the block takes long; record its duration."""
-        began = time.monotonic()
-        patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
-        timer = asyncio.get_running_loop().call_later(patience, self._doubt, node)
-        try:
-            yield
-        finally:
-            timer.cancel()
-        self._took[node] = time.monotonic() - began
-
-    def _doubt(self, node: int | None) -> None:
-        self.doubted.add(node)
-        if not self.closing:
-            self.watcher.on_doubt(node)
-
-    def _hear(self, node: int | None) -> None:
-        self._answered[node] = time.monotonic()
-        self.doubted.discard(node)
-
-    def unheard(self, node: int | None) -> float:
-        """Return the seconds since a node, or the scheduler, answered."""
-        now = time.monotonic()
-        return now - self._answered.get(node, now)
-
-    def _note(self, node: int | None, answers: bool, began: float) -> None:
-        """Update whether a node, or the scheduler (None), is silent."""
-        if answers:
-            self._quiet_since.pop(node, None)
-            if node in self.silent:
-                self.silent.discard(node)
-                self.watcher.on_silent(node, silent=False)
-        elif node not in self.silent:
-            since = self._quiet_since.setdefault(node, began)
-            if time.monotonic() - since >= SILENCE - _POLL:
-                self.silent.add(node)
-                if node not in self.off:
-                    self.watcher.on_silent(node, silent=True)
-
-    def _miss(self, node: int, now: float) -> None:
-        is_away, apart = self.away.get(node), node in self.apart
-        if is_away is not None and is_away() == apart:
-            # Its absence is not counted: either it is reached by our link, which is down, or our link is up and the
-            # machines do not reach each other.
-            self._absent[node] = now
-            self._note(node, False, now)
-        elif now - self._absent.setdefault(node, now) > (FAR_ABSENCE if apart else ABSENCE):
-            self.lose(node, "it does not answer")
-        else:
-            self._tasks.start(self._look_again())
+    def _look_soon(self) -> None:
+        self._kick.set()
 
     async def _look_again(self) -> None:
         await asyncio.sleep(0.1)
         self._kick.set()
-
-    def _meet(self, node: int, incarnation: str) -> None:
-        # A silent node may answer long after the client was replaced.
-        place = self.client, self.addresses[node]
-        moved = self._met.get(node) != place
-        self._met[node] = place
-        was_lost = node in self.lost
-        kept = self.incarnations.get(node) == incarnation
-        self._absent.pop(node, None)
-        self.incarnations[node] = incarnation
-        if kept and not moved and not was_lost:
-            return
-        if not kept:
-            self.lose(node, "its agent ended")
-        self.lost.discard(node)
-        self.whys.pop(node, None)
-        self.off.discard(node)
-        self.watcher.on_back(node, kept=kept and not was_lost)
-
-    def lose(self, node: int, why: str, *, revived: bool = False) -> None:
-        """Declare a node lost; ``revived`` says that its agent restarts."""
-        if node not in self.lost:
-            self.lost.add(node)
-            self.whys[node] = why
-            self.watcher.on_lost(node, why, revived=revived)
-        self._kick.set()
-
-    def give_up(self, node: int, why: str) -> None:
-        """Declare a node lost whose machine is off."""
-        self.off.add(node)
-        self.lose(node, why)
 
     @property
     def there(self) -> set[int]:

@@ -99,7 +99,7 @@ async def watch(
             # The scheduler has lost it: its absence is timed elsewhere.
             return
         async with limit:
-            span = max(_LEAST, _SURE - max(map(control.unheard, about)))
+            span = max(_LEAST, _SURE - max(map(control.detector.unheard, about)))
             asked = others if address else []
             answers, (by, seen) = await asyncio.gather(_answers(host, span), _seen(asked, address, span))
         still = about & control.doubted and not control.closing and not host.left.is_set()

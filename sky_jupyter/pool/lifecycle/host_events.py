@@ -108,8 +108,8 @@ class HostEvents:
         pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
         control, names = pool.control, {node: host.name for host in hosts for node in host.nodes}
         control.names = pool.supervisor.names
-        control.away = {node: functools.partial(pool.is_away, name) for node, name in names.items()}
-        control.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
+        control.detector.away = {node: functools.partial(pool.is_away, name) for node, name in names.items()}
+        control.detector.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
         limit = asyncio.Semaphore(liveness_probe.BESIDE)
 
         async def examine(node: int) -> None:
@@ -123,7 +123,7 @@ class HostEvents:
                 else:
                     taken = pool.supervisor.interruptions.why_lost(node)
                     pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {taken}" if taken else why)
-                    control.give_up(node, why)
+                    control.detector.give_up(node, why)
 
             def why() -> str:
                 told.append(why_ended(pool.spec, [pool.ids[node]], pool.incarnations))
@@ -167,12 +167,12 @@ class HostEvents:
         elif name == "forkserver" and pool.has_control:
             # Its kernels ended with it; the host has started another forkserver, and agents that use it.
             for node in host.nodes:
-                pool.control.lose(node, f"its forkserver ended ({event['text']})", revived=True)
+                pool.control.detector.lose(node, f"its forkserver ended ({event['text']})", revived=True)
         elif event["event"] == "unchanged" and pool.state is PoolState.NEW:
             pool.mark_broken(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent ") and pool.has_control:
             # The control plane sees it later; the host has started another agent.
-            pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})", revived=True)
+            pool.control.detector.lose(int(name[6:]), f"its agent ended ({event['text']})", revived=True)
 
     def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
         # Also while the pool is being ended, which such a process delays.
@@ -188,7 +188,7 @@ class HostEvents:
         if 0 not in host.nodes and has_queue(pool.spec.provider) and not self._lease_over and pool.has_control:
             # Its machine may have begun anew: the other nodes go on.
             for node in host.nodes:
-                pool.control.give_up(node, f"its processes{host.place} are gone")
+                pool.control.detector.give_up(node, f"its processes{host.place} are gone")
         elif 0 in host.nodes and not host.here and not self._lease_over:
             pool.lose_head(self.why_gone(host.place))
         else:

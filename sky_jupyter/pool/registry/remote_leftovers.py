@@ -77,7 +77,7 @@ class RemotePart:
 
     def reach(self) -> Target:
         """Return its machine's target; raise SpecError for a bad row."""
-        from ...machines.ssh.target import resolve
+        from ...machines.ssh.resolve_target import resolve
 
         facts = _facts(self.target)
         user, port, jump, keys = (facts.get(name) for name in ("user", "port", "jump", "keys"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SpecError
 from ...machines.power_watchdog import POWER_FILE
 from ...machines.ssh import pool_keys
-from ...machines.ssh.target import HostAddress
+from ...machines.ssh.resolve_target import HostAddress
 from ...spec.pool_spec import PoolSpec
 from ...util.validate import brief, check_whole, is_number
 from .. import pool_listing, provider_registry, wait_for_ssh

@@ -101,7 +101,7 @@ class BatchProvider(ABC):
         check_flag("offline", self.offline)
         check_flag("accept_host_keys", self.accept_host_keys)
         if self.login is not None:
-            from ...machines.ssh.target import HostAddress
+            from ...machines.ssh.resolve_target import HostAddress
 
             HostAddress.parse(self.login)
 
@@ -152,7 +152,7 @@ class BatchProvider(ABC):
         """The login host; None for this machine."""
         if self.login is None:
             return None
-        from ...machines.ssh.target import resolve
+        from ...machines.ssh.resolve_target import resolve
 
         return resolve(self.login)
 

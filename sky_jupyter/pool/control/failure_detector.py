@@ -1,0 +1,171 @@
+"""Failure detection: which nodes of a pool answer, which are late or silent, and which are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ..base.timeouts import TIMEOUTS
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Place: TypeAlias = "tuple[Client | None, str]"
+_POLL = TIMEOUTS.polls.control
+# After this long without an answer, or twice the last round trip, other machines are asked about a machine.
+DOUBT, LATE_DOUBT = TIMEOUTS.liveness.doubt, TIMEOUTS.liveness.late_doubt
+# After this long without an answer, a node or the whole pool is reported as unreachable.
+SILENCE = TIMEOUTS.liveness.silence
+# A node that left the scheduler is declared lost after this long.
+ABSENCE = TIMEOUTS.liveness.absence
+# The same for a node behind our own link, which reconnects with back-off.
+FAR_ABSENCE = TIMEOUTS.liveness.far_absence
+
+
+class NodeWatcher(Protocol):
+    """Receiver of events on nodes; called on the loop."""
+
+    def on_lost(self, node: int, why: str, *, revived: bool) -> None:
+        """Handle a lost node; ``revived`` says that its agent restarts."""
+
+    def on_back(self, node: int, *, kept: bool) -> None:
+        """Handle a returned node; ``kept`` says that its kernels survived."""
+
+    def on_doubt(self, node: int | None) -> None:
+        """Handle a late answer of a node, or of the pool (None)."""
+
+    def on_silent(self, node: int | None, *, silent: bool) -> None:
+        """Handle a node, or the pool (None), that goes silent or returns."""
+
+
+class FailureDetector:
+    """Nodes of a pool by what was heard of them; the control client tells it. Used on the loop only.
+
+    Parameters
+    ----------
+    watcher : NodeWatcher
+        Is told of each change.
+    look_soon : callable
+        Has the control client look at the nodes again.
+    """
+
+    def __init__(self, watcher: NodeWatcher, look_soon: Callable[[], None]) -> None:
+        self.watcher = watcher
+        self._look_soon = look_soon
+        # After this, late answers mean nothing.
+        self.closed = False
+        # The incarnation of each node's agent: another one has other kernels.
+        self.incarnations: dict[int, str] = {}
+        # Nodes that do not answer but are not lost (None: the scheduler); nodes that are lost, and why.
+        self.silent: set[int | None] = set()
+        self.lost: set[int] = set()
+        self.whys: dict[int, str] = {}
+        # Nodes whose answer is late.
+        self.doubted: set[int | None] = set()
+        # Nodes whose machines are off, whatever the scheduler has: they are only pinged.
+        self.off: set[int] = set()
+        # For remote nodes, whether our link is down; nodes that the scheduler reaches only by that link.
+        self.away: dict[int, Callable[[], bool]] = {}
+        self.apart: set[int] = set()
+        # The time of each node's last answer, and its round trip.
+        self._answered: dict[int | None, float] = {}
+        self._took: dict[int | None, float] = {}
+        # The client and the address by which each node was met last.
+        self._met: dict[int, Place] = {}
+        self._absent: dict[int, float] = {}
+        self._quiet_since: dict[int | None, float] = {}
+
+    def begin(self, incarnations: dict[int, str], places: dict[int, Place]) -> None:
+        """Note the agents that have answered for the first time, and where."""
+        self.incarnations.update(incarnations)
+        self._met = places
+
+    @contextlib.contextmanager
+    def doubting(self, node: int | None) -> Iterator[None]:
+        """Report doubt if the block takes long; record its duration."""
+        began = time.monotonic()
+        patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
+        timer = asyncio.get_running_loop().call_later(patience, self.doubt, node)
+        try:
+            yield
+        finally:
+            timer.cancel()
+        self._took[node] = time.monotonic() - began
+
+    def doubt(self, node: int | None) -> None:
+        """Note that an answer of a node, or of the scheduler (None), is late."""
+        self.doubted.add(node)
+        if not self.closed:
+            self.watcher.on_doubt(node)
+
+    def hear(self, node: int | None) -> None:
+        """Note an answer of a node, or of the scheduler (None)."""
+        self._answered[node] = time.monotonic()
+        self.doubted.discard(node)
+
+    def unheard(self, node: int | None) -> float:
+        """Return the seconds since a node, or the scheduler, answered."""
+        now = time.monotonic()
+        return now - self._answered.get(node, now)
+
+    def note(self, node: int | None, answers: bool, began: float) -> None:
+        """Update whether a node, or the scheduler (None), is silent."""
+        if answers:
+            self._quiet_since.pop(node, None)
+            if node in self.silent:
+                self.silent.discard(node)
+                self.watcher.on_silent(node, silent=False)
+        elif node not in self.silent:
+            since = self._quiet_since.setdefault(node, began)
+            if time.monotonic() - since >= SILENCE - _POLL:
+                self.silent.add(node)
+                if node not in self.off:
+                    self.watcher.on_silent(node, silent=True)
+
+    def miss(self, node: int, now: float) -> bool:
+        """Note that the scheduler has no agent of a node; return whether to look again soon."""
+        is_away, apart = self.away.get(node), node in self.apart
+        if is_away is not None and is_away() == apart:
+            # Its absence is not counted: either it is reached by our link, which is down, or our link is up and the
+            # machines do not reach each other.
+            self._absent[node] = now
+            self.note(node, False, now)
+        elif now - self._absent.setdefault(node, now) > (FAR_ABSENCE if apart else ABSENCE):
+            self.lose(node, "it does not answer")
+        else:
+            return True
+        return False
+
+    def meet(self, node: int, incarnation: str, place: Place) -> None:
+        """Note which agent answered, by which client and at which address."""
+        # A silent node may answer long after the client was replaced.
+        moved = self._met.get(node) != place
+        self._met[node] = place
+        was_lost = node in self.lost
+        kept = self.incarnations.get(node) == incarnation
+        self._absent.pop(node, None)
+        self.incarnations[node] = incarnation
+        if kept and not moved and not was_lost:
+            return
+        if not kept:
+            self.lose(node, "its agent ended")
+        self.lost.discard(node)
+        self.whys.pop(node, None)
+        self.off.discard(node)
+        self.watcher.on_back(node, kept=kept and not was_lost)
+
+    def lose(self, node: int, why: str, *, revived: bool = False) -> None:
+        """Declare a node lost; ``revived`` says that its agent restarts."""
+        if node not in self.lost:
+            self.lost.add(node)
+            self.whys[node] = why
+            self.watcher.on_lost(node, why, revived=revived)
+        self._look_soon()
+
+    def give_up(self, node: int, why: str) -> None:
+        """Declare a node lost whose machine is off."""
+        self.off.add(node)
+        self.lose(node, why)
