@@ -32,9 +32,10 @@ from .agent import Agent
 
 TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+_BEAT = 2.0
 
 
-class AgentWorker(control.WithoutHttp, Worker):
+class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
     """Dask worker that answers the agents' calls; `serve` makes one per connection.
 
     Parameters
@@ -47,6 +48,8 @@ class AgentWorker(control.WithoutHttp, Worker):
 
     def __init__(self, scheduler: str, agent: Agent) -> None:
         self.agent = agent
+        # Seconds between two heartbeats, at least.
+        self.beat = _BEAT
         config = agent.config
         # A tunnel to the agent leads to a fixed port. If that is taken for the moment, connecting is retried.
         here = {"host": control.listening_host(config.addresses[agent.node])}
@@ -74,6 +77,15 @@ class AgentWorker(control.WithoutHttp, Worker):
         Dask would otherwise measure every message first. Large values here are bytes, which need no thread.
         """
         await super().listen(port_or_addr, allow_offload=allow_offload, **options)
+
+    async def heartbeat(self) -> None:
+        """Send a heartbeat; the next one comes later than Dask would have it.
+
+        Connections show who is there: heartbeats only find the rare one that the scheduler has closed unheard.
+        """
+        await super().heartbeat()
+        if (beat := self.periodic_callbacks.get("heartbeat")) is not None:
+            beat.callback_time = max(beat.callback_time, self.beat * 1000)
 
     def check_caller(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a handler so that it refuses a manager that has been replaced, and a guest where it may not call."""

@@ -72,15 +72,13 @@ class Forkserver:
 
     async def _see_end(self, pid: int, end: asyncio.Future[dict[str, Any]]) -> None:
         """Resolve ``end`` if a kernel is gone and the forkserver does not report it."""
-        while not end.done():
-            await asyncio.wait([end], timeout=_LOOK)
-            if not end.done() and state_of(pid) == GONE:
-                await asyncio.wait([end], timeout=_WORD_PATIENCE)
-                if not end.done():
-                    self._ends.pop(pid, None)
-                    end.set_result(
-                        {"pid": pid, "ended": _UNKNOWN, "text": f"it has ended; {self._silent}, and only it knows how"}
-                    )
+        await gone(pid, end)
+        await asyncio.wait([end], timeout=_WORD_PATIENCE)
+        if not end.done():
+            self._ends.pop(pid, None)
+            end.set_result(
+                {"pid": pid, "ended": _UNKNOWN, "text": f"it has ended; {self._silent}, and only it knows how"}
+            )
 
     @property
     def _silent(self) -> str:
@@ -123,6 +121,25 @@ class Forkserver:
         """Ask a kernel to exit in order once it is idle."""
         assert self._writer is not None
         self._writer.write(json.dumps({"finish": pid}).encode() + b"\n")
+
+
+async def gone(pid: int, end: asyncio.Future[Any]) -> None:
+    """Wait until a process is gone, or ``end`` is done."""
+    try:
+        handle = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        # This system has no such handles.
+        while not end.done() and state_of(pid) != GONE:
+            await asyncio.wait([end], timeout=_LOOK)
+        return
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, gone.set)
+    end.add_done_callback(lambda _: gone.set())
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
 
 
 class ForkProvisioner(KernelProvisionerBase):

@@ -54,6 +54,10 @@ DASK_SETTINGS: dict[str, Any] = {
 }
 
 
+# Dask's names of what measures its event loop and process, and of time-outs that are not set here.
+_MEASUREMENTS = ("tick", "ticks", "monitor", "shift_counters", "idle-timeout", "no-workers-timeout")
+
+
 class WithoutHttp:
     """Mixin for a Dask server without its web server.
 
@@ -66,11 +70,24 @@ class WithoutHttp:
         self.http_server = HTTPServer(self.http_application)
 
 
+class WithoutMeasurements:
+    """Mixin for a Dask server without periodic work whose results nobody reads.
+
+    An idle pool would spend a third of its time on it.
+    """
+
+    def start_periodic_callbacks(self) -> None:
+        """Start what is left."""
+        for name in _MEASUREMENTS:
+            self.periodic_callbacks.pop(name, None)  # type: ignore[attr-defined]
+        super().start_periodic_callbacks()  # type: ignore[misc]
+
+
 # Prefix of function calls' task keys, and the annotation for how often a call may lose its node.
 CALL, RETRIES = "sky-call", "sky_retries"
 
 
-class PoolScheduler(WithoutHttp, Scheduler):
+class PoolScheduler(WithoutHttp, WithoutMeasurements, Scheduler):
     """Scheduler of a pool."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

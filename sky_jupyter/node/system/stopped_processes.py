@@ -19,6 +19,9 @@ _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _LOOKER = "py-spy"
 # An agent's name for its parent process.
 HOST = "host process"
+# Letters of the proc file system: sleeping, running, waiting for a device, idle.
+_GOING_ON, _ZOMBIE = frozenset("SRDI"), "Z"
+_MOST = 1024
 STILL, ON, GONE = "still", "on", "gone"
 
 
@@ -47,6 +50,10 @@ class StoppedProcesses:
 
 def state_of(pid: int) -> str:
     """Return `STILL`, `ON` or `GONE` for a process."""
+    if (letter := _letter(pid)) in _GOING_ON:
+        return ON
+    if letter == _ZOMBIE:
+        return GONE
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         status = process.status()
@@ -56,6 +63,19 @@ def state_of(pid: int) -> str:
             return ON if tracer == _LOOKER or (not tracer and process.status() not in _STILL) else STILL
         return GONE if status == psutil.STATUS_ZOMBIE else ON
     return GONE
+
+
+def _letter(pid: int) -> str:
+    """Return the system's letter for a process's state; empty if it has none, or there is no such file.
+
+    psutil reads several files for each process, and watchers look every second.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name before it may hold any characters.
+            return file.read(_MOST).rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return ""
 
 
 def _tracer(pid: int) -> str:

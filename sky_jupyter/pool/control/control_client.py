@@ -101,7 +101,7 @@ class Control:
         self._kick = asyncio.Event()
         # How long the last request took that pinged many.
         self._many_took = 0.0
-        # Whether the members may have changed since they were asked for.
+        # Whether the members may have changed since they were asked for: the scheduler tells when one comes or goes.
         self._stale = True
 
     # -- connecting --------------------------------------------------------------------------------
@@ -270,8 +270,12 @@ class Control:
                 if broken or self.client.scheduler_comm.comm is not self._comm:  # type: ignore[union-attr]
                     self.up.clear()
                     await asyncio.wait_for(self._dial(_DIAL_TIMEOUT), _DIAL_TIMEOUT + 1)
-                if self._stale or len(self.addresses) <= _MANY or self.joining:
+                if self._stale or self.joining or len(self.addresses) < self._nodes or self.crowded:
                     await asyncio.wait_for(self._learn(), SILENCE)
+                elif len(self.addresses) <= _MANY:
+                    # Whether it answers; of many, the pings tell.
+                    assert self.client is not None
+                    await asyncio.wait_for(self.client.scheduler.identity(n_workers=0), SILENCE)
         except (OSError, asyncio.TimeoutError, ValueError):
             # The next poll makes a new client.
             self._comm = None
