@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import PoolError
 from ..node.journal.journal import Journal
 from ..pool.registry.registry import PoolRow
-from ..pool.runs import event_pages
-from ..pool.runs.event_pages import MOST_COUNT, Page
+from ..pool.runs import journal_pages
+from ..pool.runs.journal_pages import MOST_COUNT, Page
 from ..pool.runs.log_reader import PagesContext, Tail, texts_of
 
 _MAX_NODES = 256
@@ -44,7 +44,7 @@ class LocalPages:
         id: str,
         rank: int | None = None,
         start: int = 0,
-        count: int = event_pages.COUNT,
+        count: int = journal_pages.COUNT,
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
@@ -58,7 +58,7 @@ class LocalPages:
             # Without its first event it is not known whose ends there will be.
             over = journal.begin is not None and journal.ended >= _ranks_of(journal)
             answer = {"first": first, "data": data, "next": following, "end": journal.next, "over": over}
-            found.append(event_pages.read(node, answer, rank, count))
+            found.append(journal_pages.read(node, answer, rank, count))
         if not found:
             raise PoolError(f"no node of pool {self._row.name!r} knows run {id}")
         return found
@@ -123,7 +123,7 @@ class KernelPages:
         id: str,
         rank: int | None = None,
         start: int = 0,
-        count: int = event_pages.COUNT,
+        count: int = journal_pages.COUNT,
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:

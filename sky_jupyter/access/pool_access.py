@@ -16,7 +16,7 @@ from . import kernel_requests, pool_facts
 if TYPE_CHECKING:
     from ..pool.pool import Pool
     from ..pool.runs.log_reader import PagesContext
-    from .terminal_lines import TerminalLine
+    from .terminal_client import TerminalLine
 
 Attach = Callable[[PoolRow], "Pool"]
 """Becomes the manager of a pool that has none."""
@@ -147,7 +147,7 @@ class PoolAccess:
 
         With it comes how long nobody may type: None where somebody else manages the pool.
         """
-        from .terminal_lines import KernelLine, PoolLine
+        from .terminal_client import KernelLine, PoolLine
 
         if row.owner_lives:
             async with KernelLine(self.manager(row), row.name) as line:

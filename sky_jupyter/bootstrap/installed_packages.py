@@ -24,7 +24,7 @@ from packaging.version import InvalidVersion, Version
 from ..spec.pool_spec import Image
 from . import package_indexes
 from .local_environment import PHASE, PLANNED
-from .requirements import parse
+from .satisfied_requirements import parse
 from .uv import OnLine, run_uv
 from .wheels import TargetPlatform
 

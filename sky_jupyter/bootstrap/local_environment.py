@@ -35,7 +35,7 @@ from ..errors import BootstrapError
 from ..spec.pool_spec import Image
 from ..util.redaction import without_secrets
 from . import package_indexes
-from .requirements import frozen, installed, missing, parse
+from .satisfied_requirements import frozen, installed, missing, parse
 from .uv import OnLine, run_uv
 
 PHASE = "environment"

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from ..spec.pool_spec import Image
 from . import git_credentials
-from .requirements import parse
+from .satisfied_requirements import parse
 
 FILE = "pyproject.toml"
 

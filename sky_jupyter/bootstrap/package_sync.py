@@ -24,7 +24,7 @@ from packaging.version import InvalidVersion, Version
 from . import local_environment, package_indexes, wheels
 from .offline_bundle import own_cache
 from .remote_environment import HostPreparation
-from .requirements import parse
+from .satisfied_requirements import parse
 from .uv import OnLine, run_uv
 
 if TYPE_CHECKING:

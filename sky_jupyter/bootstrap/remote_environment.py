@@ -37,7 +37,7 @@ from . import (
 )
 from .offline_bundle import OfflineBundle, own_cache
 from .prepared_host import PATIENCE, PreparedHost, T, on_all
-from .requirements import frozen
+from .satisfied_requirements import frozen
 from .uv import LAST_LINES, OnLine
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
-from ..access.terminal_lines import TerminalLine
+from ..access.terminal_client import TerminalLine
 from ..errors import PoolError
 
 # As ssh ends where the connection breaks.

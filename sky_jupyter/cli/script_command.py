@@ -23,7 +23,7 @@ from .commands import after_bars, opened, write
 
 if TYPE_CHECKING:
     from ..magics.parsing import ParsedLine
-    from ..pool.runs.event_pages import Page
+    from ..pool.runs.journal_pages import Page
     from ..pool.runs.log_reader import PagesContext
 
 VERBS = {

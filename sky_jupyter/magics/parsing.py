@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from ..bootstrap.requirements import parse as parse_requirement
+from ..bootstrap.satisfied_requirements import parse as parse_requirement
 from ..errors import SpecError
 from ..plugins import parse_plugins
 from ..plugins.core import entry_points

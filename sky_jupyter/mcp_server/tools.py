@@ -26,7 +26,7 @@ from ..access.log_pages import LocalPages
 from ..access.pool_access import PoolAccess
 from ..errors import SkyError
 from ..node.protocol.journal_events import text_of
-from ..pool.runs.event_pages import Page
+from ..pool.runs.journal_pages import Page
 from ..pool.runs.log_reader import PagesContext
 from ..util.text import first_line, plain
 

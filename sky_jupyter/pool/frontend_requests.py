@@ -30,7 +30,7 @@ from . import name_origins
 from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools
-from .runs import event_pages
+from .runs import journal_pages
 
 if TYPE_CHECKING:
     from .pool import Pool
@@ -183,7 +183,7 @@ _FIELDS: Mapping[str, tuple[str, Check, str]] = {
     "rank": ("rank", _RANK, "a rank's number, or 'all'"),
     "ranks": ("ranks", list_of(_RANK, 1, _MOST_RANKS), f"a list of 1 to {_MOST_RANKS} ranks' numbers"),
     "from": ("start", whole(-_MOST_NUMBER, _MOST_NUMBER), "an event's number, or below 0 so many before the end"),
-    "count": ("count", whole(1, event_pages.MOST_COUNT), f"a number from 1 to {event_pages.MOST_COUNT}"),
+    "count": ("count", whole(1, journal_pages.MOST_COUNT), f"a number from 1 to {journal_pages.MOST_COUNT}"),
     "as": ("form", lambda value: value in ("events", "text"), "'events' or 'text'"),
     "since": ("since", _MARK, "the 'mark' of an earlier answer, or 0"),
     "lines": ("lines", whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
@@ -282,7 +282,7 @@ def _page(request: Request) -> Answer:
     if run is None:
         raise PoolError(f"nothing has run on pool {pool.spec.name!r} yet")
     only = None if request.node is None else {request.node}
-    found = pool.page(run, request.rank, request.start, request.count or event_pages.COUNT, nodes=only)
+    found = pool.page(run, request.rank, request.start, request.count or journal_pages.COUNT, nodes=only)
     nodes = []
     for page in found:
         facts = {"node": page.node, "from": page.first, "next": page.next, "end": page.end, "over": page.over}

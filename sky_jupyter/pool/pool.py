@@ -57,9 +57,9 @@ from .registry.ended_pools import Gone
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_leftovers import Traces
-from .runs import event_pages
-from .runs.event_pages import Page
+from .runs import journal_pages
 from .runs.input_requests import AskUser
+from .runs.journal_pages import Page
 from .runs.result import CellError, CellResult
 from .runs.run import Run, new_id
 from .runs.stacks import StackReport, ask, note
@@ -588,7 +588,7 @@ class Pool:
         id: str,
         rank: int | None = None,
         start: int = 0,
-        count: int = event_pages.COUNT,
+        count: int = journal_pages.COUNT,
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
@@ -622,7 +622,7 @@ class Pool:
         self.require_live()
         # After a change of nodes any of them may have what a rank told before.
         wanted = nodes if nodes is not None or rank is None or self.shape else {rank // self.spec.ranks_per_node}
-        return self._answer(event_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
+        return self._answer(journal_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
 
     def homes(self, id: str) -> dict[int, int]:
         """Return each rank's node with its journal of a run, or below 0.

@@ -20,7 +20,7 @@ import pytest
 
 from sky_jupyter.bootstrap import local_environment, remote_environment, wheels
 from sky_jupyter.bootstrap.offline_bundle import own_cache
-from sky_jupyter.bootstrap.requirements import frozen
+from sky_jupyter.bootstrap.satisfied_requirements import frozen
 from tests.attacks.secrets import Hit, Server, Watcher, files_with, for_others, look, processes
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import hosts, skip_unless_hosts_run

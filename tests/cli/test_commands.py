@@ -21,7 +21,7 @@ from sky_jupyter.cli.script_command import RunEnds
 from sky_jupyter.errors import PoolError
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.registry.rows import PoolRow
-from sky_jupyter.pool.runs.event_pages import Page
+from sky_jupyter.pool.runs.journal_pages import Page
 from sky_jupyter.pool.runs.log_reader import newest
 from tests.magics.notebook import Notebook, notebook
 from tests.pool.pools import wait_until

@@ -16,7 +16,7 @@ from sky_jupyter.pool import frontend_requests
 from sky_jupyter.pool.base.phases import PhaseLog
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.runs import event_pages
+from sky_jupyter.pool.runs import journal_pages
 from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import begin, local_pool, run
 
@@ -92,7 +92,7 @@ def test_a_page_has_as_much_as_fits_and_says_where_the_next_one_begins(pool):
     while True:
         (page,) = ask("log", run=id, rank=0, **{"from": start})["nodes"]
         assert page["next"] > start
-        assert len(json.dumps(page)) < 4 * event_pages.COUNT * 1000
+        assert len(json.dumps(page)) < 4 * journal_pages.COUNT * 1000
         pieces += sum(len(event["text"]) for event in page["events"] if event["kind"] == "stream")
         start = page["next"]
         if start >= page["end"]:
@@ -120,14 +120,14 @@ def test_half_characters_and_endless_numbers_are_made_fit_to_be_sent():
 )
 def test_a_node_that_answers_nonsense_is_named(answer):
     with pytest.raises(frontend_requests.PoolError, match="node 3 sent a page that cannot be read"):
-        event_pages.read(3, answer, None, 10)
+        journal_pages.read(3, answer, None, 10)
 
 
 @settings(max_examples=80, deadline=None)
 @given(lines=st.lists(JSON.map(json.dumps) | st.text(), max_size=5), count=st.integers(1, 10))
 def test_a_page_of_any_lines_is_read(lines, count):
     data = "\n".join(lines).encode(errors="replace")
-    page = event_pages.read(0, {"first": 0, "next": 5, "end": 9, "data": data}, None, count)
+    page = journal_pages.read(0, {"first": 0, "next": 5, "end": 9, "data": data}, None, count)
     assert min(5, count) <= page.next <= 9
     assert isinstance(page.text, str)
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.access.terminal_lines import PoolLine
+from sky_jupyter.access.terminal_client import PoolLine
 from sky_jupyter.errors import BootstrapError, HostKeyError, LoginRefused, MachineError, SkyError, Unreachable
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.base.events import PhaseEvent

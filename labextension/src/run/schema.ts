@@ -112,7 +112,7 @@ const event = v.object({
   bytes: v.optional(number),
   why: v.optional(text),
 });
-/** An event of the journal, as pool/runs/event_pages.py gives it. */
+/** An event of the journal, as pool/runs/journal_pages.py gives it. */
 export type JournalEvent = v.InferOutput<typeof event>;
 
 const page = v.object({

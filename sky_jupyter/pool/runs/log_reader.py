@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...node.protocol.journal_events import Gap, gap_text
-from .event_pages import MOST_COUNT, Page
+from .journal_pages import MOST_COUNT, Page
 
 # The number of events before the end that are read first, and the factor by which it grows.
 _BACK, _FURTHER = 4, 8

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...bootstrap import local_environment, package_sync
-from ...bootstrap.requirements import parse
+from ...bootstrap.satisfied_requirements import parse
 from ...bootstrap.uv import OnLine
 from ...errors import BootstrapError, NodeLost
 from ...node.kernel.added_packages import FOLDER

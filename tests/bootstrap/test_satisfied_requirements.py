@@ -8,7 +8,7 @@ from pathlib import Path
 import packaging
 import pytest
 
-from sky_jupyter.bootstrap.requirements import frozen, installed, missing
+from sky_jupyter.bootstrap.satisfied_requirements import frozen, installed, missing
 from sky_jupyter.errors import SpecError
 from tests.bootstrap.wheels import make_installed
 
