@@ -110,7 +110,7 @@ class InFlightTask:
             value = self.run.value()
         else:
             assert self.short is not None
-            (value,) = short_way.values(self.short)
+            (value,) = self.short.values()
         return value if self.together else [value]
 
 

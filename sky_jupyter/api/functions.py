@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import SpecError
 from .calls import PendingCall, check_retries, check_timeout
-from .streaming_functions import is_generator
+from .streaming_functions import is_generator, is_streaming
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,7 +25,9 @@ class Function(Generic[P, T]):
     def __init__(self, wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> None:
         self.__wrapped__ = wrapped
         self.timeout, self.retries = timeout, retries
+        # Looked at once, however often it is called.
         self._signature: inspect.Signature | None = None
+        self._is_streaming: bool | None = None
         functools.update_wrapper(self, wrapped)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCall[T]:
@@ -38,6 +40,13 @@ class Function(Generic[P, T]):
         if self._signature is not None:
             self._signature.bind(*args, **kwargs)
         return PendingCall(self, args, kwargs)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether its calls stream, out of a rank or into it."""
+        if self._is_streaming is None:
+            self._is_streaming = is_streaming(self.__wrapped__)
+        return self._is_streaming
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the wrapped function in this process, without a pool."""

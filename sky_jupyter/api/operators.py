@@ -62,7 +62,7 @@ class Runner:
         """
         _check_call(call, "run")
         live = self.live_pool
-        if streaming_functions.streams(call):
+        if call.function.is_streaming:
             return streams.begin(live, call)
         title = f"{name_of(call)} >> {live.spec.name}"
         if (sent := short_way.begin(live, call)) is not None:
@@ -71,7 +71,7 @@ class Runner:
                 return _run_opened(live, call, sent, title, presses)
             if presses:
                 raise KeyboardInterrupt(f"{title} was interrupted")
-            return short_way.values(sent)[0]
+            return sent.values()[0]
         (result,) = run_all(live, [call], title, many=False)
         return result
 
@@ -91,7 +91,7 @@ class Runner:
         _check_call(call, "run_async")
         live = self.live_pool
         future: Future[Any] | None = None
-        if not streaming_functions.streams(call):
+        if not call.function.is_streaming:
             future = _submit_short(live, call)
         return future or _submit(live, [call], repr(call.function), lambda values: values[0])
 
@@ -116,14 +116,14 @@ class Runner:
             )
         if streaming_functions.iterator_names(call.function.__wrapped__):
             streaming_functions.refuse(call, "with `@`: its iterator can be read once")
-        if streaming_functions.streams(call):
+        if call.function.is_streaming:
             return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
         notes: list[Event] = []
         opened, presses = None, 0
         if (sent := short_way.begin(live, call, everywhere=True, notes=notes)) is not None:
             presses = short_way.run(live, sent)
             if not sent.opened and not presses:
-                return short_way.values(sent)
+                return sent.values()
             if not sent.sent or not sent.opened:
                 if presses:
                     raise KeyboardInterrupt(f"{call.function!r} was interrupted")
@@ -360,7 +360,7 @@ def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
         """Handle a call that is over, or goes on, in the thread that sets futures' results."""
         try:
             if not sent.opened:
-                settle(future, lambda: short_way.values(sent)[0])
+                settle(future, lambda: sent.values()[0])
             elif not sent.dropped:
                 context.run(_go_on, live, call, sent, future)
         except BaseException as error:

@@ -18,7 +18,6 @@ from ..pool.base.event_loop import counting_interrupts
 from ..pool.base.events import Event
 from ..pool.execution.short_calls import ShortCall
 from ..pool.pool import Pool
-from ..pool.runs.short_results import values_of
 from ..session import cells
 
 if TYPE_CHECKING:
@@ -167,11 +166,6 @@ def submit(live: Pool, sent: ShortCall, on_over: Callable[[ShortCall], None]) ->
         live.calls.short.send(sent)
     if presses:
         raise KeyboardInterrupt
-
-
-def values(sent: ShortCall) -> list[Any]:
-    """Return the values of a call that is over."""
-    return values_of(sent.results.values())
 
 
 def note_restarts(live: Pool) -> None:

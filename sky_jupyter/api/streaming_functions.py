@@ -1,4 +1,4 @@
-"""Which calls stream: those of generators, and of readers of an iterator.
+"""Which functions stream: generators, and readers of an iterator.
 
 The second kind has a parameter annotated as ``Iterator[T]``.
 """
@@ -12,7 +12,6 @@ import re
 import sys
 import types
 import typing
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 # An annotation that is a text, of one that may be left out too.
 _ITERATOR = re.compile(r"(?:(?:\w+\.)*Optional\[)?(?:\w+\.)*Iterator\b(?:\[|\W|$)")
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
-# Looked at once, however often a function is called.
-_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def is_generator(function: Any) -> bool:
@@ -65,13 +62,9 @@ def _is_iterator(hint: Any) -> bool:
     return any((typing.get_origin(part) or part) in (collections.abc.Iterator, typing.Iterator) for part in parts)
 
 
-def streams(call: PendingCall[Any]) -> bool:
-    """Tell whether a call's items stream, either way."""
-    known = _known.get(call.function)
-    if known is None:
-        inner = call.function.__wrapped__
-        known = _known[call.function] = is_generator(inner) or bool(iterator_names(inner))
-    return known
+def is_streaming(function: Any) -> bool:
+    """Tell whether a function's items stream, out of it or into it."""
+    return is_generator(function) or bool(iterator_names(function))
 
 
 def refuse(call: PendingCall[Any], how: str) -> None:
@@ -89,7 +82,7 @@ def refuse(call: PendingCall[Any], how: str) -> None:
     SpecError
         When it streams.
     """
-    if streams(call):
+    if call.function.is_streaming:
         raise SpecError(
             f"{call.function!r} streams, and somebody has to read meanwhile: send it with `>>`, not {how}. "
             "Several can be read side by side: `[call.on(rank) >> pool for rank in …]`, and `zip`"

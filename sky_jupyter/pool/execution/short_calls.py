@@ -7,13 +7,16 @@ or task of the long way, which has everything else. docs/design-calls.md has the
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import logging
+import pickle
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...capture.blobs import Blob
@@ -25,8 +28,8 @@ from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import loop
 from ..base.events import Listener
 from ..base.timeouts import TIMEOUTS
+from ..runs.result import CellResult, Outcome
 from ..runs.run import new_id
-from ..runs.short_results import ShortResult
 from .task_context import FunctionBundle, TaskContext
 
 _log = logging.getLogger(__name__)
@@ -40,6 +43,42 @@ _MOST_HELD = 256
 # Functions whose files are kept on the nodes, and bytes of one of them.
 _WARM, _MOST_WARM = 32, 16 << 20
 _READ = 1 << 18
+
+
+@dataclass(frozen=True)
+class ShortResult:
+    """Value of a short call on one rank.
+
+    Parameters
+    ----------
+    rank, node : int
+        The rank and its node.
+    elapsed : float
+        Seconds that it took there.
+    pickled : bytes
+        Pickle of the value.
+    type : str
+        The name of the value's type.
+    """
+
+    rank: int
+    node: int
+    elapsed: float
+    pickled: bytes
+    type: str
+
+    def value(self) -> Any:
+        """Return the value; a `RemoteRepr` if it cannot be rebuilt here."""
+        try:
+            return pickle.loads(self.pickled)
+        except Exception:
+            return CellResult([Outcome(self.rank, self.node, "ok", self.end())], self.elapsed).head
+
+    def end(self) -> dict[str, Any]:
+        """Return the end event that a run would have."""
+        value = base64.b64encode(self.pickled).decode()
+        about = {"kind": "end", "status": "ok", "bound": True, "rank": self.rank, "elapsed": self.elapsed}
+        return {**about, "type": self.type, "value": value}
 
 
 class ShortCall:
@@ -94,6 +133,10 @@ class ShortCall:
         self.lock.acquire()
         # Called on the loop when it is over, or opened; by default whoever waits for the lock is woken.
         self.on_over: Callable[[ShortCall], None] = _wake
+
+    def values(self) -> list[Any]:
+        """Return the values of a call that is over, in the order of ranks."""
+        return [one.value() for _, one in sorted(self.results.items())]
 
     @property
     def title(self) -> str:
