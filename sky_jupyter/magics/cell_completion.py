@@ -106,6 +106,17 @@ class CellInspector:
         suppressed: Any = True if _KEYS in kinds else {*_OWN, _FILES} if "path" in kinds else set(_OWN)
         return {"completions": completions, "ordered": True, "matched_fragment": fragment, "suppress": suppressed}
 
+    def busy_completions(self, text: str, cursor: int) -> remote_completion.Completions | None:
+        """Return what the nodes know, for a page that asks while the notebook's kernel is busy.
+
+        The notebook's own names are left out: the thread that runs a cell may change them meanwhile.
+        """
+        if (asked := self.asked(text, cursor)) is None:
+            return None
+        pool, rank, cell = asked
+        found = remote_completion.complete(pool, rank, cell.code, cursor - cell.start, remote_completion.APART)
+        return None if found is None else remote_completion.Completions(found.start + cell.start, found.matches)
+
     def own(self, context: CompletionContext) -> Iterator[tuple[str, str]]:
         """Yield the notebook's own completions of the token, with their types."""
         completer = self.shell.Completer
@@ -134,12 +145,12 @@ class CellInspector:
             return self.before(code, cursor_pos, detail_level, *more, **options)
         return {"status": "ok", "found": True, "data": bundle, "metadata": {}}
 
-    def inspected(self, text: str, cursor: int, detail: int) -> dict[str, Any] | None:
-        """Return what the nodes know of the name at the cursor, as a mimebundle."""
+    def inspected(self, text: str, cursor: int, detail: int, patience: float | None = None) -> dict[str, Any] | None:
+        """Return what the nodes know of the name at the cursor, as a mimebundle; see `remote_completion.inspect`."""
         if (asked := self.asked(text, cursor)) is None:
             return None
         pool, rank, cell = asked
-        return self.shown(remote_completion.inspect(pool, rank, cell.code, cursor - cell.start, detail))
+        return self.shown(remote_completion.inspect(pool, rank, cell.code, cursor - cell.start, detail, patience))
 
     def shown(self, bundle: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return a mimebundle in the forms that this shell's pager takes."""

@@ -50,6 +50,7 @@ from ..spec.pool_spec import PoolSpec
 from ..util.text import shortened
 from . import (
     auto,
+    busy_completion,
     cell_completion,
     leftover_pools,
     pool_mismatch,
@@ -80,6 +81,7 @@ class SkyMagics(Magics):
         # Whether the cell that runs, or has just ended, ran on the nodes by `%sky auto`.
         self._ran_auto = False
         self.inspector = cell_completion.install(shell)
+        busy_completion.install(shell, self.inspector)
         self.debug_target = debug_target.install(shell, self.node_code)
         self.debug_selector = debug_selector.install(shell, self.debug_target)
 
@@ -744,6 +746,7 @@ def unload(shell: Any) -> None:
     shell.events.unregister("post_run_cell", magics.after_cell)
     shell.events.unregister("post_run_cell", magics.pulse.after_cell)
     magics.pulse.stop()
+    busy_completion.remove(shell)
     cell_completion.remove(magics.inspector)
     tracebacks.remove(shell)
     frontend_requests.remove(shell)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 _JEDI, _RANK = TIMEOUTS.answers.jedi, TIMEOUTS.answers.typing
 # How long the answer to ``name?`` is waited for.
 ASKED = TIMEOUTS.answers.asked_names
+# How long jedi is waited for where nothing else waits meanwhile: the first name of a large package takes it long.
+APART = TIMEOUTS.answers.jedi_apart
 # Forms of what a rank tells of a name.
 _SHOWN = ("text/plain", "text/html")
 
@@ -42,7 +44,7 @@ class Completions:
     matches: Sequence[tuple[str, str]]
 
 
-def complete(pool: Pool, rank: int, code: str, cursor: int) -> Completions | None:
+def complete(pool: Pool, rank: int, code: str, cursor: int, patience: float = _JEDI) -> Completions | None:
     """Return a rank's completions.
 
     A rank that is busy, or does not answer at once, is not waited for: jedi answers with the pool's cells.
@@ -57,6 +59,8 @@ def complete(pool: Pool, rank: int, code: str, cursor: int) -> Completions | Non
         The cell, without its ``%%sky`` line.
     cursor : int
         Position of the cursor in it.
+    patience : float, optional
+        Seconds to wait for jedi.
 
     Returns
     -------
@@ -68,7 +72,7 @@ def complete(pool: Pool, rank: int, code: str, cursor: int) -> Completions | Non
     # What is replaced is of the cell, and not its first line.
     if matches and is_whole(start, 0, cursor):
         return Completions(start, matches)
-    guessed = jedi_completion.complete(list(pool.sources), code, cursor, _JEDI)
+    guessed = jedi_completion.complete(list(pool.sources), code, cursor, patience)
     return Completions(*guessed) if guessed is not None else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.blocking.client import BlockingKernelClient
 
 from sky_jupyter.magics import cell_completion, path_completion
 from sky_jupyter.magics.cell_text import sky_cell
@@ -293,3 +295,50 @@ def test_only_the_newest_cells_are_read_where_there_are_many():
     assert "n19" in text
     assert "n0 " not in text
     assert len(text) < 60_000
+
+
+class ControlChannel:
+    """Another client of the notebook's kernel, which asks while a cell runs."""
+
+    def __init__(self, book: Notebook) -> None:
+        self.client = BlockingKernelClient(connection_file=book.manager.connection_file)
+        self.client.load_connection_file()
+        self.client.start_channels(shell=False, stdin=False, hb=False)
+
+    def ask(self, kind: str, **content: Any) -> dict[str, Any]:
+        message = self.client.session.msg(kind, content)
+        self.client.control_channel.send(message)
+        while True:
+            reply = self.client.get_control_msg(timeout=60)
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                return dict(reply["content"])
+
+
+def test_a_page_is_answered_while_the_notebook_waits_for_its_cell(two, folder):
+    stays = folder / "stays"
+    stays.touch()
+    assert two.run("%%sky\nimport os, time\ndef waited_for(a):\n    'Doc of it.'").status == "ok"
+    channel = ControlChannel(two)
+    cell = f"%%sky\nprint('begun', flush=True)\nwhile os.path.exists({str(stays)!r}):\n    time.sleep(0.05)"
+    running = threading.Thread(target=two.run, args=(cell,))
+    running.start()
+    try:
+        while channel.ask("sky_request", action="runs", count=1)["runs"][0]["state"] != "running":
+            time.sleep(0.05)
+        text = "%%sky\nwaited_"
+        found = channel.ask("sky_complete_request", code=text, cursor_pos=len(text))
+        assert found["matches"] == ["waited_for"]
+        assert (found["cursor_start"], found["cursor_end"]) == (len("%%sky\n"), len(text))
+        assert found["metadata"]["_jupyter_types_experimental"][0]["type"] == "function"
+        text = "%%sky\nwaited_for("
+        found = channel.ask("sky_inspect_request", code=text, cursor_pos=len(text), detail_level=0)
+        assert "Doc of it." in found["data"]["text/plain"]
+        # What is none of ours is the kernel's own to answer, once it is free.
+        assert channel.ask("sky_complete_request", code="waited_", cursor_pos=7) == {"status": "ok", "found": False}
+        assert "'cursor_pos' is a number" in channel.ask("sky_inspect_request", code="a", cursor_pos=2)["message"]
+        assert "'code' is a text" in channel.ask("sky_complete_request", code=1, cursor_pos=0)["message"]
+        assert running.is_alive()
+    finally:
+        stays.unlink()
+        running.join()
+        channel.client.stop_channels()

@@ -188,6 +188,7 @@ class Answers:
     names_margin: float = 1.0
     # While a person types: jedi's answer for a busy rank, that of an idle one, and either's to ``name?``.
     jedi: float = 0.2
+    jedi_apart: float = 1.5
     typing: float = 0.5
     asked_names: float = 2.0
     # Stacks: the interval of the two samples, the timeout, and what the network may add.
