@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -74,6 +75,44 @@ def test_tab_and_shift_tab_know_what_the_nodes_have(app: str, server: lab.Server
     page.page.keyboard.press("Control+Enter")
     page.wait_for(DOWN, "ended")
     page.page.close()
+
+
+WAITS = """%%sky
+import os, time
+print("begun")
+while not os.path.exists("go"):
+    time.sleep(0.05)"""
+BUSY = ["%load_ext sky_jupyter", "%%sky --nodes 2\ndef waited_for(a, b=2):\n    'Doc of it.'", WAITS, "", "%sky down"]
+
+
+@pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}")
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_tab_and_shift_tab_answer_while_a_cell_runs(app: str, tmp_path: Path, chromium: Any) -> None:
+    with lab.server_with_book(tmp_path, BUSY) as server:
+        page = lab.Page(chromium, server.address("book.ipynb", app=app))
+        page.wait_until_ready()
+        cells = page.page.locator(".jp-Notebook .jp-Cell")
+        for cell in range(3):
+            cells.nth(cell).locator(".cm-content").click()
+            page.page.keyboard.press("Control+Enter")
+        page.wait_for(2, "begun")
+        cells.nth(3).locator(".cm-content").click()
+        page.page.keyboard.type("%%sky\nwaited_f")
+        offered = page.page.locator(".jp-Completer-item")
+        pressed_until(page, "Tab", lambda: [text.strip() for text in offered.all_inner_texts()] != [])
+        page.picture(f"completion-busy-{app}")
+        page.page.keyboard.press("Enter")
+        page.page.keyboard.type("(")
+        tooltip = page.page.locator(".jp-Tooltip")
+        pressed_until(page, "Shift+Tab", lambda: "Doc of it." in "".join(tooltip.all_inner_texts()))
+        assert "done" not in page.outputs(2)
+        (server.root / "go").touch()
+        page.wait_for(2, "done")
+        page.page.keyboard.press("Escape")
+        cells.nth(4).locator(".cm-content").click()
+        page.page.keyboard.press("Control+Enter")
+        page.wait_for(4, "ended")
+        page.page.close()
 
 
 def pressed_until(page: lab.Page, key: str, holds: Callable[[], bool]) -> None:
