@@ -350,7 +350,7 @@ def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
     detached.tape.stop()
     text = f"run {run.id} goes on; `%sky wait` shows it again, `%sky interrupt` stops it"
     view.on_event(NoticeEvent(text))
-    view.finish(run.elapsed)
+    view.finish(run.since_began)
     raise KeyboardInterrupt(text)
 
 

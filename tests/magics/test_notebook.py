@@ -180,6 +180,10 @@ def test_an_interrupt_of_wait_lets_the_run_go_on(two, tmp_path):
         stopped = two.run(source, until=lambda cell: begun(cell) or "waiting" in cell.stream())
         assert stopped.error_name == "KeyboardInterrupt"
         assert "goes on; `%sky wait` shows it again, `%sky interrupt` stops it" in stopped.error
+        if source == "%sky wait":
+            header = stopped.run.splitlines()[0]
+            assert header.endswith("· goes on"), stopped.run
+            assert " 0.0 s " not in header
     go.touch()
     assert two.run("%sky wait").body == ["[0-1] begun", "[0-1] Out: 'kept'"]
     assert two.value("list(later)") == ["kept", "kept"]

@@ -132,7 +132,12 @@ export class RunModel {
 
   get state(): State {
     const worst = TROUBLES.find((one) => this.every.some((rank) => rank.state === one));
-    return worst ?? (this.finished ? "done" : "running");
+    return worst ?? (this.isRunning ? "running" : "done");
+  }
+
+  /** Whether the run goes on, though its view may be over: nobody waits for its end there any more. */
+  get isRunning(): boolean {
+    return !this.finished || this.every.some((rank) => rank.state === "running");
   }
 
   /** All ranks that it runs on. */

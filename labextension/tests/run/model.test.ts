@@ -186,6 +186,13 @@ describe("a run", () => {
     ]);
   });
 
+  it("says that it goes on where nobody waits for its end any more", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    model.apply(...delta(1, ["over", 9]));
+    expect([model.finished, model.state, status(model)]).toEqual([true, "running", ["goes on"]]);
+  });
+
   it("knows who is to blame, and says how it fares", () => {
     let now = 100;
     const model = new RunModel(() => now);

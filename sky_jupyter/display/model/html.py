@@ -322,7 +322,13 @@ def _status(model: RunViewModel) -> list[str]:
         return [f"running, {done} of {len(model.all)} done" if done else "running", *words]
     if len(troubles) == 1 and len(troubles[0][0]) == len(model.all):
         return [troubles[0][1]]
-    return words or ["done"]
+    # Nobody waits for its end here any more.
+    return words or ["goes on" if _is_running(model) else "done"]
+
+
+def _is_running(model: RunViewModel) -> bool:
+    """Return whether the run goes on, though its view may be over."""
+    return not model.finished or any(view.state == "running" for view in model.all)
 
 
 def duration(seconds: float) -> str:
@@ -401,7 +407,7 @@ def html_start(text: str, *, state: State, aside: str = "", below: Iterable[str]
 
 def _html_header(model: RunViewModel) -> str:
     troubles = _troubles(model)
-    state: State = troubles[0][1] if troubles else "done" if model.finished else "running"
+    state: State = troubles[0][1] if troubles else "running" if _is_running(model) else "done"
     return html_line(" · ".join(header(model)), state=state)
 
 

@@ -40,7 +40,8 @@ def window(ranks: int) -> int:
 def run_state(states: Iterable[State], *, finished: bool) -> State:
     """Return the state of a run as a whole."""
     found = set(states)
-    return next((state for state in html.TROUBLES if state in found), "done" if finished else "running")
+    goes_on = not finished or "running" in found
+    return next((state for state in html.TROUBLES if state in found), "running" if goes_on else "done")
 
 
 def to_json(state: RunState, view: str) -> dict[str, Any]:
