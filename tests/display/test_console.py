@@ -113,6 +113,8 @@ def test_nothing_is_lost_from_what_scrolls_away_and_nothing_is_left_of_the_rows(
         say(view, 0, "\r\x1b[K")
         expected.append(f"[0] {text}")
         seen.look()
+    for rank in (0, 1):
+        end(view, rank)
     view.finish(1.0)
     seen.look()
     assert "".join(seen.all).replace(" ", "") == "".join([*expected, "●sky·2ranks·1.0s·done"]).replace(" ", "")
@@ -173,6 +175,7 @@ def test_a_single_rank_has_a_row_only_for_what_is_not_finished(terminals):
         assert seen.look()[0] == "begin"
         assert seen.look()[-1].split() == ["●", f"{step}/3"]
     say(view, 0, "done\n")
+    end(view, 0)
     view.finish(2.0)
     assert seen.look() == ["begin", "3/3", "done", "● sky · 1 rank · 2.0 s · done"]
 
@@ -195,6 +198,7 @@ def test_what_others_print_meanwhile_stands_above_the_rows(terminals):
         "● sky · 1 rank · 0.0 s · running",
     ]
     print("ished line")
+    end(view, 0)
     view.finish(1.0)
     print("later")
     assert seen.look()[3:] == ["and an unfinished line", "● sky · 1 rank · 1.0 s · done", "later"]
