@@ -116,6 +116,7 @@ def run_view(
     pool: str = "",
     unseen: Sequence[int] = (),
     cost: Callable[[], PoolCost | TimeLeft | None] | None = None,
+    elapsed: float = 0.0,
 ) -> RunView:
     """Return the view of a run for this process's front end.
 
@@ -133,6 +134,8 @@ def run_view(
         Other ranks of the run: only their state is shown.
     cost : callable, optional
         Returns what the pool costs, or how long it may be used, for the header; None for neither.
+    elapsed : float
+        Seconds for which the run has gone on already.
 
     Returns
     -------
@@ -143,6 +146,8 @@ def run_view(
     shown: Any = getattr(view, "model", view)
     if cost is not None and hasattr(shown, "cost"):
         shown.cost = cost
+    if hasattr(shown, "began"):
+        shown.began -= elapsed
     return view
 
 

@@ -323,7 +323,7 @@ def follow(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
     """Show a run of another notebook, or a detached one, from its first byte on."""
     detached = pool.detached.pop(id, None)
     if detached is not None:
-        view = run_view(pool, list(detached.run.outcomes))
+        view = run_view(pool, list(detached.run.outcomes), elapsed=detached.run.since_began)
         detached.tape.play(view.on_event)
         attend(pool, detached.run, view, namespace, detached.out)
     else:
@@ -335,7 +335,7 @@ def follow(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
 def watch(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
     """Show a run as `follow` does; an interrupt ends only that."""
     detached = pool.detached.get(id) or detach(pool, id)
-    view = run_view(pool, list(detached.run.outcomes))
+    view = run_view(pool, list(detached.run.outcomes), elapsed=detached.run.since_began)
     detached.tape.play(view.on_event)
     _await_end(pool, detached, view)
     del pool.detached[id]
@@ -354,13 +354,13 @@ def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
     raise KeyboardInterrupt(text)
 
 
-def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = None) -> Any:
-    """Return the view of a run; ``shown`` are the ranks whose output is shown."""
+def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = None, elapsed: float = 0.0) -> Any:
+    """Return the view of a run; ``shown`` are the ranks whose output is shown, ``elapsed`` how long it has gone on."""
     name = pool.spec.name
     title = f"sky · {name}" if name != "default" else "sky"
     seen = [rank for rank in ranks if shown is None or rank in shown]
     unseen = [rank for rank in ranks if rank not in seen]
-    return display.run_view(title, seen, pool=name, unseen=unseen, cost=pool.pricing)
+    return display.run_view(title, seen, pool=name, unseen=unseen, cost=pool.pricing, elapsed=elapsed)
 
 
 # -- what the ranks have ---------------------------------------------------------------------------

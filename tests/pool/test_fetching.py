@@ -132,6 +132,13 @@ def test_two_results_of_one_run_hold_its_values_until_both_are_gone(pool: Pool) 
     assert again[1][0] == 1.0
 
 
+def test_a_run_that_is_read_again_took_as_long_as_on_the_nodes(pool: Pool) -> None:
+    first = run(pool, "import time\ntime.sleep(0.5)")
+    # Later than its end, by its journals, and not by the time that reading them takes.
+    again = pool.attend(pool.adopt(first.run))
+    assert 0.5 <= again.elapsed <= first.elapsed + 0.1
+
+
 def test_a_value_that_made_way_for_newer_ones_says_so(pool: Pool) -> None:
     first = run(pool, LARGE)
     for number in range(20):

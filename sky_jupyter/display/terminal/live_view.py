@@ -56,7 +56,7 @@ class ConsoleRunView(TerminalRunView):
         super().__init__(ranks, results=results)
         self._title = title
         self._unseen = frozenset(unseen)
-        self._began = self._heard = time.perf_counter()
+        self.began = self._heard = time.perf_counter()
         self._states: dict[int, dict[str, Any]] = {rank: {"state": "running"} for rank in (*ranks, *unseen)}
         self._region = Region(sys.stdout)
         self._drawn = 0.0
@@ -78,7 +78,7 @@ class ConsoleRunView(TerminalRunView):
         now = time.perf_counter()
         lines, notices = self._take_due(finished=False)
         due = now - self._drawn >= (_INTERVAL if self._news else _CLOCK)
-        if now - self._began < _PATIENCE or not self._region.room:
+        if now - self.began < _PATIENCE or not self._region.room:
             self._tell(lines, notices, ())
         elif lines or notices or due:
             self._drawn, self._news = now, False
@@ -108,7 +108,7 @@ class ConsoleRunView(TerminalRunView):
 
     def _rows(self, now: float) -> list[str]:
         silent = now - self._heard
-        header = self._header(now - self._began, finished=False)
+        header = self._header(now - self.began, finished=False)
         if silent >= _SILENT:
             header.append(f" · silent for {duration(float(int(silent))).replace('.0 s', ' s')}", style="yellow")
         return draw([header, *self._columns(self._fitting())], self._region.size.columns - 1)

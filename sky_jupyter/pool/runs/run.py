@@ -19,8 +19,9 @@ from ...capture.collect import Capture
 from ...node.protocol.journal_events import Gap, checked, gap_text, is_count, parse
 from ...spec.pool_spec import MAX_NODES
 from ...util.text import cleaned
+from ...util.validate import is_number
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
-from ..base.run_timeline import NODE, EventLog
+from ..base.run_timeline import LATEST, NODE, EventLog
 from .input_requests import Question, Questions
 from .output_buffer import Bound, Printed
 from .result import Outcome
@@ -107,6 +108,8 @@ class Run:
         # Of the agents that have it since it was a short call, by node.
         self.incarnations: dict[int, str] = {}
         self._began = time.perf_counter()
+        # The same on the nodes' clocks, of a run that is read from their journals.
+        self._began_there: float | None = None
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
         self._early: dict[int, dict[int, tuple[int, bytes]]] = {}
@@ -153,7 +156,8 @@ class Run:
         return "timed out" if any("timeout" in end for end in ends) else "interrupted"
 
     def read_from_journals(self, began: float | None) -> None:
-        """Have its events tell the nodes' times, as another manager began it then."""
+        """Have its events and its duration tell the nodes' times, as another manager began it then."""
+        self._began_there = began
         self.events.clock = NODE
         self.events.ranks_began({rank: self.outcomes[rank].node for rank in self.left}, began)
 
@@ -188,7 +192,18 @@ class Run:
     @property
     def since_began(self) -> float:
         """Return the seconds since it began, or its duration."""
-        return self.elapsed if self.over.is_set() else time.perf_counter() - self._began
+        if self.over.is_set():
+            return self.elapsed
+        there = self._began_there
+        return time.perf_counter() - self._began if there is None else max(0.0, time.time() - there)
+
+    def _took(self) -> float:
+        """Return the seconds that it took, once its last rank has ended."""
+        times = [outcome.end.get("t") for outcome in self.outcomes.values() if outcome.end]
+        known = [time for time in times if is_number(time, 0.0, LATEST)]
+        if self._began_there is None or not known:
+            return self.since_began
+        return max(0.0, max(known) - self._began_there)
 
     def next(self, node: int) -> int:
         """Return the number of the next event of a node."""
@@ -398,7 +413,7 @@ class Run:
                 self.questions.close_rank(rank)
         self.changed.set()
         if not self.left:
-            self.elapsed = time.perf_counter() - self._began
+            self.elapsed = self._took()
             if not self.over.is_set():
                 self.events.ended(self.kind, f"{self.title or self.kind}: {self.how_ended}", self.elapsed)
             self.over.set()
