@@ -254,12 +254,30 @@ def test_dates_and_numbers_of_other_packages_stay_out_of_the_pickle(tmp_path: Pa
     arrays = [dates, np.asfortranarray(dates), dates[:, ::2], dates[:1, :3]]
     arrays[0].flags.writeable = False
     blob = pack(arrays, {}).blob
-    assert [len(buffer) for buffer in blob.buffers] == [dates.nbytes, dates.nbytes]
+    assert [len(buffer) for buffer in blob.buffers] == [dates.nbytes, dates.nbytes, dates.nbytes // 2]
     for back, sent in zip(round_trip(arrays, tmp_path), arrays, strict=True):
         assert np.array_equal(back, sent)
         assert back.dtype == sent.dtype
         assert back.flags.f_contiguous == sent.flags.f_contiguous
         assert back.flags.writeable == sent.flags.writeable
+
+
+def test_large_arrays_that_are_not_contiguous_stay_out_of_the_pickle(tmp_path: Path) -> None:
+    whole = np.random.rand(600, 500)
+    fields = np.zeros(300_000, [("a", "i4"), ("b", "f8")])
+    fields["b"] = np.arange(300_000)
+    arrays = [whole[:, ::2], whole[::-1], np.moveaxis(whole.reshape(60, 10, 500), 1, 2), fields["b"], fields[::2]]
+    arrays[1].flags.writeable = False
+    blob = pack(arrays, {}).blob
+    assert [len(buffer) for buffer in blob.buffers] == [array.nbytes for array in arrays]
+    assert len(blob.pickled) < SMALL_BUFFER
+    for back, sent in zip(round_trip(arrays, tmp_path), arrays, strict=True):
+        assert np.array_equal(back, sent)
+        assert back.dtype == sent.dtype
+        assert back.flags.c_contiguous
+        assert back.flags.writeable == sent.flags.writeable
+    # Objects are pickled one by one, and small arrays go along with their pickle.
+    assert pack([np.full((2000, 500), None)[:, ::2], whole[:9, ::2]], {}).blob.buffers == ()
 
 
 def test_what_two_values_hold_is_one_file(tmp_path: Path) -> None:

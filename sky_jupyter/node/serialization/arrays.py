@@ -1,6 +1,7 @@
 """Reduction of arrays to out-of-band buffers, and their reconstruction.
 
-numpy's arrays use buffers by themselves, except for dates and for dtypes that other packages add (bfloat16). torch's
+numpy's arrays use buffers by themselves, except for dates, for dtypes that other packages add (bfloat16), and for
+arrays that are not contiguous. torch's
 storages and jax's arrays would be copied into the pickle. Arrays on accelerators, and others that are not plain
 memory, are left to their own pickling. No framework is imported for this.
 """
@@ -15,6 +16,8 @@ from typing import Any
 SMALL = 4096
 """Arrays below this many bytes are left to their own pickling."""
 
+# From here on an array that is not contiguous is copied for a buffer, which goes to a file of its own; see `pickling`.
+_WORTH_A_COPY = 1 << 20
 _DATES = "mM"
 _ADDED = 2  # numpy's `isbuiltin` for a dtype that another package added.
 
@@ -38,10 +41,15 @@ def apart(obj: Any) -> Any:
 
 
 def _of_numpy(array: Any) -> Any:
-    if array.nbytes < SMALL or not (array.dtype.kind in _DATES or array.dtype.isbuiltin == _ADDED):
-        return NotImplemented
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
+        # numpy would copy it into the pickle, and each rank would have it for itself.
+        if array.nbytes < _WORTH_A_COPY or array.dtype.hasobject:
+            return NotImplemented
+        plain = array.copy(order="C").reshape(-1).view("u1")
+        plain.flags.writeable = flags.writeable
+        return _numpy_array, (plain, array.dtype, array.shape, "C")
+    if array.nbytes < SMALL or not (array.dtype.kind in _DATES or array.dtype.isbuiltin == _ADDED):
         return NotImplemented
     order = "C" if flags.c_contiguous else "F"
     plain = array.reshape(-1, order=order).view("u1")
