@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GONE, LinkLost, MachineError, Unreachable
 from ..forwards import ByteStream
+from ..ssh.connection_loss import ConnectionLoss
 from ..ssh.types import shown
 from . import waiter
 from .login_session import LocalLogin, LoginSession, SSHLogin
@@ -51,10 +52,8 @@ class StepSession:
     def __init__(self, target: StepTarget, login: LoginSession) -> None:
         self.target, self.address = target, target.address
         self._login = login
-        self._lock = threading.Lock()
-        self._reason: LinkLost | None = None
-        self._on_lost: list[Callable[[LinkLost], None]] = []
         self._closing = threading.Event()
+        self._loss = ConnectionLoss(self._closing)
         self._watched: Any = None
         # Whether the login host may not connect to the node: then a step does.
         self._relays = False
@@ -144,16 +143,11 @@ class StepSession:
     @property
     def alive(self) -> bool:
         """True while the connection is alive, as far as is known."""
-        return self._reason is None and not self._closing.is_set()
+        return self._loss.reason is None and not self._closing.is_set()
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
         """Call a function when the connection breaks; at once if it has."""
-        with self._lock:
-            reason = self._reason
-            if reason is None:
-                self._on_lost.append(tell)
-        if reason is not None:
-            tell(reason)
+        self._loss.on_lost(tell)
 
     def channel(self, command: str) -> Any:
         """Run a command in a shell of the node; return its streams."""
@@ -167,8 +161,8 @@ class StepSession:
         return self._opened(waiter.handover(self.target.folder))
 
     def _opened(self, script: str) -> Any:
-        if self._closing.is_set() or self._reason is not None:
-            raise self._reason or LinkLost(self.target.name, "closed", "the connection was closed")
+        if self._closing.is_set() or self._loss.reason is not None:
+            raise self._loss.reason or LinkLost(self.target.name, "closed", "the connection was closed")
         return self._login.channel(self._entered(script))
 
     def open_stream(self, host: str, port: int) -> ByteStream:
@@ -208,13 +202,7 @@ class StepSession:
     # Ending it
 
     def _lose(self, reason: str, message: str) -> None:
-        with self._lock:
-            if self._reason is not None or self._closing.is_set():
-                return
-            self._reason = LinkLost(self.target.name, reason, message)
-            tell, self._on_lost = self._on_lost, []
-        for one in tell:
-            one(self._reason)
+        self._loss.lose(LinkLost(self.target.name, reason, message))
 
     def close(self) -> None:
         """Close the connection. Commands that survive keep running."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import LinkLost, MachineError, Unreachable
 from ..forwards import ByteStream, dial
+from ..ssh.connection_loss import ConnectionLoss
 from ..ssh.persistent_shell import Shell
 from ..ssh.types import NoShell
 from . import api_connection, pod_channels
@@ -56,9 +57,8 @@ class PodSession:
         self._lock = threading.Lock()
         self._channels: weakref.WeakSet[ExecChannel] = weakref.WeakSet()
         self._streams: weakref.WeakSet[PortStream] = weakref.WeakSet()
-        self._reason: LinkLost | None = None
-        self._on_lost: list[Callable[[LinkLost], None]] = []
         self._closing = threading.Event()
+        self._loss = ConnectionLoss(self._closing)
         # A shell of the session's own, on the stream that is watched.
         self._shell = Shell(self)
         self._watched: ExecChannel | None = None
@@ -134,16 +134,11 @@ class PodSession:
     @property
     def alive(self) -> bool:
         """True while the connection is alive, as far as is known."""
-        return self._reason is None and not self._closing.is_set()
+        return self._loss.reason is None and not self._closing.is_set()
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
         """Call a function when the connection breaks; at once if it has."""
-        with self._lock:
-            reason = self._reason
-            if reason is None:
-                self._on_lost.append(tell)
-        if reason is not None:
-            tell(reason)
+        self._loss.on_lost(tell)
 
     def channel(self, command: str, *, ends: bool = False) -> ExecChannel:
         """Run a command in a shell of the container, in its home folder; return its streams.
@@ -228,14 +223,14 @@ class PodSession:
         if channel.failure:
             raise MachineError(self.target.name, "command", f"{self.target} could not run a command: {channel.failure}")
         if found is None:
-            raise self._reason or LinkLost(
+            raise self._loss.reason or LinkLost(
                 self.target.name, "closed", f"the stream of a command on {self.target} ended before it did"
             )
         return found
 
     def _opened(self, action: str, query: list[tuple[str, str]], protocols: tuple[str, ...]) -> WebSocket:
-        if self._closing.is_set() or self._reason is not None:
-            raise self._reason or LinkLost(self.target.name, "closed", "the connection was closed")
+        if self._closing.is_set() or self._loss.reason is not None:
+            raise self._loss.reason or LinkLost(self.target.name, "closed", "the connection was closed")
         return api_connection.open_websocket(self.target, action, query, protocols)
 
     def _add(self, to: weakref.WeakSet[Any], made: Any) -> None:
@@ -286,14 +281,7 @@ class PodSession:
         self._lose("broken", f"the session's shell in {self.target} has ended; its container may have")
 
     def _lose(self, reason: str, message: str) -> None:
-        with self._lock:
-            if self._reason is not None or self._closing.is_set():
-                return
-            self._reason = LinkLost(self.target.name, reason, message)
-            tell, self._on_lost = self._on_lost, []
-        self._shut()
-        for one in tell:
-            one(self._reason)
+        self._loss.lose(LinkLost(self.target.name, reason, message), self._shut)
 
     def _shut(self) -> None:
         self._closing.set()

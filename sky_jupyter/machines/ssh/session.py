@@ -20,6 +20,7 @@ from paramiko.message import Message
 from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
 from . import auth, known_hosts
 from .channels import PACKET, Channel, CountingSocket
+from .connection_loss import ConnectionLoss
 from .target import Target
 from .tcp import SILENT, command_socket, dial, end, peer
 from .types import Prompts, Ran
@@ -158,10 +159,8 @@ class Session:
         self._transport.daemon = True
         self._transport.channel_timeout = _CHANNEL_PATIENCE
         self._closing = threading.Event()
+        self._loss = ConnectionLoss(self._closing)
         self._pulse = threading.Event()
-        self._reason: LinkLost | None = None
-        self._on_lost: list[Callable[[LinkLost], None]] = []
-        self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         # Handlers of connections to ports there.
         self._accepts: dict[int, Callable[[Any], None]] = {}
@@ -199,12 +198,7 @@ class Session:
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
         """Call a function when the connection breaks; at once if it has."""
-        with self._lock:
-            reason = self._reason
-            if reason is None:
-                self._on_lost.append(tell)
-        if reason is not None:
-            tell(reason)
+        self._loss.on_lost(tell)
 
     def channel(self, command: str) -> Any:
         """Run a command through the user's shell there; return paramiko's channel."""
@@ -361,8 +355,8 @@ class Session:
 
     def _lost_or(self, reason: str, message: str) -> MachineError:
         """Return LinkLost if the connection is lost, else the error for this failure."""
-        if self._reason is not None:
-            return LinkLost(self.target.name, self._reason.reason, str(self._reason).partition(": ")[2])
+        if self._loss.reason is not None:
+            return LinkLost(self.target.name, self._loss.reason.reason, str(self._loss.reason).partition(": ")[2])
         if not self._transport.is_active() or reason == "closed":
             return LinkLost(
                 self.target.name, "closed", message if reason == "closed" else f"the connection is gone; {message}"
@@ -401,12 +395,7 @@ class Session:
                 self._transport.request(lambda answer: None, "keepalive@openssh.com")
 
     def _lose(self, reason: str, message: str) -> None:
-        with self._lock:
-            self._reason = LinkLost(self.target.name, reason, message)
-            tell, self._on_lost = self._on_lost, []
-        self._shut()
-        for one in tell:
-            one(self._reason)
+        self._loss.lose(LinkLost(self.target.name, reason, message), self._shut)
 
     def _shut(self) -> None:
         self._closing.set()

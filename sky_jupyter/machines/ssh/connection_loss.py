@@ -1,0 +1,44 @@
+"""Loss of a session's connection: recorded once, and reported to those who asked for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ...errors import LinkLost
+
+
+class ConnectionLoss:
+    """Whether one session's connection has broken; held by the session, thread-safe.
+
+    Parameters
+    ----------
+    closing : threading.Event
+        Set when the session is closed: what breaks after that is no loss.
+    """
+
+    def __init__(self, closing: threading.Event) -> None:
+        self.reason: LinkLost | None = None
+        self._closing = closing
+        self._listeners: list[Callable[[LinkLost], None]] = []
+        self._lock = threading.Lock()
+
+    def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
+        """Call a function when the connection breaks; at once if it has."""
+        with self._lock:
+            reason = self.reason
+            if reason is None:
+                self._listeners.append(tell)
+        if reason is not None:
+            tell(reason)
+
+    def lose(self, reason: LinkLost, shut: Callable[[], None] = lambda: None) -> None:
+        """Record that the connection broke, call ``shut``, and then the listeners; the first loss alone counts."""
+        with self._lock:
+            if self.reason is not None or self._closing.is_set():
+                return
+            self.reason = reason
+            listeners, self._listeners = self._listeners, []
+        shut()
+        for tell in listeners:
+            tell(reason)
