@@ -1,4 +1,4 @@
-"""What the tests of a module share is made anew after one of them has failed, or where it is found broken.
+"""What the tests of a module share is recreated after one of them has failed, or where it is found broken.
 
 A pytest plugin, which `tests/conftest.py` brings: one failure is told once, and not by each test that comes after it.
 """
@@ -33,7 +33,7 @@ def is_broken(value: object) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """End what the test would share, where that may not be sound; its fixtures make it anew then."""
+    """End what the test would share, where that may not be sound; its fixtures recreate it then."""
     module = item.getparent(pytest.Module)
     if module is None:
         return

@@ -254,7 +254,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     this.view.host = this.host();
   }
 
-  /** The notebook's kernel ends, or begins anew; one that ends in order tells how its runs have ended. */
+  /** The notebook's kernel ends, or restarts; one that ends in order tells how its runs have ended. */
   private kernelEnds(status: string): void {
     const subscription = this.subscription;
     const died = status === "autorestarting";

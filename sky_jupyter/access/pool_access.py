@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Attach = Callable[[PoolRow], "Pool"]
 """Becomes the manager of a pool that has none."""
 _SHOWN = 50
-_UNMANAGED = "nobody manages pool {0!r}: `%sky attach {0}` in a notebook takes it up"
+_UNMANAGED = "no notebook manages pool {0!r}: `%sky attach {0}` in a notebook attaches to it"
 
 
 class PoolAccess:
@@ -65,9 +65,9 @@ class PoolAccess:
             several = ", ".join(f"{row.name} ({row.id})" for row in chosen)
             raise PoolError(f"which pool? {several}: give a name{', or an id' if name else ''}")
         if name is None:
-            raise PoolError("no pool lives; `%sky up` in a notebook makes one")
+            raise PoolError("no pool is running; `%sky up` in a notebook makes one")
         names = [row.name for row in rows]
-        raise PoolError(f"no pool {name!r} lives{nearest(name, names)}; those that do: {', '.join(names) or 'none'}")
+        raise PoolError(f"no pool {name!r} is running{nearest(name, names)}; running: {', '.join(names) or 'none'}")
 
     def pools(self) -> list[dict[str, Any]]:
         """Return all live pools as JSON; see `pool_facts.of_pool`."""
@@ -116,7 +116,7 @@ class PoolAccess:
         connection = kernel_requests.connection_of(row.owner)
         if connection is None:
             raise PoolError(
-                f"pool {row.name!r} is managed by {row.who}, which is no notebook's kernel that can be asked"
+                f"pool {row.name!r} is managed by {row.who}, which is not a notebook's kernel that can be asked"
             )
         return connection
 
@@ -166,7 +166,7 @@ class PoolAccess:
         if row.state == STOPPED:
             raise PoolError(f"the machines of pool {row.name!r} are stopped: `%sky start {row.name}` starts them")
         if not row.outlives:
-            raise PoolError(f"pool {row.name!r} cannot be asked: nobody manages it, and it is about to end")
+            raise PoolError(f"pool {row.name!r} cannot be asked: no notebook manages it, and it is about to end")
         if self._attach is None:
             raise PoolError(_UNMANAGED.format(row.name))
         pool = self._attach(row)

@@ -51,7 +51,7 @@ class Compute(Runner, SharedNames):
     Parameters
     ----------
     *specs : Spec
-        Several ways to have the machines: the first that can be had is made, in the order that
+        Several ways to have the machines: the first that is available is made, in the order that
         `Options.selection` says. What they leave out is as given below.
     provider : optional
         What makes the machines; `Local` unless given.
@@ -222,7 +222,7 @@ class Compute(Runner, SharedNames):
         Raises
         ------
         PoolError
-            When a pool of this name lives with another spec.
+            When a pool of this name is running with another spec.
 
         Examples
         --------
@@ -277,7 +277,7 @@ class Compute(Runner, SharedNames):
         differences = self._differences(live)
         if differences:
             raise PoolError(
-                f"pool {live.spec.name!r} lives with another spec: {'; '.join(differences)}. "
+                f"pool {live.spec.name!r} is running with another spec: {'; '.join(differences)}. "
                 "Give it another name, or end that one first with start(anew=True)"
             )
         if live.state == "broken":

@@ -107,7 +107,7 @@ def function_of(wrapped: Callable[P, T], timeout: float | None = None, retries: 
         timeout = wrapped.timeout if timeout is None else timeout
         return Function(wrapped.__wrapped__, timeout, wrapped.retries if retries is None else retries)
     if not callable(wrapped):
-        raise SpecError(f"@sky.function goes over a function, not {wrapped!r}")
+        raise SpecError(f"@sky.function decorates a function, not {wrapped!r}")
     return Function(wrapped, timeout, retries)
 
 
@@ -137,7 +137,7 @@ def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | Non
     def make(inner: Callable[..., Any]) -> Function[..., Any]:
         made = function_of(inner, timeout)
         if not is_generator(made.__wrapped__):
-            raise SpecError(f"@sky.stream goes over a function that yields; over {made!r} goes @sky.function")
+            raise SpecError(f"@sky.stream decorates a function that yields; use @sky.function for {made!r}")
         return made
 
     return make if wrapped is None else make(wrapped)

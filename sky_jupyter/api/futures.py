@@ -174,7 +174,7 @@ class Settler:
             try:
                 work()
             except Exception:
-                _log.exception("a future's result could not be seen to")
+                _log.exception("a future's result could not be handled")
             # It would be held until the next one comes.
             del work
 

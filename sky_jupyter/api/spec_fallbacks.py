@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..errors import BootstrapError, MachineError, ProvisionError
 from ..spec.pool_spec import Accelerator, PoolSpec
 
-# What says that machines cannot be had, and not that something else is wrong.
+# What says that machines are not available, and not that something else is wrong.
 REFUSED = (ProvisionError, BootstrapError, MachineError)
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Spec:
     """One way to get a pool's machines.
 
-    `Compute` takes several and makes the first that can be had. What a spec leaves out is as `Compute` has it.
+    `Compute` takes several and makes the first that is available. What a spec leaves out is as `Compute` has it.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Cal
     make : callable
         Makes one.
     tell : callable
-        Told of each that cannot be had, before the next is tried.
+        Told of each that is not available, before the next is tried.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Cal
     Raises
     ------
     ProvisionError
-        When none can be had; it names each, and why.
+        When none is available; it names each, and why.
     """
     if len(specs) == 1:
         return make(specs[0])
@@ -96,10 +96,10 @@ def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Cal
             refused.append((number, error))
             if place + 1 < len(order):
                 following = specs[order[place + 1]]
-                tell(f"{_named(number, specs)} cannot be had: {_first_line(error)}; trying {following.provider}")
+                tell(f"{_named(number, specs)} is not available: {_first_line(error)}; trying {following.provider}")
     lines = [f"  {_named(number, specs)}: {error}" for number, error in sorted(refused, key=lambda item: item[0])]
     raise ProvisionError(
-        "\n".join([f"none of the {len(specs)} specs of pool {specs[0].name!r} can be had", *lines])
+        "\n".join([f"none of the {len(specs)} specs of pool {specs[0].name!r} is available", *lines])
     ) from refused[-1][1]
 
 

@@ -66,7 +66,7 @@ def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
     said = done.out.decode("utf-8", "replace")
     if done.status:
         told = "; ".join(said.strip().splitlines()[-LAST_LINES:])
-        raise MachineError(machine.name, "command", f"~/{CACHE} could not be removed: {told or 'no word why'}")
+        raise MachineError(machine.name, "command", f"~/{CACHE} could not be removed: {told or 'no reason given'}")
     _refuse(machine.name, said, names)
     rows = [line.split() for line in said.splitlines() if line.startswith("freed ")]
     return sum(int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()) * 1024

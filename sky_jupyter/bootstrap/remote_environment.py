@@ -278,7 +278,7 @@ class HostPreparation:
         with self.offline_bundle.finding:
             key = f"{target} {site.installed.digest}"
             if key not in self._plans:
-                tell(f"looking what the image's {len(site.installed.packages)} packages lack")
+                tell(f"looking for what the image's {len(site.installed.packages)} packages lack")
                 asked = self.offline_bundle.asked
                 try:
                     self._plans[key] = installed_packages.lacking(

@@ -55,7 +55,7 @@ def pools(given: argparse.Namespace) -> int:
     if given.json:
         _print_json({"pools": found})
     elif not found:
-        print("no pool lives; `%sky up` in a notebook makes one")
+        print("no pool is running; `%sky up` in a notebook makes one")
     else:
         head = ("NAME", "ID", "NODES", "STATE", "AGE", "RUNS", "MANAGED BY")
         _print_table([head, *map(_pool_line, found)])
@@ -213,7 +213,7 @@ def attach(given: argparse.Namespace) -> int:
         )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise PoolError(f"attaching needs a terminal; in a notebook: `%load_ext sky_jupyter`, then `{magic}`")
-    then = "goes on when you leave" if row.keep else "ends with it, as it is not kept"
+    then = "keeps running when you leave" if row.keep else "ends with it, as it is not kept"
     print(f"an IPython that manages pool {row.name}, which {then}; `%%sky` runs a cell on it")
     from IPython import start_ipython
 

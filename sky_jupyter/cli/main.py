@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         description="Look at the pools of your notebooks, from a terminal of the machine on which the notebooks run.",
     )
     verbs = top.add_subparsers(metavar="COMMAND", required=True)
-    pools = _verb(verbs, "pools", commands.pools, "list the pools that live, and who manages each")
+    pools = _verb(verbs, "pools", commands.pools, "list the running pools, and who manages each")
     runs = _verb(verbs, "runs", commands.runs, "list what has run, the newest first")
     logs = _verb(verbs, "logs", commands.logs, "show what a run has printed")
     where = _verb(verbs, "where", commands.where, "show what each rank is doing: its stack")
@@ -77,11 +77,11 @@ def parser() -> argparse.ArgumentParser:
     shell.add_argument("pool", metavar="POOL", help="its name or id")
     shell.add_argument("at", nargs="?", type=_rank, default=0, metavar="RANK", help="on the node of this rank (0)")
     down.add_argument("pool", metavar="POOL", help="its name or id")
-    logs.add_argument("what", nargs="?", metavar="POOL|RUN", help="a pool, whose newest run is meant, or a run's id")
+    logs.add_argument("what", nargs="?", metavar="POOL|RUN", help="a pool (its newest run), or a run's id")
     logs.add_argument("--run", metavar="RUN", help="a run of that pool, or how its id begins")
     logs.add_argument("--rank", type=_ranks, metavar="RANKS", help="these ranks only, such as 0 or 0,2-3")
     logs.add_argument("--last", type=_lines, metavar="N", help="the last N lines of each rank (with -f: 10)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on with what is printed, until the run is over")
+    logs.add_argument("-f", "--follow", action="store_true", help="keep printing new output until the run is over")
     runs.add_argument("--last", type=_lines, default=20, metavar="N", help="the newest N (20)")
     attach.add_argument("--take-over", action="store_true", help="also from another notebook, which loses it")
     return top
@@ -106,16 +106,16 @@ def _ranks(text: str) -> frozenset[int]:
     try:
         return frozenset(ranks(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} are no ranks: give numbers such as 0 or 0,2-3") from None
+        raise argparse.ArgumentTypeError(f"{text!r} are not ranks: give numbers such as 0 or 0,2-3") from None
 
 
 def _rank(text: str) -> int:
     if not text.isdecimal() or len(text) > 7:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rank: give a number such as 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: give a number such as 0")
     return int(text)
 
 
 def _lines(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1000000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000")
     return int(text)

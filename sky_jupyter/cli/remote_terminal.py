@@ -134,7 +134,7 @@ class RemoteTerminal:
             if left <= 0:
                 break
             await asyncio.sleep(left)
-        self._why = f"nobody has typed for {self._idle:.0f} s: the pool, which nobody else manages, is let go"
+        self._why = f"nobody has typed for {self._idle:.0f} s: the pool, which nobody else manages, is released"
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:

@@ -135,7 +135,7 @@ def _follow(access: PoolAccess, row: PoolRow, run: str) -> int:
             known = access.registry.run(run)
             return _INTERRUPTED if pressed else ended.status(() if known is None else known.ranks)
     except KeyboardInterrupt:
-        print(f"run {run} goes on: `sky-jupyter logs -f {run}` follows it", file=sys.stderr)
+        print(f"run {run} continues: `sky-jupyter logs -f {run}` follows it", file=sys.stderr)
         return _INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, before)

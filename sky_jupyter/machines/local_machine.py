@@ -268,7 +268,7 @@ class LocalMachine:
         for name, there in names.items():
             found = source / name if name else source
             if not stat.S_ISREG(found.lstat().st_mode if name else found.stat().st_mode):
-                raise OSError(errno.EINVAL, f"{found} is no file: it cannot be sent")
+                raise OSError(errno.EINVAL, f"{found} is not a file: it cannot be sent")
             if not alone and (PurePath(there).is_absolute() or ".." in PurePath(there).parts or not there):
                 raise OSError(errno.EINVAL, f"{there!r} leads out of the folder that it is sent to")
             pairs.append((found, goal / there if there else goal))

@@ -81,7 +81,7 @@ class Auto:
             raise PoolError(
                 f"pool {name!r} has ended, and `%sky auto` sends each cell to it: `%sky auto off` runs cells in the "
                 f"notebook again, `%%local` this one, and `%sky up --name {shlex.quote(name)}`, with the options that "
-                "it had, makes the pool anew"
+                "it had, recreates the pool"
             )
         return self.given
 

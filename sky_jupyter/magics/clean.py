@@ -63,7 +63,7 @@ def machines() -> list[str]:
     Raises
     ------
     PoolError
-        When some were not seen to end.
+        When some could not be confirmed to end.
     """
     registry = Registry()
     try:
@@ -73,7 +73,7 @@ def machines() -> list[str]:
         registry.close()
     if swept.failed:
         whys = "; ".join(f"pool {name}: {why}" for name, why in swept.failed.items())
-        raise PoolError(f"machines were not seen to end: {whys}; try again")
+        raise PoolError(f"machines could not be confirmed to end: {whys}; try again")
     return [f"pool {name}: all machines that were made for it have ended" for name in swept.pools]
 
 

@@ -39,7 +39,7 @@ def _both(flag: str) -> tuple[str, ...]:
 _MODULE = LauncherOption(("-m", "--module"), "module", help="the script is a module: `-m package.module`")
 _NO_PYTHON = LauncherOption(_both("--no-python"), "no_python", help="the script is a program of the nodes")
 _LOGS = "each rank's output has a tab of its own, and `%sky logs --to FOLDER` writes it to files"
-_MEETING = "not heeded: the pool does that by itself"
+_MEETING = "ignored: the pool does that itself"
 
 RUN = (_MODULE, _NO_PYTHON)
 TORCHRUN = (

@@ -159,7 +159,7 @@ def _kept(registry: Registry, row: PoolRow) -> str:
     text = f"pool {row.name}: {row.nodes} {row.provider} node{'s' if row.nodes > 1 else ''}, "
     text += "kept" if row.keep else "left by its notebook until its lease ends"
     if not row.is_here:
-        return f"{text}, {row.where}: there `%sky attach {row.name}` takes it up or `%sky down` ends it"
+        return f"{text}, {row.where}: there `%sky attach {row.name}` attaches to it or `%sky down` ends it"
     protocol = protocol_of(row)
     if protocol not in (None, PROTOCOL):
         return unfit(row.name, protocol or 0)
@@ -171,4 +171,4 @@ def _kept(registry: Registry, row: PoolRow) -> str:
             minutes = max(0.0, time.time() - run.began) / 60
             since = f"for {minutes:.0f} min" if near else f"since {minutes:.0f} min ago, as far as is known"
             text += f", runs {id} ({short(run.title)}) {since}"
-    return f"{text}; `%sky attach {row.name}` takes it up"
+    return f"{text}; `%sky attach {row.name}` attaches to it"

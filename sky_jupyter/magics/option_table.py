@@ -368,7 +368,7 @@ POOL: tuple[Option, ...] = (
         "S",
         seconds,
         "a length of time such as 90s, 30m or 12h",
-        f"the pool ends after so long, whatever it does ({DEFAULT_PROVISIONED_TTL / 3600:g}h where machines are made)",
+        f"the pool ends after this time, busy or not ({DEFAULT_PROVISIONED_TTL / 3600:g}h where machines are made)",
     ),
     Option(
         "--max-cost",
@@ -412,7 +412,7 @@ POOL_SWITCHES = (
     CROWDED,
     SPOT,
     Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
-    Switch("--no-cluster", "nodes stand alone: each rank is a world of its own, without collectives"),
+    Switch("--no-cluster", "nodes are independent: each rank is a world of its own, without collectives"),
     *HOST_SWITCHES,
     *DECLARED_SWITCHES.values(),
 )
@@ -433,11 +433,11 @@ CELL = (
     Option("--saved", "SIZE", size, "a size such as 5MB", "how much of the output's text the notebook keeps (1MB)"),
 )
 SYNC = Switch("--sync", "install on the nodes the packages behind the imports, as the notebook has them")
-DETACH = Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end")
+DETACH = Switch("--detach", "return at once while the run continues; `%sky wait` shows its end")
 DRY_RUN = Switch("--dry-run", "slurm: show the job's script, and whether it would be taken, and submit nothing")
 TIMINGS = Switch("--timings", "show where the start spent its time, to 10 ms; for a live pool, where its last one did")
 QUEUED = Switch(
-    "--detach", "slurm: submit the job and return; the same line without it takes it up, also while it waits"
+    "--detach", "slurm: submit the job and return; the same line without it attaches to it, also while it waits"
 )
 QUIET = Switch("--quiet", "show only errors")
 CELL_SWITCHES = (SYNC, DETACH, QUIET)
@@ -497,7 +497,7 @@ VERBS = {
     "start": "start the machines of a stopped pool, and the pool on them",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "join": "run cells here on a pool that another notebook manages, in turn with it",
-    "leave": "end what `join` began; the pool goes on",
+    "leave": "undo `join`; the pool keeps running",
     "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
     "names": "each name that the nodes have: type, shape, size, ranks' differences, and origin",
     "cost": "what bought machines cost: by the hour and so far, of ended pools too",
@@ -506,7 +506,7 @@ VERBS = {
     "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",
     "trace": "write what happened in runs and calls to a file that ui.perfetto.dev shows",
     "freeze": "the nodes' packages as requirements that make the same environment again",
-    "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
+    "put": "send a file or folder to the nodes; it crosses the link once, and resumes where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
     "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
     "copy": "copy names from one rank to others: those that they lack, as after a death, or A,B",
@@ -525,7 +525,7 @@ _RANK = Positional("RANK", _rank, "a rank such as 1", "which rank")
 _COMMAND = Positional("-- COMMAND", _path, "a command", "what a shell of the node reads: all behind the --, as it is")
 _SCRIPT = (
     Positional("SCRIPT", _path, "a path", "a Python file of this machine; with -m before it, a module"),
-    Positional("ARG...", str, "words", "what the script finds behind its name in sys.argv"),
+    Positional("ARG...", str, "words", "the script's arguments (sys.argv[1:])"),
 )
 _DEBUGGED = Positional("RANK|off", _debugged, "a rank such as 1, or off", "which rank (says which one it is)")
 _OFF = Positional("off", _off, "options, or off", "run cells in the notebook again")

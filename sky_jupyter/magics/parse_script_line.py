@@ -117,7 +117,7 @@ def _named(flag: str, table: Mapping[str, LauncherOption], flags: Mapping[str, b
     if any(flag in one.flags for one in TORCHRUN):
         raise UsageError(f"{prog}: {flag} is an option of torchrun: `%sky torchrun {flag} …`")
     known = [*table, *flags]
-    raise UsageError(f"{prog}: unknown option {flag}{nearest(flag, known)} (the script's own stand behind it)")
+    raise UsageError(f"{prog}: unknown option {flag}{nearest(flag, known)} (the script's own options come after it)")
 
 
 def _script(verb: str, found: Sequence[tuple[LauncherOption, str]], prog: str) -> Script:
@@ -147,7 +147,7 @@ def _script(verb: str, found: Sequence[tuple[LauncherOption, str]], prog: str) -
             script = read(script, given[dest], prog)
     if idle:
         flags = ", ".join(dict.fromkeys(idle))
-        script = replace(script, notes=(f"not heeded, as the pool does that by itself: {flags}",))
+        script = replace(script, notes=(f"ignored, as the pool does that itself: {flags}",))
     return replace(script, options=tuple(passed))
 
 

@@ -270,7 +270,7 @@ def _checked_command(rest: list[str], command: str | None) -> str:
     prog = "%sky exec"
     wrong = next((word for word in rest if word.startswith("-")), rest[0] if rest else None)
     if wrong is not None and (command is not None or wrong.startswith("-")):
-        raise UsageError(f"{prog}: {_unknown(wrong, 'exec')}; the command stands behind --")
+        raise UsageError(f"{prog}: {_unknown(wrong, 'exec')}; the command comes after --")
     if not command:
         meant = shlex.join(rest) or "nvidia-smi"
         raise UsageError(f"{prog}: the command is missing, behind --, as in `{prog} -- {meant}`")
@@ -289,7 +289,7 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
     if word not in VERBS:
         if word.startswith("-"):
             line = shlex.join(words)
-            raise UsageError(f"%sky: a verb comes first, such as `%sky up {line}`; `%%sky` goes over a cell")
+            raise UsageError(f"%sky: a verb comes first, such as `%sky up {line}`; `%%sky` is the first line of a cell")
         raise UsageError(f"%sky: unknown verb {word!r}{nearest(word, VERBS)}; verbs are {', '.join(VERBS)}")
     return word, words[1:]
 

@@ -44,7 +44,7 @@ def other(spec: PoolSpec, given: ParsedLine, differences: Sequence[str], *, atta
             ("end it", f"`%sky down {name}`"),
             ("make one besides", "give another --name"),
         ]
-        return "\n".join([f"a kept pool {name!r} lives, {asked}", *_rows(ways)])
+        return "\n".join([f"a kept pool {name!r} is running, {asked}", *_rows(ways)])
     ways = [("use it as it is", "leave these options out")]
     if more := [text for text in wanted.image.pip if text not in spec.image.pip]:
         added = shlex.quote(",".join(map(without_secrets, more)))
@@ -52,7 +52,7 @@ def other(spec: PoolSpec, given: ParsedLine, differences: Sequence[str], *, atta
     if wanted.nodes != spec.nodes:
         ways.append(("change its nodes", f"`%sky resize {wanted.nodes} --name {name}`"))
     ways += [
-        ("make it anew", f"`%sky restart --name {name} {options}`".replace(" `", "`") + "; its names are lost"),
+        ("recreate it", f"`%sky restart --name {name} {options}`".replace(" `", "`") + "; its names are lost"),
         ("make one besides", f"`%%sky {options} --name OTHER`"),
     ]
     return "\n".join([f"pool {name!r} is live, {asked}", *_rows(ways)])

@@ -203,7 +203,7 @@ class SkyMagics(Magics):
         _take_limits(pool, given)
         for id in cells.running(pool):
             cells.detach(pool, id)
-            print(f"run {id} goes on there; `%sky wait` shows it, `%sky interrupt` stops it")
+            print(f"run {id} continues there; `%sky wait` shows it, `%sky interrupt` stops it")
         return pool
 
     def on_ranks_apart(self, given: ParsedLine) -> None:
@@ -336,13 +336,13 @@ class SkyMagics(Magics):
         text = f"All ranks of pool {pool.spec.name} get new kernels: {'; '.join(what)}."
         agreed = agrees(f"{text} Go on?")
         if agreed is None:
-            raise PoolError(f"{text} Nobody can be asked here whether that may be: give --yes")
+            raise PoolError(f"{text} This front end cannot ask for confirmation: give --yes")
         return agreed
 
     def do_interrupt(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         if pool.stop_resizing():
-            print(f"pool {pool.spec.name}: the change of its nodes is given up; it stays as it was")
+            print(f"pool {pool.spec.name}: the change of its nodes is cancelled; the pool stays as it was")
             return
         busy = pool.current is not None and bool(pool.current.left)
         pool.interrupt()
@@ -456,7 +456,7 @@ class SkyMagics(Magics):
         pool = pools.need(given.name)
         cells.gather(pool, self.shell.user_ns)
         leave_pool(pool)
-        print(f"pool {pool.spec.name}: left; it goes on where it is managed")
+        print(f"pool {pool.spec.name}: left; it keeps running in the notebook that manages it")
 
     def do_wait(self, given: ParsedLine) -> None:
         pool, id = runs_table.find(given)
@@ -603,7 +603,7 @@ def _short_errors(line: str) -> Iterator[None]:
 def started(spec: PoolSpec) -> Pool:
     """Start a pool.
 
-    If machines elsewhere cannot be had, later cells do not run on this machine instead.
+    If machines elsewhere are not available, later cells do not run on this machine instead.
     """
     try:
         return start_pool(spec)

@@ -45,7 +45,7 @@ def lines(chosen: str | None, provider: Provider | None, *, all_regions: bool) -
     Raises
     ------
     PoolError
-        When machines were not seen to end, or a provider did not answer.
+        When machines could not be confirmed to end, or a provider did not answer.
     """
     registry = Registry()
     failed: list[str] = []

@@ -53,14 +53,14 @@ def _file(name: str) -> str:
         # A pipe would have the notebook wait for ever.
         with open(Path(name).expanduser(), "rb", opener=_unwaiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SpecError(f"--config: {name} cannot be read: it is no file")
+                raise SpecError(f"--config: {name} cannot be read: it is not a file")
             data = file.read(_MAX_CONFIG + 1)
     except OSError as error:
         raise SpecError(f"--config: {name} cannot be read: {error.strerror}") from None
     except SpecError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise SpecError(f"--config: {name!r} is no path: {error}") from None
+        raise SpecError(f"--config: {name!r} is not a path: {error}") from None
     if len(data) > _MAX_CONFIG:
         raise SpecError(f"--config: {name} is larger than {_MAX_CONFIG >> 20} MB: it cannot be a file of options")
     try:
@@ -95,7 +95,7 @@ def _text(value: Any, name: str) -> str:
     try:
         return str(value)
     except (ValueError, RecursionError):
-        raise SpecError(f"--config: the value of {name} is too large to be meant") from None
+        raise SpecError(f"--config: the value of {name} is too large") from None
 
 
 def switch(name: str, value: Any, config: str) -> bool:

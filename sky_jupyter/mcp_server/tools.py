@@ -41,7 +41,9 @@ _INSTRUCTIONS = (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
-Pool = Annotated[str | None, Field(description="A pool's name or id; not needed where one lives.", max_length=64)]
+Pool = Annotated[
+    str | None, Field(description="A pool's name or id; not needed if only one is running.", max_length=64)
+]
 Run = Annotated[str | None, Field(description="A run's id; without it, the newest.", pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Rank = Annotated[int, Field(ge=0, le=1 << 24)]
 
@@ -189,7 +191,7 @@ class PoolTools:
     ) -> dict[str, Any]:
         """Read a small value of one rank: as JSON where it can be that, else as text."""
         if not _NAME.match(name):
-            raise SkyError(f"{name[:40]!r} is no name of a variable")
+            raise SkyError(f"{name[:40]!r} is not the name of a variable")
         request = {"action": "value", "name": name, "rank": rank}
         found = self._access.evaluate(self._access.find(pool), request)
         return {key: value for key, value in found.items() if key != "status"}

@@ -93,7 +93,7 @@ def validate_order(plugins: Sequence[Plugin]) -> None:
     names = [plugin.name for plugin in plugins]
     for name in names:
         if names.count(name) > 1:
-            raise SpecError(f"plugin {name} is given {names.count(name)} times; leave one of them")
+            raise SpecError(f"plugin {name} is given {names.count(name)} times; give it once")
     for position, plugin in enumerate(plugins):
         for other in dict.fromkeys([*plugin.after, *plugin.needs]):
             if other not in names:
@@ -178,7 +178,7 @@ def _one(text: str) -> Plugin:
     made = factory(**arguments)
     if not isinstance(made, Plugin):
         origin = entry_points.origin(entry_points.PLUGINS, name)
-        raise SpecError(f"plugin {name} of the distribution {origin} is no Plugin, but {made!r}")
+        raise SpecError(f"plugin {name} of the distribution {origin} is not a Plugin but {made!r}")
     return made
 
 

@@ -122,7 +122,7 @@ def _must_be_gone(registry: Registry, row: PoolRow, left: list[str]) -> None:
     """Raise PoolError if machines remain; the next sweep retries."""
     if left:
         registry.release(row.id)
-        raise PoolError(f"machines of pool {row.name!r} were not seen to end: {', '.join(left)}")
+        raise PoolError(f"machines of pool {row.name!r} could not be confirmed to end: {', '.join(left)}")
 
 
 def _end_local(registry: Registry, row: PoolRow) -> None:

@@ -213,7 +213,10 @@ def _interrupt(request: Request) -> Answer:
     if pools.interrupt_start(pool):
         return {"runs": [], "message": f"the start of pool {pool.spec.name} is interrupted"}
     if request.run is None and pool.stop_resizing():
-        return {"runs": [], "message": f"the change of pool {pool.spec.name}'s nodes is given up; it stays as it was"}
+        return {
+            "runs": [],
+            "message": f"the change of pool {pool.spec.name}'s nodes is cancelled; the pool stays as it was",
+        }
     pressed = [run for run in _running(pool) if request.run in (None, run.id)]
     ranks = sorted({rank for run in pressed for rank in run.left})
     for run in pressed:

@@ -152,9 +152,9 @@ class RankNames:
         asked = [rank for rank in busy if self.answers[rank].at is not None]
         if asked:
             at = min(self.answers[rank].at or 0.0 for rank in asked)
-            found.append(f"{_are(asked)} busy: what is shown was so at {time.strftime('%H:%M:%S', time.localtime(at))}")
+            found.append(f"{_are(asked)} busy: shown as of {time.strftime('%H:%M:%S', time.localtime(at))}")
         if unknown := [rank for rank in busy if rank not in asked]:
-            found.append(f"{_are(unknown)} busy, and had not told anything before")
+            found.append(f"{_are(unknown)} busy, with no earlier listing")
         for state, what in (("gone", "had no kernel just now"), ("silent", "did not answer")):
             if ranks := [rank for rank, answer in self.answers.items() if answer.state == state]:
                 found.append(f"{rank_label(ranks)} {what}")

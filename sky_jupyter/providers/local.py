@@ -80,7 +80,7 @@ class Local:
     def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> Local:
         """Return the same provider; raise SpecError if machines are added by name."""
         if add:
-            raise SpecError(f"{self} nodes are no hosts that could be added: say how many there shall be")
+            raise SpecError(f"hosts cannot be added to {self} pools: say how many there shall be")
         return self
 
     def __str__(self) -> str:

@@ -85,11 +85,11 @@ class SkyApp(ExtensionApp):
             self.log.warning("sky_jupyter: %s", error)
             return
         if machines.machines:
-            self.log.info("sky_jupyter: %d machines that nobody would have ended are told to end", machines.machines)
+            self.log.info("sky_jupyter: ending %d orphaned machines", machines.machines)
         for name, why in machines.failed.items():
             if (name, why) not in self._told:
                 self._told.add((name, why))
-                self.log.warning("sky_jupyter: machines of pool %s were not seen to end: %s", name, why)
+                self.log.warning("sky_jupyter: machines of pool %s could not be confirmed to end: %s", name, why)
         for name in gone:
             self.log.info("sky_jupyter: pool %s is gone; what it left is removed", name)
         for text in self.registry.take_warnings():

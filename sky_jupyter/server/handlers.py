@@ -92,7 +92,7 @@ class SkyHandler(APIHandler):
         kernels = await self.parts.kernels.by_process()
         found = manager_of(row.owner, kernels) if row.is_here else None
         if found is None:
-            raise Refused(409, f"pool {row.name} is managed by {row.who}, which is no kernel of this server")
+            raise Refused(409, f"pool {row.name} is managed by {row.who}, which is not a kernel of this server")
         return found
 
 
@@ -197,7 +197,7 @@ class ActionHandler(SkyHandler):
                 kernel = await self.manager(row)
                 reply = await self.parts.kernels.ask(kernel.id, {**given, "action": action, "pool": row.name})
             else:
-                raise PoolError(f"nobody manages pool {row.name}: `%sky attach {row.name}` takes it up")
+                raise PoolError(f"no notebook manages pool {row.name}: `%sky attach {row.name}` attaches to it")
         except PoolError as error:
             raise Refused(409, str(error)) from None
         self.finish(json.dumps({name: reply[name] for name in SHOWN if name in reply}))

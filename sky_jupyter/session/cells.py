@@ -152,7 +152,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
 
             pool.detached[run.id] = Detached(run, tape, cell.out)
             bound = f" and assigns {cell.out}, as the next cell on the pool does" if cell.out else ""
-            print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
+            print(f"run {run.id} continues; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
             if is_live:
                 view.let_go()
                 BackgroundView(view, run)
@@ -255,7 +255,7 @@ def debug(pool: Pool, rank: int, count: int, namespace: dict[str, Any]) -> None:
         If the rank has no failure to debug.
     """
     if not can_ask():
-        raise PoolError("nobody can type the debugger's commands here: this front end takes no input")
+        raise PoolError("the debugger's commands cannot be typed here: this front end takes no input")
     gather(pool, namespace, over=True)
     renew_taken(pool)
     settle(pool, [rank])
@@ -287,7 +287,7 @@ def gather(pool: Pool, namespace: dict[str, Any], *, over: bool = False) -> None
         if over and not detached.run.over.is_set():
             continue
         if not detached.run.over.is_set():
-            print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
+            print(f"waiting for run {id}, which was left running; `%sky wait` shows it")
         try:
             with display.DelayedView(f"run {id}", "over", "not over", pool=pool.spec.name) as late:
                 with pool.watchdog.telling(late.on_event):
@@ -348,7 +348,7 @@ def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
     if pool.watch(run, background_prompts.looking(view.refresh)):
         return
     detached.tape.stop()
-    text = f"run {run.id} goes on; `%sky wait` shows it again, `%sky interrupt` stops it"
+    text = f"run {run.id} continues; `%sky wait` shows it again, `%sky interrupt` stops it"
     view.on_event(NoticeEvent(text))
     view.finish(run.since_began)
     raise KeyboardInterrupt(text)

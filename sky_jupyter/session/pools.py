@@ -68,7 +68,7 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     from ..pool.pool import Pool
 
     if pools.get(spec.name) is not None:
-        raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
+        raise PoolError(f"pool {spec.name!r} is already running; end it first, or give another name")
     return _started(Pool(spec, person.prompts), given_up)
 
 
@@ -122,7 +122,7 @@ def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callab
 
     def checked() -> None:
         if given_up is not None and given_up.is_set():
-            raise PoolError("the start was given up")
+            raise PoolError("the start was cancelled")
         tick()
 
     return checked
@@ -144,7 +144,7 @@ def renew_taken(pool: Pool) -> None:
     """Make a pool anew that broke because machines of it were taken away."""
     if pool.state == "broken" and (why := pool.lifecycle.taken_away()):
         told = _show if pool.spec.options.console else _log.info
-        told(f"pool {pool.spec.name} is made anew: {why}")
+        told(f"pool {pool.spec.name} is recreated: {why}")
         restart_pool(pool)
 
 
@@ -172,7 +172,7 @@ def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
     if pool.unended != []:
         raise PoolError(
             f"pool {name}: not all of its machines were seen to stop, and they may go on to cost: `%sky start {name}` "
-            f"takes it up again, `%sky down {name}` ends it"
+            f"starts it again, `%sky down {name}` ends it"
         )
     return (
         f"pool {name}: its machines are stopped, and only their disks cost; `%sky start {name}` starts them again. "
@@ -195,7 +195,7 @@ def start_stopped(name: str | None = None) -> Pool:
         raise PoolError(f"which pool? {names}" if rows else f"no pool{f' {name!r}' if name else ''} is stopped")
     row = rows[-1]
     if pools.get(row.name) is not None:
-        raise PoolError(f"pool {row.name!r} lives already; end it first")
+        raise PoolError(f"pool {row.name!r} is already running; end it first")
     spec, ids = stopped_pools.read(row.id, row.name)
     from ..pool.lifecycle import stop_start
     from ..pool.pool import Pool
@@ -289,9 +289,9 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
         return start_pool(queued, given_up)
     if len(chosen) != 1:
         names = ", ".join(row.name for row in rows) or "none"
-        what = "no kept pool lives" if not rows else f"which pool? {names}"
+        what = "no kept pool is running" if not rows else f"which pool? {names}"
         if name is not None:
-            what = f"no kept pool {name!r} lives{nearest(name, [row.name for row in rows])}; those that do: {names}"
+            what = f"no kept pool {name!r} is running{nearest(name, [row.name for row in rows])}; running: {names}"
             if elsewhere := _elsewhere(name):
                 raise PoolError(elsewhere)
         raise PoolError(
@@ -356,7 +356,7 @@ def join_pool(name: str, *, given_up: threading.Event | None = None) -> Pool:
 
 def managed_by(row: PoolRow) -> str:
     """Say who manages a pool."""
-    return f"it is managed by {row.who}" if row.owner_lives else "nobody manages it"
+    return f"it is managed by {row.who}" if row.owner_lives else "no notebook manages it"
 
 
 def _row_to_join(name: str) -> PoolRow:
@@ -372,7 +372,8 @@ def _row_to_join(name: str) -> PoolRow:
     if row is None:
         others = [row.name for row in rows if not row.is_mine and row.owner_lives]
         raise PoolError(
-            f"no pool {name!r} lives{nearest(name, others)}; those of other notebooks: {', '.join(others) or 'none'}"
+            f"no pool {name!r} is running{nearest(name, others)}; "
+            f"those of other notebooks: {', '.join(others) or 'none'}"
         )
     if row.is_mine:
         raise PoolError(f"pool {row.name!r} is managed by this notebook: `%%sky --name {row.name}` uses it")
@@ -395,7 +396,7 @@ def leave_pool(pool: Pool) -> None:
     """End the use of a pool as its guest; raise PoolError for a pool that this process manages."""
     if not pool.is_guest:
         name = pool.spec.name
-        raise PoolError(f"this notebook manages pool {name!r}, and is no guest: `%sky down {name}` ends it")
+        raise PoolError(f"this notebook manages pool {name!r}, and is not a guest: `%sky down {name}` ends it")
     name = pool.spec.name
     pool.release()
     pools.discard(pool, Gone(name, f"this notebook has left pool {name!r}", f"%sky join {name}"))
@@ -413,7 +414,7 @@ def _elsewhere(name: str) -> str:
                 if name in (found.name, found.id) and found.id.startswith(QUEUED_POOL):
                     return (
                         f"{found}. `%sky up --detach` of other options, or of another computer, left this job in the "
-                        "queue: the same line without --detach takes it up, here too. `%sky sweep "
+                        "queue: the same line without --detach attaches to it, here too. `%sky sweep "
                         f"{found.id}` ends it"
                     )
                 if name in (found.name, found.id):

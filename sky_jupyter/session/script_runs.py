@@ -213,7 +213,7 @@ def _per_node(pool: Pool, script: Script) -> int:
         count = accelerator.count if accelerator is not None else None
     if count is not None and not pool.spec.options.cluster:
         raise SpecError(
-            f"--nproc-per-node: the ranks of pool {pool.spec.name} stand alone (--no-cluster), and each runs the "
+            f"--nproc-per-node: the ranks of pool {pool.spec.name} are independent (--no-cluster), and each runs the "
             "script by itself; leave it out"
         )
     return 0 if count is None or count == pool.spec.ranks_per_node else int(count)

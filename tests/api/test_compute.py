@@ -113,9 +113,9 @@ def test_the_cheapest_is_tried_first_and_one_without_a_price_last() -> None:
     with pytest.raises(ProvisionError) as caught:
         first_of(specs(*markets), refuse, told.append)
     assert [id(spec.provider) for spec in tried] == [id(markets[number]) for number in (2, 3, 1, 0)]
-    assert told[0] == "spec 3 of 4 (market at 0.5) cannot be had: no market at 0.5; trying market at 0.5"
+    assert told[0] == "spec 3 of 4 (market at 0.5) is not available: no market at 0.5; trying market at 0.5"
     assert str(caught.value).splitlines() == [
-        "none of the 4 specs of pool 'chosen' can be had",
+        "none of the 4 specs of pool 'chosen' is available",
         *(f"  spec {number + 1} of 4 ({market}): no {market}" for number, market in enumerate(markets)),
     ]
     tried.clear()
@@ -146,7 +146,7 @@ def test_the_next_spec_is_had_where_one_cannot_be(capsys: pytest.CaptureFixture[
         assert (pool.spec.provider, pool.spec.ttl, pool.spec.region) == (Local(), 3600.0, "eu")
         assert where() >> pool == (0, 1, 0, 1, True)
     said = capsys.readouterr()
-    assert "spec 1 of 2 (ssh (127.0.0.1:1)) cannot be had: 127.0.0.1" in said.out
+    assert "spec 1 of 2 (ssh (127.0.0.1:1)) is not available: 127.0.0.1" in said.out
     assert "(region has no meaning on local nodes)" in said.err
     with pytest.raises(SpecError, match="the specs name their providers"):
         sky.Compute(nowhere, provider=Local())
@@ -180,7 +180,7 @@ def test_a_block_joins_the_pool_of_its_name_and_leaves_it(shared: sky.Compute) -
     assert shared.pool is not None
     assert shared.pool.state == "ready"
     with (
-        pytest.raises(PoolError, match="'shared' lives with another spec: nodes: 2 -> 3"),
+        pytest.raises(PoolError, match="'shared' is running with another spec: nodes: 2 -> 3"),
         sky.Compute(nodes=3, name="shared", options=alone),
     ):
         pass
@@ -287,7 +287,7 @@ def test_nodes_that_stand_alone_are_worlds_of_their_own(shared: sky.Compute) -> 
     assert whole() @ shared == [([1, 2, 3], ())] * 2
     ports = sky.function(lambda: sky.instance_info().head_port)() @ shared
     assert len(set(ports)) == 2
-    with pytest.raises(PoolError, match="no Dask workers: its nodes stand alone"):
+    with pytest.raises(PoolError, match="no Dask workers: its nodes are independent"):
         _ = shared.dask
 
 

@@ -1,7 +1,7 @@
 """A cell that is on in a real kernel: what it shows as it comes, and a person who presses interrupt, once and twice.
 
 going = Going(page, "%sky restart")
-going.shows("stands still")
+going.shows("is suspended")
 seconds = going.freed()
 """
 

@@ -54,7 +54,7 @@ def test_a_restart_makes_a_pool_anew_whose_folder_was_removed() -> None:
         shutil.rmtree(pool.hosts[0].folder)
         told: list[str] = []
         pool.restart(lambda event: told.append(getattr(event, "text", "")))
-        assert "somebody has removed the pool's folder on node 0, node 1: the pool is made anew" in told
+        assert "somebody has removed the pool's folder on node 0, node 1: the pool is recreated" in told
         assert run(pool, "'lost' in globals()").values == [False, False]
         pool.restart()
         assert run(pool, "1").values == [1, 1]

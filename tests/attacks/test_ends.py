@@ -167,7 +167,7 @@ def test_a_cell_that_heeds_no_interrupt_is_told_apart_from_exit_handlers(tmp_pat
         wait_until((tmp_path / "on").exists)
         said: list[str] = []
         pool.down(said.append)
-        assert said[0].startswith("ending: rank 0 does not heed the interrupt (0.5 s of 1.5 s)")
+        assert said[0].startswith("ending: rank 0 does not respond to the interrupt (0.5 s of 1.5 s)")
 
 
 def test_an_interrupt_of_that_wait_kills_at_once_and_leaves_nothing() -> None:

@@ -1,6 +1,6 @@
 """A process of a pool is killed in the midst of a verb: what is said names it, and is never the control plane's own.
 
-Afterwards the pool is usable, or says that `%sky restart` makes it anew.
+Afterwards the pool is usable, or says that `%sky restart` recreates it.
 """
 
 from __future__ import annotations

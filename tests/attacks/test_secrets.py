@@ -44,7 +44,7 @@ class Planted:
     files: frozenset[str] = frozenset()
 
 
-# The spec is kept with the pool, for a notebook that takes it up or restarts it.
+# The spec is kept with the pool, for a notebook that attaches to it or restarts it.
 RECORD = frozenset({"/pool.record"})
 PLANTED = [
     Planted("login", files=RECORD),

@@ -1,6 +1,6 @@
 """Any one process of a pool stands still, at any moment of any verb: it is named, and two presses free the notebook.
 
-Afterwards the pool is usable, or says that `%sky restart` makes it anew; and it can be ended.
+Afterwards the pool is usable, or says that `%sky restart` recreates it; and it can be ended.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
 def is_usable(page: Notebook) -> bool:
     """Whether a cell runs on the pool; where it does not, it says what helps, and that does."""
     cell = Going(page, "%%sky\n40 + 2")
-    if cell.shows("stands still"):
+    if cell.shows("is suspended"):
         # Without it nothing may go on, for as long as it stands still: that is said, and what helps.
         cell.hear(8.0)
         cell.freed()
@@ -157,7 +157,7 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
         going = going or Going(page, VERBS[verb].format(name=name))
         # It may well be that the verb has no need of that process.
         told = None
-        if going.shows("stands still"):
+        if going.shows("is suspended"):
             assert (LINK if who == "link" else ROLES[who]) in going.shown
             told = time.monotonic() - began
         # The end of a pool ends by itself, too.
@@ -166,8 +166,8 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
         print(f"{who}: {verb}, {moment}: told {told}, freed {freed:.1f}, {going.status}: {going.shown[-300:]}")
         took.row(
             "a process of the pool stands still (SIGSTOP), and does not go on",
-            see="`the forkserver, which makes the kernels, stands still: process N was stopped by a signal or a "
-            "debugger; kill -CONT N there lets it go on`; two interrupts free the notebook",
+            see="`the forkserver, which makes the kernels, is suspended: process N was stopped by a signal or a "
+            "debugger; kill -CONT N there resumes it`; two interrupts free the notebook",
             kept="what the process has, where it goes on",
             on=f"{who.rpartition('/')[2]}: {verb}",
             freed=freed,
@@ -183,7 +183,7 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
         if stays and who == "link":
             # Nothing reaches the hosts, and nothing helps but that it goes on: that is said, and keeps nobody.
             cell = Going(page, "%%sky\n40 + 2")
-            assert cell.shows("stands still") or verb in ("down", "restart", "resize")
+            assert cell.shows("is suspended") or verb in ("down", "restart", "resize")
             cell.freed()
             stays = False
         if stays and verb != "down":
@@ -254,7 +254,7 @@ def test_what_stands_still_in_a_start_is_named_and_nothing_is_left_of_it(page: N
     else:
         pool = the_pool(name).id
         with stopped(victim):
-            if going.shows("stands still"):
+            if going.shows("is suspended"):
                 assert ROLES[who] in going.shown
                 # It stays in sight, whatever phases come and go.
                 going.hear(1.0)

@@ -198,14 +198,14 @@ def test_a_kernel_brings_the_output_that_is_not_on_this_machine(going: Path, acc
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (["where", "terminul"], 1, "no pool 'terminul' lives; did you mean 'terminal'?; those that do: terminal"),
+        (["where", "terminul"], 1, "no pool 'terminul' is running; did you mean 'terminal'?; running: terminal"),
         (["logs", NAME, "--run", "none"], 1, "pool 'terminal' has no run 'none'"),
         (["logs", NAME, "--rank", "7"], 1, "has no such rank"),
         (["attach", NAME], 1, "is managed by"),
         (["down", "nothing"], 1, "there is no pool 'nothing'"),
         (["down"], 2, "the following arguments are required: POOL"),
-        (["logs", "--last", "x"], 2, "'x' is no number from 1 to 1000000"),
-        (["logs", "--rank", "a"], 2, "'a' are no ranks"),
+        (["logs", "--last", "x"], 2, "'x' is not a number from 1 to 1000000"),
+        (["logs", "--rank", "a"], 2, "'a' are not ranks"),
         (["dwon"], 2, "invalid choice"),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_dead_notebooks_pool_is_looked_at_and_ended_and_goes_on_meanwhile(
     assert "ranks 0-1 sleep at Cell In[" in asked(capsys, "where", NAME)["text"]
     row: PoolRow = access.find(NAME)
     # An agent's look, unlike that of the program, attaches to no pool.
-    with pytest.raises(PoolError, match=f"nobody manages pool '{NAME}'"):
+    with pytest.raises(PoolError, match=f"no notebook manages pool '{NAME}'"):
         access.where(row)
     assert access.find(NAME).generation == row.generation
     assert (row.owner, row.state) == (0, "ready")
@@ -272,7 +272,7 @@ def test_a_scripts_pool_is_listed_and_who_has_it_is_said(capsys: pytest.CaptureF
             assert main([verb, "of-a-script"]) == 1
             told = capsys.readouterr().err
             assert f"process {os.getpid()}" in told
-            assert "which is no notebook's kernel" in told
+            assert "which is not a notebook's kernel" in told
     finally:
         registry.update("5c4197", "ended")
         registry.close()

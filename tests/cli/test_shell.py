@@ -99,8 +99,8 @@ def test_a_command_needs_no_terminal_and_its_status_is_passed_on(book: Notebook)
     [
         ([NAME, "0"], 1, "a shell needs a terminal"),
         ([NAME, "7", "--", "true"], 1, f"pool '{NAME}' has ranks 0 to 1, not 7"),
-        (["nothing", "0", "--", "true"], 1, "no pool 'nothing' lives"),
-        ([NAME, "one"], 2, "'one' is no rank"),
+        (["nothing", "0", "--", "true"], 1, "no pool 'nothing' is running"),
+        ([NAME, "one"], 2, "'one' is not a rank"),
         ([], 2, "the following arguments are required: POOL"),
     ],
 )

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_told() -> None:
         "  host1: unreachable",
         "  node 0 (10.0.0.0): replacing",
         "    rank 0: its kernel is being replaced",
-        "  node 1 (10.0.0.1): lost; `%sky restart` makes it anew",
+        "  node 1 (10.0.0.1): lost; `%sky restart` recreates it",
     ]
     assert "unreachable" in to_html(pool(replaced, lost, away={"host1": "unreachable"}))
 

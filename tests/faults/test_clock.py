@@ -92,7 +92,7 @@ def test_a_pool_whose_clock_jumps_loses_no_line_no_connection_and_no_lease(
         took.row(
             "the nodes' clock jumps, a day or two years ahead or back", see="nothing", kept="everything, the lease too"
         )
-        # All connections are made anew, by processes whose clock has jumped and by this one.
+        # All connections are recreated, by processes whose clock has jumped and by this one.
         pids = run(pool, "import os; os.getpid()").values
         scheduler_of(pool).kill()
         assert run(pool, "os.getpid()").values == pids

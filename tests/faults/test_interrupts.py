@@ -115,7 +115,7 @@ def test_what_cannot_be_interrupted_is_told_and_a_second_press_replaces_it(pool:
     pool.interrupt(current)
     assert eventually(lambda: told)
     assert current.left == [1]
-    assert "rank 1 does not heed the interrupt" in told[0][1]
+    assert "rank 1 does not respond to the interrupt" in told[0][1]
     assert "interrupt again to replace its kernel" in told[0][1]
     again = time.monotonic()
     pool.interrupt(current, hard=True)
@@ -283,7 +283,7 @@ def test_a_rank_that_is_being_freed_is_not_called_deaf_and_one_that_computes_is(
         # The other is freed, and this one is not: that is said of it alone.
         assert eventually(lambda: any("interrupt again" in text for text in told))
         assert told[0] == "freeing rank 0 from process_allgather …; every name is kept"
-        assert told[1].startswith("rank 1 does not heed the interrupt, in code that cannot be interrupted: ")
+        assert told[1].startswith("rank 1 does not respond to the interrupt, in code that cannot be interrupted: ")
         pool.interrupt(current, hard=True)
         with pytest.raises(CellError):
             pool.attend(current)

@@ -286,7 +286,7 @@ def test_a_rank_that_the_oom_killer_ends_is_said_to_have_wanted_memory(took: Too
             with pytest.raises(CellError) as caught:
                 run(pool, code, listener=times)
         told = str(caught.value.errors[1])
-        assert "killed by SIGKILL (9) for want of memory: the kernel's OOM killer was at work" in told
+        assert "killed by SIGKILL (9) out of memory: the kernel's OOM killer ended it" in told
         assert re.search(r"; it had used up to [\d.]+ [MG]B", told)
         assert caught.value.result[0] == "well"
         pool.settle()

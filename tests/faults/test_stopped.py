@@ -167,14 +167,14 @@ def test_a_notebook_that_stood_still_past_the_lease_is_told_that_it_ended(
         cell = page.run("%%sky\n1")
         late = time.monotonic() - resumed
         assert "lease ended: nodes that hear of no notebook for 10 s end (--idle-timeout 10)" in cell.error
-        assert "`%sky restart` makes the pool anew" in cell.error
+        assert "`%sky restart` recreates the pool" in cell.error
         assert page.run(f"%sky restart --name {name}").status == "ok"
         page.run("%%sky\n40 + 2")
         assert page.value("_sky.values") == [42, 42]
         page.run("%sky down")
     took.row(
         "the notebook stands still for longer than `--idle-timeout`",
-        see="that the pool's lease ended, and how to make the pool anew",
+        see="that the pool's lease ended, and how to recreate the pool",
         kept="nothing of the nodes: they ended, once the run was over",
         told=late,
     )

@@ -155,7 +155,7 @@ class Bench:
         return current
 
     def _cell(self, code: str) -> str:
-        # Each by itself: kernels that are made anew have nothing of earlier cells.
+        # Each by itself: kernels that are recreated have nothing of earlier cells.
         return f"DEVICE = {self.device!r}\n{code}"
 
     def used(self, pool: Pool) -> int:

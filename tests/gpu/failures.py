@@ -86,9 +86,9 @@ def interrupt_long(bench: Bench) -> str:
     current = bench.begin(pool, "long(60)", notices)
     began = time.perf_counter()
     pool.press(current)
-    until(lambda: notices.texts or not current.left, "that it does not heed the interrupt")
+    until(lambda: notices.texts or not current.left, "that it does not respond to the interrupt")
     told = time.perf_counter() - began
-    expect(any("does not heed the interrupt" in text for text in notices.texts), f"it said: {notices.texts}")
+    expect(any("does not respond to the interrupt" in text for text in notices.texts), f"it said: {notices.texts}")
     again = time.perf_counter()
     with failing(pool, current):
         pool.press(current)

@@ -98,7 +98,7 @@ def mirror(release: str) -> str:
 
 
 def _recipe() -> str:
-    """A short hash of how images are made: a change to that makes them anew."""
+    """A short hash of how images are made: a change to that recreates them."""
     text = "".join(inspect.getsource(part) for part in (_debootstrap, _finish, _add))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -44,7 +44,7 @@ def home() -> Path:
 
 
 def _recipe() -> str:
-    """A short hash of what makes it: a change to that makes it anew."""
+    """A short hash of what makes it: a change to that recreates it."""
     sources = sorted(Path(bootstrap.__path__[0]).glob("*.py"))
     facts = [*(path.read_text() for path in sources), Path(__file__).read_text()]
     facts += [sys.version, *local_environment.pinned(), *remote_environment._NEEDS]

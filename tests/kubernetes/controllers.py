@@ -232,7 +232,7 @@ def _is(job: Json, kind: str) -> bool:
 
 
 def _past_deadline(job: Json) -> bool:
-    """Whether a TrainJob has been active for longer than it may; a resumed one begins anew."""
+    """Whether a TrainJob has been active for longer than it may; a resumed one restarts."""
     limit = job["spec"].get("activeDeadlineSeconds")
     if not limit:
         return False

@@ -40,7 +40,8 @@ def test_what_breaks_after_the_session_was_closed_is_no_loss() -> None:
     loss.on_lost(heard.append)
     closing.set()
     loss.lose(lost("the connection broke"), lambda: heard.append(lost("shut")))
-    assert heard == [] and loss.reason is None
+    assert heard == []
+    assert loss.reason is None
 
 
 def test_of_many_threads_that_see_the_loss_one_reports_it() -> None:

@@ -349,7 +349,7 @@ def test_questions_reach_the_notebook_and_answers_are_kept_nowhere(
             shown += (folder / socket_folder.LOG).read_text() + (folder / socket_folder.CONFIG).read_text()
             assert phrase not in shown
             assert (folder / socket_folder.KEY).read_bytes().hex() not in shown
-            # Nobody is asked again, though the connection is made anew.
+            # Nobody is asked again, though the connection is recreated.
             events: list[Event] = []
             link.on_event(events.append)
             between.cut()

@@ -147,7 +147,7 @@ def test_an_interrupt_is_no_answer_and_ends_the_start(world: World, locked: Path
     cell = book.run(f"{LINE}\n1", timeout=120, answers=Later())
     timer.join()
     assert (cell.status, cell.error_name) == ("error", "KeyboardInterrupt")
-    assert book.run("%sky status").stream().startswith("no pool lives")
+    assert book.run("%sky status").stream().startswith("no pool is running")
     wait_until_clean(world)
 
 

@@ -86,7 +86,7 @@ def waiting(go: Path) -> str:
 
 def test_the_view_of_a_detached_run_follows_while_the_kernel_is_idle(book: Notebook, page: Listener, go: Path) -> None:
     cell = book.run(f"%%sky --detach --out later\nprint('begun', flush=True)\n{waiting(go)}print('gone on')\n'kept'")
-    assert "goes on; `%sky wait` shows it and assigns later" in cell.stream()
+    assert "continues; `%sky wait` shows it and assigns later" in cell.stream()
     (shown,) = cell.displays
     assert not shown.data[RUN]["finished"]
     seen = page.update(lambda text: "begun" in text)

@@ -71,5 +71,5 @@ def _sleeps(process: psutil.Process) -> bool:
 
 
 def test_a_detached_command_goes_on_and_is_waited_for(book: Notebook) -> None:
-    assert "goes on" in book.run("%sky exec --detach --on 0 -- sleep 0.2; echo over").stream()
+    assert "continues" in book.run("%sky exec --detach --on 0 -- sleep 0.2; echo over").stream()
     assert book.run("%sky wait").body == ["over"]

@@ -67,7 +67,7 @@ def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: OpenPo
     assert live.current is None
     with pytest.raises(PoolError, match="has ended: its ttl of 25 s is over") as caught:
         live.need(None)
-    assert "`%sky up --provider ssh --hosts gpu1,gpu2 --ttl 25s` makes it anew" in str(caught.value)
+    assert "`%sky up --provider ssh --hosts gpu1,gpu2 --ttl 25s` recreates it" in str(caught.value)
     assert "--name here" in str(caught.value)
     # It is said until a pool is chosen, and of its own name until there is one.
     assert live.gone() is not None
@@ -115,9 +115,9 @@ def test_after_hosts_that_could_not_be_reached_a_bare_cell_is_refused(tmp_path: 
             cell = book.run(bare)
             assert cell.status == "error"
             assert "pool 'default' on ssh (127.0.0.1:1) was not started" in cell.error
-            assert f"`{line}` makes it anew" in cell.error
+            assert f"`{line}` recreates it" in cell.error
             assert "`%%sky --provider local` uses this machine" in cell.error
-        assert f"`{line}` makes it anew" in book.run("%sky").stream()
+        assert f"`{line}` recreates it" in book.run("%sky").stream()
         assert "it is forgotten, and cells run on this machine again" in book.run("%sky down").stream()
         assert book.run("%sky down").stream() == "there is no pool, and nothing to end\n"
         assert book.run("%%sky\n40 + 2").status == "ok"

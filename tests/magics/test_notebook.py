@@ -179,7 +179,7 @@ def test_an_interrupt_of_wait_lets_the_run_go_on(two, tmp_path):
     for source in ("%sky wait", "%sky wait", "%%sky\n'not run'"):
         stopped = two.run(source, until=lambda cell: begun(cell) or "waiting" in cell.stream())
         assert stopped.error_name == "KeyboardInterrupt"
-        assert "goes on; `%sky wait` shows it again, `%sky interrupt` stops it" in stopped.error
+        assert "continues; `%sky wait` shows it again, `%sky interrupt` stops it" in stopped.error
         if source == "%sky wait":
             header = stopped.run.splitlines()[0]
             assert header.endswith("· goes on"), stopped.run
@@ -878,7 +878,7 @@ def test_unloading_ends_the_pools_and_loading_again_works(tmp_path):
         assert "not found" in book.run("%sky").stream("stderr")
         assert "Traceback" in book.run("1/0").error
         book.run("%load_ext sky_jupyter")
-        assert "no pool lives" in book.run("%sky").stream()
+        assert "no pool is running" in book.run("%sky").stream()
 
 
 def test_run_all_stops_at_a_failing_cell_and_the_file_keeps_what_was_shown(tmp_path):

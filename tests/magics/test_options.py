@@ -633,12 +633,12 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     assert "cannot be read: No such file" in refusal(f"--config {tmp_path}/none.toml")
     assert "cannot be read: Is a directory" in refusal(f"--config {tmp_path}")
     os.mkfifo(tmp_path / "pipe.toml")
-    assert "cannot be read: it is no file" in refusal(f"--config {tmp_path}/pipe.toml")
-    assert "cannot be read: it is no file" in refusal("--config /dev/zero")
+    assert "cannot be read: it is not a file" in refusal(f"--config {tmp_path}/pipe.toml")
+    assert "cannot be read: it is not a file" in refusal("--config /dev/zero")
     (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
     assert "is not TOML" in refusal(f"--config {tmp_path}/latin.toml")
     assert "a file is missing; write FILE.toml#SECTION" in refusal("--config '#gpu'")
-    assert "is no path" in refusal("--config '~nobody-of-this-name/x.toml'")
+    assert "is not a path" in refusal("--config '~nobody-of-this-name/x.toml'")
     assert "--config is given 2 times" in refusal("--config a --config b")
 
 

@@ -41,7 +41,7 @@ def test_a_module_stands_behind_its_flag():
 
 def test_what_the_pool_does_by_itself_is_not_heeded_and_said():
     _, script = read("torchrun --rdzv-backend=c10d --master_port 29501 train.py")
-    assert script.notes == ("not heeded, as the pool does that by itself: --rdzv-backend, --master-port",)
+    assert script.notes == ("ignored, as the pool does that itself: --rdzv-backend, --master-port",)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_notebook_that_keeps_its_pool_runs_from_top_to_bottom_again(tmp_path: 
         page.run(LOAD)
         assert page.run(f"{begin}\nmade = 5").status == "ok"
         beside = page.run(f"%%sky --detach\nimport os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)")
-        assert "goes on" in beside.stream()
+        assert "continues" in beside.stream()
     pool = the_pool(name)
     with notebook(tmp_path) as page:
         page.run(LOAD)
@@ -135,9 +135,9 @@ def test_a_notebook_that_keeps_its_pool_runs_from_top_to_bottom_again(tmp_path: 
         for alone in (f"%%sky --name {name}\n1", f"%sky up {name}"):
             told = page.run(alone).error
             assert line in told
-            assert f"`%sky attach {name}` takes it up" in told
+            assert f"`%sky attach {name}` attaches to it" in told
         other = page.run(f"%%sky --nodes 3 --keep --name {name}\n1").error
-        assert f"a kept pool '{name}' lives, and the options ask for another one: nodes: 2 -> 3" in other
+        assert f"a kept pool '{name}' is running, and the options ask for another one: nodes: 2 -> 3" in other
         assert f"%sky down {name}" in page.complete("%sky down ")
         again = page.run(f"%sky up --nodes 2 --keep --name {name}")
         assert "2 local nodes attached" in again.displays[0].data["text/plain"]
@@ -218,7 +218,7 @@ def test_a_run_that_is_let_go_is_shown_and_kept_when_it_is_waited_for(tmp_path: 
         # The cell is back before the run can have ended.
         cell = page.run(f"%%sky --detach --out later\nprint('begun')\n{wait}made = 5; made * 2")
         go.touch()
-        assert "goes on" in cell.stream()
+        assert "continues" in cell.stream()
         shown = page.run("%sky wait")
         assert "begun" in shown.run
         assert page.value("later.values") == [10, 10]

@@ -111,7 +111,7 @@ def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_
         with notebook(tmp_path, **config) as page:
             told = page.run("%load_ext sky_jupyter").stream()
             assert "pool far: 2 ssh nodes, left by its notebook until its lease ends, runs " in told
-            assert "(import time) since 0 min ago, as far as is known; `%sky attach far` takes it up" in told
+            assert "(import time) since 0 min ago, as far as is known; `%sky attach far` attaches to it" in told
             cell = page.run("%sky attach far", timeout=120)
             assert cell.status == "ok", cell.outputs
             assert [f"line {i}" in cell.run for i in (0, 1, 148, 149)] == [True] * 4, cell.displays
@@ -146,7 +146,7 @@ def test_a_pool_that_ends_by_itself_says_so_and_no_cell_runs_here_in_its_place(t
             cell = book.run("%%sky\nimport os\nos.uname().nodename")
             assert cell.status == "error"
             assert "pool 'default' on ssh (host0, host1) has ended: its ttl of 30 s is over" in cell.error
-            assert f"`{line}` makes it anew" in cell.error
+            assert f"`{line}` recreates it" in cell.error
             assert "its ttl of 30 s is over" in book.run("%sky").stream()
             # Made anew by the line, and lost with its hosts' processes.
             assert book.run(line.replace("30s", "1h"), timeout=240).status == "ok"
@@ -155,7 +155,7 @@ def test_a_pool_that_ends_by_itself_says_so_and_no_cell_runs_here_in_its_place(t
             while (message := book.client.get_iopub_msg(timeout=240))["msg_type"] != "stream":
                 pass
             assert "pool 'default' can run nothing any more: " in message["content"]["text"]
-            assert "`%sky restart` makes it anew" in message["content"]["text"]
+            assert "`%sky restart` recreates it" in message["content"]["text"]
             assert "is broken" in book.run("%%sky\n1").error
             assert book.run("%sky down").stream().endswith("pool default: ended\n")
 
@@ -196,5 +196,5 @@ def test_a_refusal_is_short_names_the_host_and_leaves_nothing(tmp_path: Path) ->
                 assert told in cell.error
                 # What a person is told, and not the way there through our code.
                 assert "sky_jupyter/" not in cell.error
-                assert book.run("%sky status").stream().startswith("no pool lives")
+                assert book.run("%sky status").stream().startswith("no pool is running")
         wait_until_clean(world)

@@ -217,7 +217,7 @@ def test_pools_of_other_computers_are_listed_and_attaching_says_where_their_keys
     for name in ("theirs", "0a0b0c0d"):
         with pytest.raises(PoolError, match=r"Its keys are on laptop2 alone.*`%sky sweep 0a0b0c0d` ends its machines"):
             attach_pool(name)
-    with pytest.raises(PoolError, match="no kept pool 'nobody' lives"):
+    with pytest.raises(PoolError, match="no kept pool 'nobody' is running"):
         attach_pool("nobody")
     pool.down()
 

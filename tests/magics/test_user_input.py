@@ -178,6 +178,6 @@ def test_an_interrupt_in_a_debugger_ends_the_cell(book: Notebook) -> None:
 
 def test_a_debugger_is_refused_where_nobody_can_type(book: Notebook) -> None:
     assert "breakpoint() does not work on a rank where nobody can answer" in book.run("%%sky\nbreakpoint()").error
-    assert "nobody can type the debugger's commands here" in book.run("%sky debug 0").error
+    assert "the debugger's commands cannot be typed here" in book.run("%sky debug 0").error
     assert "debug takes a rank such as 1, not 'one'" in book.run("%sky debug one").stream("stderr")
     assert "ranks 0 to 1, not 2" in book.run("%sky debug 2", answers=[]).stream("stderr")

@@ -189,11 +189,11 @@ def test_the_names_of_the_ranks_are_listed_with_what_they_are(page: Notebook, ag
 @pytest.mark.parametrize(
     ("tool", "arguments", "told"),
     [
-        ("where", {"pool": "agentz"}, "no pool 'agentz' lives; did you mean 'agents'?"),
+        ("where", {"pool": "agentz"}, "no pool 'agentz' is running; did you mean 'agents'?"),
         ("read_output", {"run": "../etc"}, "String should match pattern"),
         ("read_output", {"run": "nothing"}, "has no run 'nothing'"),
         ("read_output", {"start": 3}, "give its `node`, too"),
-        ("pull", {"name": "1x"}, "'1x' is no name of a variable"),
+        ("pull", {"name": "1x"}, "'1x' is not the name of a variable"),
         ("pull", {"name": "no_such"}, "no_such"),
         ("pull", {"name": "here", "rank": 9}, "has ranks 0 to 1, not 9"),
         ("run_cell", {"code": ""}, "at least 1 character"),

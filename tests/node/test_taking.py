@@ -119,7 +119,7 @@ def test_what_another_thing_stands_in_the_place_of_is_told(source: Path, tmp_pat
     clash = manifest_diff.diff(target, walk(source)).clash
     assert clash == f"{target}/large is a folder: a file cannot take its place"
     clash = manifest_diff.diff(source / "large" / "x", walk(source)).clash
-    assert clash == f"{source}/large is no folder: nothing can be put into it"
+    assert clash == f"{source}/large is not a folder: nothing can be put into it"
 
 
 def test_a_broken_copy_goes_on_where_it_was(source: Path, tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_a_registered_provider_is_found_by_its_name(install: Install) -> None:
     [
         ("wrong = sky_shout_gone:shout", "sky_shout_gone:shout of the distribution sky-one cannot be imported: Module"),
         ("wrong = sky_one:nothing", "sky_one:nothing of the distribution sky-one cannot be imported: AttributeError"),
-        ("wrong = sky_one:number", "sky_one:number of the distribution sky-one is no function, but 7"),
-        ("wrong = sky_one:bare", "plugin wrong of the distribution sky-one is no Plugin, but 'no plugin'"),
+        ("wrong = sky_one:number", "sky_one:number of the distribution sky-one is not a function but 7"),
+        ("wrong = sky_one:bare", "plugin wrong of the distribution sky-one is not a Plugin but 'no plugin'"),
     ],
 )
 def test_a_broken_one_is_told_with_its_distribution(install: Install, plugins: str, told: str) -> None:

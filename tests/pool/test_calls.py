@@ -178,7 +178,7 @@ def test_a_spec_that_cannot_be_is_refused_at_once() -> None:
 def test_a_cell_that_runs_again_takes_the_pool_that_it_has_started(pool: sky.Compute) -> None:
     again = sky.Compute(provider=sky.Local(), nodes=2, name="calls").start()
     assert again.pool is pool.pool
-    with pytest.raises(sky.PoolError, match="lives with another spec: nodes"):
+    with pytest.raises(sky.PoolError, match="is running with another spec: nodes"):
         sky.Compute(nodes=3, name="calls").start()
 
 
@@ -196,5 +196,5 @@ def test_a_pool_of_another_spec_is_ended_first_where_that_is_asked_for() -> None
 
 
 def test_two_pools_of_one_name_are_refused(pool: sky.Compute) -> None:
-    with pytest.raises(sky.PoolError, match="'calls' lives with another spec"), sky.Compute(nodes=1, name="calls"):
+    with pytest.raises(sky.PoolError, match="'calls' is running with another spec"), sky.Compute(nodes=1, name="calls"):
         pass

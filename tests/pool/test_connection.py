@@ -78,7 +78,7 @@ def test_a_run_goes_on_while_the_connection_is_cut_and_nothing_is_missing(
     assert pool.take_restarted() == set()
     if seconds > 1:
         assert notices == [
-            "the pool does not answer; trying again, and what runs there goes on",
+            "the pool does not answer; trying again, and what runs there continues",
             "the pool answers again",
         ]
         caught_up = {"caught_up": late}
@@ -87,7 +87,7 @@ def test_a_run_goes_on_while_the_connection_is_cut_and_nothing_is_missing(
         caught_up = {}
     took.row(
         f"the connection to the pool is cut for {seconds} s",
-        see="nothing" if seconds == 1 else "`the pool does not answer; trying again, and what runs there goes on`",
+        see="nothing" if seconds == 1 else "`the pool does not answer; trying again, and what runs there continues`",
         kept="everything; the run goes on meanwhile",
         on={"frozen": "no packet comes through", "reset": "connections are reset"}[how],
         **caught_up,

@@ -116,7 +116,7 @@ def test_what_cannot_be_is_told_before_anything_is_copied(pool: Pool, here: Path
     text = refusal(TransferError, pool.put, here / "note", "standing/data")
     assert "standing/data is a folder: a file cannot take its place" in text
     assert "write standing/data/ to have it in that folder" in text
-    assert "is no folder" in refusal(TransferError, pool.put, here / "note", "standing/data/inner/numbers/x")
+    assert "is not a folder" in refusal(TransferError, pool.put, here / "note", "standing/data/inner/numbers/x")
     assert "cannot be copied into itself" in refusal(
         SpecError, pool.put, here / "data", str(here / "data" / "inner" / "x")
     )

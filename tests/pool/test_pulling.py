@@ -86,7 +86,7 @@ def test_names_that_are_not_there_are_told_with_the_nearest_or_with_the_ranks_th
     with pytest.raises(SpecError, match=r"rank 0 lacks 'only'; give the ranks that have it: --on 1"):
         pool.pull("only")
     assert pool.pull("only", [1]) == 1
-    with pytest.raises(SpecError, match="no name of a variable"):
+    with pytest.raises(SpecError, match="not the name of a variable"):
         pool.pull("a.b")
     with pytest.raises(SpecError, match="has ranks 0 to 1, not 2"):
         pool.pull("array", [2])

@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_told_as_the_system_tells_it(pool: Pool, folder: 
     with pytest.raises(IsADirectoryError):
         fs.open(folder / "deep")
     os.mkfifo(folder / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         browse.read_range(pool, 0, str(folder / "pipe"), 0, 1)
     with pytest.raises(OSError, match="null"):
         fs.ls("a\0b")
@@ -254,7 +254,7 @@ def test_the_panel_lists_a_folder_and_shows_text_and_pictures_in_bounds(pool: Po
     assert ask("file", path=str(folder / "deep" / "data.bin"))["kind"] == "other"
     (folder / "long").write_text("x" * (rank_file_requests.MOST_TEXT + 5))
     assert len(ask("file", path=str(folder / "long"))["text"]) == rank_file_requests.MOST_TEXT
-    for path, why in {"missing": "No such file", "loss.csv": "is no folder"}.items():
+    for path, why in {"missing": "No such file", "loss.csv": "is not a folder"}.items():
         refused = ask("files", path=str(folder / path))
         assert refused["status"] == "error"
         assert why in refused["message"]

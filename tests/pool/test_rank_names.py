@@ -59,7 +59,7 @@ def test_a_busy_rank_tells_what_it_had_and_is_not_disturbed(pool: Pool) -> None:
         assert names.answers[1].state == "fresh"
         assert names.answers[0].names["step"].value == 1
         (note,) = names.notes()
-        assert note.startswith("rank 0 is busy: what is shown was so at ")
+        assert note.startswith("rank 0 is busy: shown as of ")
     finally:
         pool.interrupt()
         with pytest.raises(CellError):

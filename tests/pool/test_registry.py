@@ -895,8 +895,8 @@ def pipe(path: Path) -> None:
         (damaged, "cannot be used: .*move it away"),
         (foreign, "is another program's database; set SKY_REGISTRY"),
         (without_tables, "is another program's database; set SKY_REGISTRY"),
-        (folder, "cannot be used: it is no file"),
-        (pipe, "cannot be used: it is no file"),
+        (folder, "cannot be used: it is not a file"),
+        (pipe, "cannot be used: it is not a file"),
     ],
 )
 def test_a_file_that_is_no_registry_is_told_and_left_as_it_is(

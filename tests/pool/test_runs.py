@@ -143,7 +143,7 @@ def test_a_gap_that_is_nobodys_is_told_beside_the_output() -> None:
     heard = Heard()
     gap = {"kind": "gap", "seq": 0, "count": 3, "bytes": 0, "why": "bad\x1b[2J\nluck", "streams": [[1, "stdout", 5]]}
     heard.run.take(0, 0, 3, encoded(gap))
-    assert heard.notices == ["node 0: a part of what it had to say is missing (bad [2J luck)"]
+    assert heard.notices == ["node 0: a part of its output is missing (bad [2J luck)"]
     assert heard.stdout(0) == heard.stdout(1) == ""
 
 

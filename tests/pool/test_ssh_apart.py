@@ -65,7 +65,9 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_pool(world: World) -> None
             ids.append(pool.id)
             (notice,) = [event.text for event in told if isinstance(event, NoticeEvent)]
             assert notice.startswith("host1 does not reach host0 (at ")
-            assert "the control of host1 goes through this notebook's link; collectives between them" in notice
+            assert (
+                "the control connection of host1 goes through this notebook's link; collectives between them" in notice
+            )
             assert "host1 does not reach host0" in pool_panel.to_text(status_of(pool))
             result = run(pool, "import socket\nprint(socket.gethostname())\n6 * 7")
             assert result.values == [42, 42]
@@ -290,7 +292,7 @@ def test_hosts_that_lose_each_other_for_a_while_lose_nothing_where_the_notebook_
         assert run(pool, "os.getpid()").values == pids
         took.row(
             "two hosts of an SSH pool do not reach each other for 40 s, and the notebook reaches both",
-            see="`node 1 (host1) does not answer; trying again, and what runs there goes on`",
+            see="`node 1 (host1) does not answer; trying again, and what runs there continues`",
             kept="everything; the run goes on meanwhile",
             caught_up=time.monotonic() - mended,
         )

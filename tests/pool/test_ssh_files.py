@@ -78,7 +78,7 @@ def module_pool(world: World, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def shared(module_pool: Pool, place: Path) -> Pool:
-    """The module's pool; one whose link a test has broken is made anew."""
+    """The module's pool; one whose link a test has broken is recreated."""
     if module_pool.state != "ready":
         module_pool.restart()
     return module_pool

@@ -149,7 +149,7 @@ def test_a_run_goes_on_while_the_link_is_cut_and_nothing_is_missing(world: World
         assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(n) for n in range(count)]] * 2
         assert pool.take_restarted() == set()
         if seconds > 1:
-            assert notices.of("the pool does not answer; trying again, and what runs there goes on")
+            assert notices.of("the pool does not answer; trying again, and what runs there continues")
             for host in ("host0", "host1"):
                 assert notices.of(host, "unreachable from here, trying again")
             assert notices.of("the pool answers again")
@@ -220,7 +220,7 @@ def cut_off(world: World, host: Host, notices: Notices) -> None:
     """Cut a head off from this machine only, for long enough that the other host is asked about it."""
     world.cut(host)
     try:
-        wait_until(lambda: notices.of("the pool does not answer; trying again, and what runs there goes on"))
+        wait_until(lambda: notices.of("the pool does not answer; trying again, and what runs there continues"))
         time.sleep(4)
     finally:
         world.mend()
@@ -301,7 +301,7 @@ def test_a_head_that_dies_is_named_and_the_others_journals_are_read(world: World
             assert notices.of(told)
             assert all(told in str(caught.value.errors[rank]) for rank in (0, 1))
             # The other went on unheard until its journal was read.
-            assert "goes on there, unheard" in str(caught.value.errors[1])
+            assert "continues there, but its output is not received" in str(caught.value.errors[1])
             both = [caught.value.result.stdout(rank).split() for rank in (0, 1)]
             assert both == [[str(n) for n in range(len(lines))] for lines in both]
             assert len(both[1]) > heard + 10

@@ -73,7 +73,7 @@ def test_each_transition_is_logged_with_its_reason_and_only_once() -> None:
 def test_the_reason_lasts_until_the_pool_is_made_anew() -> None:
     states = machine(PoolState.READY)
     states.to(PoolState.BROKEN, "its head is gone")
-    with pytest.raises(PoolError, match="is broken: its head is gone; `%sky restart` makes it anew"):
+    with pytest.raises(PoolError, match="is broken: its head is gone; `%sky restart` recreates it"):
         states.require_live()
     states.require_live(restarting=True)
     states.to(PoolState.NEW)
@@ -139,7 +139,7 @@ def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready
         assert run(pool, "1 + 1").values == [2]
     took.row(
         "the pool breaks just as `%sky restart` has replaced its kernels",
-        see="what has happened, and that `%sky restart` makes the pool anew; it was said to be ready",
+        see="what has happened, and that `%sky restart` recreates the pool; it was said to be ready",
         kept="nothing of the kernels, as in any restart",
     )
 

@@ -370,7 +370,7 @@ def test_calls_that_stream_are_not_sent_where_nobody_reads(compute: sky.Compute)
             send()
     with pytest.raises(sky.SpecError, match="is an Iterator: int cannot be read one by one"):
         running_mean(3) >> compute  # type: ignore[arg-type]
-    with pytest.raises(sky.SpecError, match="over a function that yields"):
+    with pytest.raises(sky.SpecError, match="decorates a function that yields"):
         sky.stream(lambda: 1)
     assert list(sky.stream(lambda: (yield 1))() >> compute) == [1]
 

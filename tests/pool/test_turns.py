@@ -287,6 +287,6 @@ def test_new_kernels_that_are_heard_of_while_a_run_waits_fail_it_but_not_a_guest
         for id in ("m1", "a1"):
             head.end(id)
         await running
-        assert "another notebook had new kernels made for rank 0" in await waiting
+        assert "another notebook replaced the kernels of rank 0" in await waiting
 
     play(scene)

@@ -406,7 +406,7 @@ class Cloud:
             if found:
                 return [id for id, _ in found]
             used = dict(connection.execute("SELECT address, min(ending IS NOT NULL) FROM machines GROUP BY address"))
-            # Another host, where there is one: a machine that was made anew is not the one that was there.
+            # Another host, where there is one: a machine that was recreated is not the one that was there.
             free = sorted((name for name in self.hosts if used.get(name, 1)), key=lambda name: name in used)
             if self.hosts and len(free) < count:
                 raise NoCapacity(f"{order.zone} has {len(free)} machines left")

@@ -102,7 +102,7 @@ for _release in ("22.04", "24.04"):
 
 @dataclass
 class Settings:
-    """How the cloud behaves now; a reset makes it anew.
+    """How the cloud behaves now; a reset recreates it.
 
     Attributes
     ----------

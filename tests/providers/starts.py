@@ -33,7 +33,7 @@ from tests.providers.cloud import FAULTS, Cloud
 if TYPE_CHECKING:
     from sky_jupyter.pool.pool import Pool
 
-# What a notebook does: a pool whose machines let nobody in is started; one is made, loses a machine, is made anew
+# What a notebook does: a pool whose machines let nobody in is started; one is made, loses a machine, is recreated
 # and ended; one is made and left.
 ACTS = ("start", "live", "leave")
 _SWEEPS = 10

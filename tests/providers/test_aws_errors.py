@@ -102,7 +102,7 @@ TABLE = [
     Row("ExpiredToken", STOP, "the session token has expired", "The security token is expired"),
     Row("RequestExpired", STOP, "the session token has expired", "Request has expired."),
     *(
-        Row(code, STOP, f"AWS holds this account back in us-east-1: wait ({code}); another region may work", "wait")
+        Row(code, STOP, f"AWS throttles this account in us-east-1: wait ({code}); another region may work", "wait")
         for code in ("PendingVerification", "OptInRequired", "Blocked", "AccountDisabled")
     ),
     *(

@@ -139,7 +139,7 @@ def test_who_takes_a_pool_up_replaces_and_ends_its_machines_and_keeps_their_dead
         assert run(pool, "6 * 7").values == [42, 42]
         assert len(cloud.machines()) == 3
         assert len({one.until for one in cloud.machines()}) == 1
-        # The nodes see to it themselves as well, those that were made anew too.
+        # The nodes see to it themselves as well, those that were recreated too.
         left = pool.expiry.left
         assert left is not None
         told = [json.loads(world[number].run("cat /tmp/sky-*/host.json"))["ttl"] for number in (0, 2)]

@@ -170,7 +170,7 @@ def test_a_pool_with_collectives_moves_where_its_zone_has_no_more_machines(cloud
         first = list(pool.ids)
         zone = cloud.machines()[0].zone
         announce(world[1], 30.0)
-        # One for the machine that is prepared, one as the old one is gone, one as the pool is made anew.
+        # One for the machine that is prepared, one as the old one is gone, one as the pool is recreated.
         for _ in range(3):
             cloud.plan("create", "refused")
         wait_until(lambda: ("create", "refused") in cloud.calls(pool.id))

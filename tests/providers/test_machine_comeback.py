@@ -80,14 +80,14 @@ def test_a_machine_that_comes_back_is_prepared_again_while_the_others_keep_their
         cloud.admit()
         pool.settle(started.hear)
         assert run(pool, NAMES).values == [("host0", "host0"), ("host2", None)]
-        assert started.says("node 1 has begun anew")
+        assert started.says("node 1 has restarted")
         # The same machine, restarted in place: its files are there, its processes are not.
         cloud.evict(ids[1], "OOMKilled")
         cloud.admit()
         wait_until(lambda: pool.control.lost)
         pool.settle(started.hear)
         assert run(pool, NAMES).values == [("host0", "host0"), ("host2", None)]
-        assert started.says("its machine has begun anew (OOMKilled)")
+        assert started.says("its machine has restarted (OOMKilled)")
         assert list(pool.ids) == ids
         assert sorted(one.id for one in cloud.machines()) == sorted(ids)
         assert not status.of(pool, 0)["away"]

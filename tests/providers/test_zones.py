@@ -69,7 +69,7 @@ def test_no_machine_joins_others_from_another_region(cloud: Cloud, provisioning:
     cloud.vanish(first[2:])
     for _ in range(2):
         cloud.plan("create", "refused")
-    with pytest.raises(NoCapacity, match="1 machine cannot be had"):
+    with pytest.raises(NoCapacity, match="1 machine could not be obtained"):
         provisioning.acquire(spec, 3, first)
     assert sorted(cloud.alive()) == sorted(first[:2])
 
@@ -91,7 +91,7 @@ def test_the_others_stay_where_only_one_is_to_be_replaced(cloud: Cloud, provisio
     first = provisioning.acquire(spec, 3)
     cloud.vanish(first[2:])
     cloud.plan("create", "refused")
-    with pytest.raises(NoCapacity, match="1 machine cannot be had"):
+    with pytest.raises(NoCapacity, match="1 machine could not be obtained"):
         provisioning.acquire(spec, 3, first, move=False)
     assert sorted(cloud.alive()) == sorted(first[:2])
 

@@ -80,7 +80,7 @@ def test_an_agent_works_on_a_notebooks_pool_through_the_server(server: lab.Serve
         assert ran.structured_content["over"]
         assert [node["output"][0]["text"] for node in ran.structured_content["nodes"]] == ["by an agent\n"] * 2
         assert refused.is_error
-        assert "no pool 'no-such' lives" in refused.content[0].text
+        assert "no pool 'no-such' is running" in refused.content[0].text
         (_, pulled) = talk(server, ("pull", {"name": "found", "rank": 1}), mode="legacy")
         assert pulled.structured_content["value"] == 42
         assert server.token not in str([listed, ran, refused, pulled])

@@ -329,7 +329,7 @@ def test_a_pool_of_a_program_is_not_this_servers_to_end(client, registry):
         assert pool["manager"]["kernel"] is None
         status, answer = client.ask("sky-jupyter/pools/f00df00d/down", "POST")
         assert status == 409
-        assert "which is no kernel of this server" in answer["message"]
+        assert "which is not a kernel of this server" in answer["message"]
     finally:
         registry.update("f00df00d", "ended")
 
@@ -342,7 +342,7 @@ def test_a_refusal_names_commands_as_they_are_typed(client, registry):
     try:
         assert client.ask("sky-jupyter/pools/0ff00001/restart", "POST") == (
             409,
-            {"message": "nobody manages pool orphan: `%sky attach orphan` takes it up", "reason": None},
+            {"message": "no notebook manages pool orphan: `%sky attach orphan` attaches to it", "reason": None},
         )
         status, answer = client.ask("sky-jupyter/pools/0ff00001/log")
         assert (status, answer["message"]) == (

@@ -92,7 +92,7 @@ export function ranksText(node: NodeFacts): string {
 /** What a node is at while its pool starts; otherwise its state. */
 export function nodeState(node: NodeFacts, pool: PoolFacts): string {
   if (node.state === "lost") {
-    return "lost; restart makes it anew";
+    return "lost; restart recreates it";
   }
   const on = pool.phases.find((phase) => phase.state === "on");
   if (node.state !== "starting" || !on) {

@@ -82,7 +82,7 @@ export class PoolPanel {
     this.note.hidden = !this.note.textContent;
     const notes = [
       ...Object.entries(pool.away).sort().map(([host, text]) => `${host}: ${text}`),
-      ...Object.values(pool.apart).sort().map((text) => `${text}: its control goes through here, no collectives`),
+      ...Object.values(pool.apart).sort().map((text) => `${text}: its control connection goes through here, no collectives`),
     ];
     fill(this.notes, notes, () => make("li"), (node, text) => say(node, text));
     this.notes.hidden = !notes.length;

@@ -57,7 +57,7 @@ async function look(kernel: Kernel, patience: number): Promise<unknown[]> {
   }
 }
 
-/** Have a function called with the status of a kernel that ends or begins anew, until what this gives is called. */
+/** Have a function called with the status of a kernel that ends or restarts, until what this gives is called. */
 export function whenEnding(kernel: Kernel, act: (status: string) => void): () => void {
   const { statusChanged } = kernel as Mortal;
   const slot = (_: unknown, status: string) => {

@@ -31,7 +31,7 @@ describe("the state of auto", () => {
     expect(state.texts.shown).toBe(false);
   });
 
-  it("is off in a kernel that begins anew, and follows one kernel at a time", async () => {
+  it("is off in a kernel that restarts, and follows one kernel at a time", async () => {
     const [first, second] = [kernel(ON), kernel(ON)];
     const state = new AutoState(() => undefined);
     state.follow(first.kernel);

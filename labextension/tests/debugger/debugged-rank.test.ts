@@ -25,7 +25,7 @@ describe("the state of the debugger", () => {
     expect(state.texts.shown).toBe(false);
   });
 
-  it("is not shown where the kernel has no debugger, or begins anew", async () => {
+  it("is not shown where the kernel has no debugger, or restarts", async () => {
     const plain = kernel(ONE, ["sky_auto_request"]);
     const state = new DebuggerState(() => undefined);
     state.follow(plain.kernel);

@@ -17,7 +17,7 @@ let ask: ReturnType<typeof vi.fn>;
 let table: NamesTable;
 
 beforeEach(() => {
-  ask = vi.fn(async () => ({ names: ROWS, notes: ["rank 1 is busy: what is shown was so at 14:03:20"] }));
+  ask = vi.fn(async () => ({ names: ROWS, notes: ["rank 1 is busy: shown as of 14:03:20"] }));
   table = new NamesTable(ask as never);
   document.body.replaceChildren(table.node);
 });

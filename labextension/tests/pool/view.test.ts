@@ -149,7 +149,7 @@ describe("a pool", () => {
     expect(words(".sky-live-facts")[0]).toContain("broken (the forkserver ended)");
     expect(words(".sky-live-notes li")).toEqual([
       "gpu4: unreachable",
-      "gpu5 sees no head: its control goes through here, no collectives",
+      "gpu5 sees no head: its control connection goes through here, no collectives",
     ]);
   });
 

@@ -174,8 +174,8 @@ def agrees(text: str) -> bool | None:
 
 def _is_right(new: Unknown) -> bool:
     text = (
-        f"Nobody has vouched for the host {new.host} yet: the fingerprint of its {new.kind} key is {new.fingerprint}.\n"
-        "Is it the right one? It is kept then. (yes, no, or the fingerprint that it should have): "
+        f"The host {new.host} is not known yet: the fingerprint of its {new.kind} key is {new.fingerprint}.\n"
+        "Is it the right one? It is saved then. (yes, no, or the fingerprint that it should have): "
     )
     for _ in range(_TRIES):
         answer = input(text).strip()

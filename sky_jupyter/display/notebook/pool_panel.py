@@ -37,7 +37,7 @@ _SLOW = 0.05
 _COLOURS = {"idle": "32", "ready": "32", "busy": "34", "starting": "34", "restarting": "34", "replacing": "33"}
 _COLOURS |= {"resizing": "34"}
 _TROUBLE = "31"
-_NONE = "no pool lives; `%sky up --nodes 2` makes one, and so does `%%sky --nodes 2` over a cell"
+_NONE = "no pool is running; `%sky up --nodes 2` makes one, and so does `%%sky --nodes 2` over a cell"
 
 
 def show(pools: Sequence[HostFacts]) -> None:
@@ -84,7 +84,9 @@ def to_text(pool: HostFacts) -> str:
     """Return a pool in lines."""
     lines = [_head(pool)]
     lines += [f"  {host}: {text}" for host, text in sorted(pool["away"].items())]
-    lines += [f"  {text}: its control goes through here, no collectives" for text in sorted(pool["apart"].values())]
+    lines += [
+        f"  {text}: its control connection goes through here, no collectives" for text in sorted(pool["apart"].values())
+    ]
     lines += [f"  {_run(run)}" for run in pool["runs"]]
     for node in pool["nodes"]:
         parts = [f"{node['state']}{_hint(node)}", *_use(node)]
@@ -99,7 +101,9 @@ def to_html(pool: HostFacts) -> str:
     trouble = pool["state"] not in _COLOURS
     header = render.html_line(_head(pool), state="failed" if trouble else "done")
     notes = [f"{host}: {text}" for host, text in sorted(pool["away"].items())]
-    notes += [f"{text}: its control goes through here, no collectives" for text in sorted(pool["apart"].values())]
+    notes += [
+        f"{text}: its control connection goes through here, no collectives" for text in sorted(pool["apart"].values())
+    ]
     notes += [_run(run) for run in pool["runs"]]
     above = "".join(f'<div style="font-size:85%">{html.escape(note)}</div>' for note in notes)
     gpus = any(node["gpus"] for node in pool["nodes"])
@@ -143,7 +147,7 @@ def _place(node: HostFacts) -> str:
 
 
 def _hint(node: HostFacts) -> str:
-    return "; `%sky restart` makes it anew" if node["state"] == "lost" else ""
+    return "; `%sky restart` recreates it" if node["state"] == "lost" else ""
 
 
 def _rank(rank: HostFacts, pool: str) -> str:

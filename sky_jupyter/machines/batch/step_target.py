@@ -46,7 +46,7 @@ class StepTarget:
 
     def __post_init__(self) -> None:
         if not (_PLAIN.match(self.node) and _PLAIN.match(self.incarnation) and self.folder.startswith("/")):
-            raise SpecError(f"{self.node!r} of {self.incarnation!r} is no node of a batch job")
+            raise SpecError(f"{self.node!r} of {self.incarnation!r} is not a node of a batch job")
 
     def __str__(self) -> str:
         where = f" behind {self.login}" if self.login is not None else ""

@@ -82,7 +82,7 @@ class ConnectionTable:
         with self._lock:
             held = self._hosts.get(number) if isinstance(number, int) else None
         if held is None:
-            raise PoolError("the link does not hold this machine any more: connect to it anew")
+            raise PoolError("the link does not hold this machine any more: connect to it again")
         return held
 
     def hosts(self) -> list[ReconnectingHost]:

@@ -67,4 +67,4 @@ class IdleTimeout:
             if self.pool is False:
                 return "its pool has ended"
             idle = time.monotonic() - self._since
-            return f"nobody was there for {self.lease:g} s" if idle >= self.lease else ""
+            return f"no client was connected for {self.lease:g} s" if idle >= self.lease else ""

@@ -125,7 +125,7 @@ class ReconnectingHost:
 
     def _state(self) -> str:
         if self._closed:
-            return "this connection was ended; connect to the machine anew"
+            return "this connection was ended; connect to the machine again"
         if self._lost_at <= self._opened_at:
             return f"the connection has just broken{AGAIN}"
         away = time.monotonic() - self._lost_at
@@ -228,7 +228,7 @@ class ReconnectingHost:
             if error.reason == _RIGHTS:
                 # It had them. A cluster's API that has just begun refuses for a moment whatever it has not read yet.
                 return False
-            self._say("refused", f"there again, but not to be used: {self._why}")
+            self._say("refused", f"reachable again, but unusable: {self._why}")
             return True
         except (SkyError, OSError, EOFError) as error:
             if isinstance(error, MachineError) and error.reason == GONE:

@@ -134,7 +134,7 @@ class Server:
         try:
             wire = prove(connection, self._key, server=True)
         except Broken as error:
-            _note(f"somebody was not let in: {error}")
+            _note(f"a client was refused: {error}")
             self._room.release()
             return
         self._idle_timeout.enter()

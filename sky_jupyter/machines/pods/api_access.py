@@ -127,7 +127,7 @@ class ApiAccess:
     def _shaped(self, found: Any) -> Credentials:
         url = urllib.parse.urlsplit(found.host)
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise SpecError(f"{self}: {shown(found.host)!r} is no URL of a cluster's API")
+            raise SpecError(f"{self}: {shown(found.host)!r} is not the URL of a cluster's API")
         token = found.api_key.get("BearerToken") or found.api_key.get("authorization") or ""
         if any(letter in token.strip() for letter in "\r\n\0"):
             raise SpecError(f"{self}: the credentials have a line break, which no header can have")

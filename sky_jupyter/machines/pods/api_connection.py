@@ -338,7 +338,7 @@ def _distrusted(target: PodTarget, credentials: Credentials, error: ssl.SSLError
             f"the certificate of {place} is not trusted ({error.verify_message}); is the kubeconfig that of this API?"
         )
     else:
-        text = f"{place} and we came to no TLS connection ({shown(str(error))}); is our certificate still valid?"
+        text = f"no TLS connection to {place} ({shown(str(error))}); is our certificate still valid?"
     return Unreachable(target.name, "tls", text)
 
 

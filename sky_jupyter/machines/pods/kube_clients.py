@@ -55,7 +55,7 @@ class KubeClients:
         )
         if not isinstance(found, dict):
             raise Unanswered(
-                f"{self.place}: what answers is no API of Kubernetes: is a proxy or a login page before it?"
+                f"{self.place}: the answer is not that of a Kubernetes API: is a proxy or a login page in front of it?"
             )
         return found
 

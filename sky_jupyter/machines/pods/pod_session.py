@@ -252,7 +252,7 @@ class PodSession:
                 seen, silent = watched.socket.received, 0
             silent += 1
             if silent >= SILENT:
-                self._lose("silent", f"{self.target} has not answered for {silent} s; the connection is given up")
+                self._lose("silent", f"{self.target} has not answered for {silent} s; the connection is closed")
                 return
             if silent % PULSE == 0:
                 watched.socket.ping()

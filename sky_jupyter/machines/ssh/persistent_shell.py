@@ -163,7 +163,7 @@ class Shell:
         target = self._session.target
         if out_of_time:
             text = (
-                f"{target} has begun no /bin/sh in {_BEGIN_PATIENCE:g} s: a file that its logins run (~/.bashrc, "
+                f"{target} has not started /bin/sh in {_BEGIN_PATIENCE:g} s: a file that its logins run (~/.bashrc, "
                 "~/.profile) may wait, or read what comes after it"
             )
         else:
@@ -210,7 +210,7 @@ class Shell:
         target = self._session.target
         if not self._session.alive:
             return LinkLost(target.name, "broken", f"the connection broke while a script ran ({told or 'it ended'})")
-        return MachineError(target.name, "shell", f"the shell there ended while it ran a script: {told or 'no word'}")
+        return MachineError(target.name, "shell", f"the shell there ended while it ran a script: {told or 'no output'}")
 
 
 def _own_errors(data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

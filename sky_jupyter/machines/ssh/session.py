@@ -379,7 +379,7 @@ class Session:
                 continue
             silent += 1
             if silent >= SILENT:
-                self._lose("silent", f"{self.target} has not answered for {silent} s; the connection is given up")
+                self._lose("silent", f"{self.target} has not answered for {silent} s; the connection is closed")
                 return
             if silent % _PULSE == 0:
                 self._pulse.set()

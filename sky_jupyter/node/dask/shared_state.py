@@ -113,7 +113,7 @@ class SharedStateExtension(SchedulerPlugin):
         if task is not None:
             await asyncio.wait([task])
         if task is None or asked.task is None:
-            return {"status": "error", "kind": "cancelled", "text": "it was given up"}
+            return {"status": "error", "kind": "cancelled", "text": "it was cancelled"}
         try:
             value, found = task.result()
         except RequestRefused as error:

@@ -65,7 +65,7 @@ def page(path: str, after: str = "", most: int = MOST_ENTRIES) -> dict[str, Any]
 def read(path: str, start: int, length: int) -> bytes:
     """Return a part of a file; less where it ends before, or at `MOST_BYTES`.
 
-    Raises OSError if it is no regular file, or may not be read.
+    Raises OSError if it is not a regular file, or may not be read.
     """
     # Opening a device may have effects; opening a pipe that came meanwhile must not wait for its other end.
     _check_regular(os.stat(path).st_mode, path)
@@ -85,7 +85,7 @@ def _check_regular(mode: int, path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no regular file", path)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
 
 
 def _names(path: str) -> list[str]:

@@ -105,7 +105,7 @@ def file_at(source: Beneath, root: Path, name: str) -> ManifestEntry:
     """
     info = source.stat(name)
     if info is None or kind_of(info.st_mode) != FILE:
-        raise OSError(f"{shown(str(root / name))} is no file any more: it cannot be sent")
+        raise OSError(f"{shown(str(root / name))} is no longer a file: it cannot be sent")
     return _entry(root / name, name, info)
 
 

@@ -124,7 +124,7 @@ def _in_the_way(root: Path, kind: str) -> str:
     """Return why nothing can be written at a path; empty if it can."""
     above = _nearest(root.parent)
     if not above.is_dir():
-        return f"{above} is no folder: nothing can be put into it"
+        return f"{above} is not a folder: nothing can be put into it"
     if root.is_dir():
         return "" if kind == FOLDER else f"{root} is a folder: a {kind} cannot take its place"
     return "" if os.access(above, os.W_OK | os.X_OK) else f"{above} may not be written"

@@ -110,7 +110,7 @@ class Beneath:
             raise
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise self._error(name, "it is no file any more", errno.EINVAL)
+            raise self._error(name, "it is no longer a file", errno.EINVAL)
         os.set_blocking(file, True)
         return file
 
@@ -139,7 +139,7 @@ class Beneath:
                 os.mkdir(last, 0o700, dir_fd=folder)
             except FileExistsError:
                 if not stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
-                    raise self._error(name, "it is no folder here, and should be one", errno.ENOTDIR) from None
+                    raise self._error(name, "it should be a folder here, and is not", errno.ENOTDIR) from None
 
         self._at(name, make)
 

@@ -105,7 +105,7 @@ class HostProcess:
             if self.expired:
                 self.power.give_up()
             else:
-                # Its manager, who ended it, may make it anew on this machine.
+                # Its manager, who ended it, may recreate it on this machine.
                 self.power.keep(GRACE, at_once=True)
 
     def on_signal(self, *_: Any) -> None:

@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-# How long a machine stays on while nothing of a pool writes: after its boot, and while a pool is made anew.
+# How long a machine stays on while nothing of a pool writes: after its boot, and while a pool is recreated.
 GRACE = 30 * 60.0
 # A machine outlives the lease of its host by this: the host ends in order, and says so.
 MARGIN = 30.0

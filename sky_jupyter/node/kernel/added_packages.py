@@ -93,7 +93,7 @@ class Added:
         for top in sorted(tops & set(sys.modules)):
             file = getattr(sys.modules[top], "__file__", None) or ""
             if file and (again or not Path(file).is_relative_to(self._folder)):
-                way = f"make the pool anew with --pip {requirement}" if top in self._early else "`%sky restart`"
+                way = f"recreate the pool with --pip {requirement}" if top in self._early else "`%sky restart`"
                 print(f"{top} was loaded before {requirement} was installed, and stays: {way}", file=sys.stderr)
 
     def _files(self, name: str) -> list[str]:

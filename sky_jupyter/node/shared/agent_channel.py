@@ -25,7 +25,7 @@ ASK, ANSWER = "sky_ask", "sky_answer"
 MOST_VALUE = 16 << 20
 Answer = tuple[Any, list[bytes]]
 ANEW = (
-    "the pool's scheduler, which runs on the head, was started anew: what the pool shared by name (dicts, sets, "
+    "the pool's scheduler, which runs on the head, was restarted: what the pool shared by name (dicts, sets, "
     "counters, queues, and who held which lock) is gone. From here on all of these begin empty"
 )
 # Exceptions for refused requests.
@@ -266,7 +266,7 @@ def shares() -> SharedStateChannel:
     if rank is None:
         if not outside:
             raise NotInPoolError(
-                "there is no pool here: call it in a %%sky cell, in a function on a pool, or while a pool lives"
+                "there is no pool here: call it in a %%sky cell, in a function on a pool, or while a pool is running"
             )
         return outside[0]()
     if _shares is None:

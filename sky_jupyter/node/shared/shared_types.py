@@ -508,7 +508,7 @@ class SharedBarrier(SharedObject):
         where = f"at barrier {self.name!r} for {self.parties} in all"
         place, _ = yield self._request("wait", parties=self.parties, timeout=_seconds(timeout), where=where)
         if place is None:
-            raise TimeoutError(f"barrier {self.name!r}: not all {self.parties} came within {timeout:g} s")
+            raise TimeoutError(f"barrier {self.name!r}: not all {self.parties} arrived within {timeout:g} s")
         return int(place)
 
     wait_async = _awaited(wait)
@@ -561,7 +561,7 @@ def _dump(value: Any) -> bytes:
         what = f"this {type(value).__name__} has {len(data) / 1e6:.1f} MB"
         raise SpecError(
             f"a shared value can have {MOST_VALUE >> 20} MB, and {what}: "
-            "what is shared by name lies in the memory of the head's scheduler. Write it to a file, and share its name"
+            "shared values are in the memory of the head's scheduler. Write it to a file, and share its name"
         )
     return data
 

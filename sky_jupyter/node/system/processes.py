@@ -146,7 +146,7 @@ def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
             name = "signal"
         text = f"killed by {name} ({number})"
         if number == signal.SIGKILL and short:
-            text += " for want of memory: the kernel's OOM killer was at work"
+            text += " out of memory: the kernel's OOM killer ended it"
         return text + (f"; it had used up to {format_size(used)}" if number == signal.SIGKILL and used else "")
     return f"exit status {os.waitstatus_to_exitcode(status)}"
 

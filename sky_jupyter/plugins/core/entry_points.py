@@ -59,7 +59,9 @@ def find(group: str, name: str, own: Mapping[str, Callable[..., Any]]) -> Callab
             f"{type(error).__name__}: {error}"
         ) from error
     if not callable(made):
-        raise SpecError(f"{what} {name}: {entry.value} of the distribution {distribution} is no function, but {made!r}")
+        raise SpecError(
+            f"{what} {name}: {entry.value} of the distribution {distribution} is not a function but {made!r}"
+        )
     return made
 
 

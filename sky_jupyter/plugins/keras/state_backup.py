@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 
 from . import model_hooks
 
-# Smaller arrays are made anew as fast as they are written into a place.
+# Smaller arrays are recreated as fast as they are written into a place.
 _LARGE = 1 << 16
 # A prediction's state has so many parts; it works on copies, see `jax_backend.alone`.
 _PREDICTED = 2

@@ -99,7 +99,7 @@ _loop: LoopThread | None = None
 
 def loop() -> LoopThread:
     """Return the process's loop thread; start it if it does not run."""
-    global _loop  # noqa: PLW0603 - there is one a process, and it may have to be made anew after a fork
+    global _loop  # noqa: PLW0603 - there is one a process, and it may have to be recreated after a fork
     with _lock:
         if _loop is None or not _loop.thread.is_alive():
             _loop = LoopThread()

@@ -1,4 +1,4 @@
-"""What happened in a pool's runs, kept for questions afterwards: who was slow, what was sent, what was made anew.
+"""What happened in a pool's runs, kept for questions afterwards: who was slow, what was sent, what was recreated.
 
 Each part notes what it does at the moment that it does it, as a row. Rows are data; nothing here asks a node.
 """

@@ -134,7 +134,7 @@ class Control:
                 raise NodeLost(why)
             if time.monotonic() > end:
                 absent = sorted(set(range(nodes)) - set(self.addresses))
-                raise NodeLost(f"the agents of nodes {format_ranks(absent)} did not come up in {timeout:.0f} s")
+                raise NodeLost(f"the agents of nodes {format_ranks(absent)} did not start within {timeout:.0f} s")
             # The scheduler has to tell of all that are there, and to let others in meanwhile.
             await asyncio.sleep(max(_POLL, _PART * took))
         self.up.set()
@@ -434,7 +434,7 @@ class Control:
     def is_lost(self, node: int) -> NodeLost:
         """Return the error of a lost node."""
         why = self.whys.get(node, "its agent does not answer")
-        return NodeLost(f"node {node}{self.names.get(node, '')} is lost: {why}; `%sky restart` makes it anew")
+        return NodeLost(f"node {node}{self.names.get(node, '')} is lost: {why}; `%sky restart` recreates it")
 
     async def _broke(self, nodes: Iterable[int]) -> NodeLost:
         """Return the error of a broken connection, with its cause if known."""

@@ -50,8 +50,8 @@ class UninterruptedRanks:
         vain = failed and not set(ranks) & set(self.deaf)
         why = f"and could not be freed from {', '.join(self.calls) or _UNNAMED}" if vain else _DEAF
         return (
-            f"{rank_label(ranks)} {'do' if several else 'does'} not heed the interrupt, {why}: interrupt again to "
-            f"replace {'their kernels' if several else 'its kernel'} and lose the names there, or wait"
+            f"{rank_label(ranks)} {'do' if several else 'does'} not respond to the interrupt, {why}: interrupt again "
+            f"to replace {'their kernels' if several else 'its kernel'} and lose the names there, or wait"
         )
 
 

@@ -311,7 +311,7 @@ class Supervisor:
             self.restarted.update(taken[0])
             if not is_first and (ranks := taken[0] & set(run.left)):
                 # They lack what its notebook believes that they have.
-                run.lose(run.left, f"another notebook had new kernels made for {rank_label(ranks)}: run it again")
+                run.lose(run.left, f"another notebook replaced the kernels of {rank_label(ranks)}: run it again")
             if not over():
                 return True
             self._pass_on(run)
@@ -538,7 +538,7 @@ class Supervisor:
                 return
             await self.signal(run, signal.SIGKILL)
             await self._ended_or_silent(run)
-            run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
+            run.lose(run.left, "it was to be stopped, but its node does not answer; `%sky restart` recreates it")
         await run.until(lambda: not run.left, None)
 
     async def _stop_apart(self, run: Run, *, asked: bool) -> None:
@@ -553,7 +553,7 @@ class Supervisor:
                     return
             await self.signal(run, signal.SIGKILL)
             await self._ended_or_silent(run)
-            run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
+            run.lose(run.left, "it was to be stopped, but its node does not answer; `%sky restart` recreates it")
         elif not await run.until(lambda: not run.left, _SHOWN_PATIENCE):
             text = "has the interrupt and has not ended: it is killed in half a minute, or by another interrupt"
             self._tell(run, f"the script on {rank_label(run.left)} {text}")
@@ -608,7 +608,7 @@ class Supervisor:
         if hard:
             silent = self.control.silent
             far = [rank for rank in run.left if None in silent or run.outcomes[rank].node in silent]
-            run.lose(far, "its node does not answer, and you gave it up; `%sky restart` makes it anew")
+            run.lose(far, "its node does not answer, and you cancelled it; `%sky restart` recreates it")
         run.changed.set()
         if hard:
             self.keep_task(self._free(run))
@@ -831,7 +831,7 @@ class Supervisor:
             await work
         except Exception as error:
             # Kernels that never entered the plugins can run nothing.
-            self.on_broken(f"its kernels could not be made anew ({first_line(error)})")
+            self.on_broken(f"its kernels could not be recreated ({first_line(error)})")
             raise
         finally:
             if self._repair is repair:
@@ -1124,7 +1124,9 @@ class Supervisor:
         """Report a node, or the pool (None), that goes silent or returns."""
         who = "the pool" if node is None else self._who(node)
         if silent:
-            self.watchdog.trouble(f"silent {node}", f"{who} does not answer; trying again, and what runs there goes on")
+            self.watchdog.trouble(
+                f"silent {node}", f"{who} does not answer; trying again, and what runs there continues"
+            )
         else:
             self.watchdog.over(f"silent {node}", f"{who} answers again")
 

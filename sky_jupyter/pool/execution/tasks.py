@@ -404,7 +404,7 @@ class PoolTasks:
                 # A restarted scheduler has lost the calls; the agents that run them have not.
                 known = await self._known([run for run, _, _ in left if not run.over.is_set()])
         except Exception as error:
-            _log.exception("function calls could not be seen to")
+            _log.exception("function calls could not be handled")
             for run, _, _ in sent:
                 run.give_up(f"it could not be sent: {type(error).__name__}: {error}")
 
@@ -537,7 +537,7 @@ class PoolTasks:
             if not run.placed and run.call not in begun:
                 run.end_unbegun()
             elif hard and run.node not in control.there:
-                run.give_up("its node does not answer, and you gave it up; `%sky restart` makes it anew")
+                run.give_up("its node does not answer, and you cancelled it; `%sky restart` recreates it")
             elif not hard:
                 self.pool.supervisor.do(self.pool.supervisor.free(run))
 

@@ -24,7 +24,7 @@ _WORDS = {
     "forkserver": "the forkserver, which makes the kernels,",
 }
 _REPLACE = "; two interrupts of its cell replace its kernel"
-ANEW = "; `%sky restart` makes the pool anew without it"
+ANEW = "; `%sky restart` recreates the pool without it"
 
 
 class Watchdog:
@@ -132,11 +132,11 @@ class Watchdog:
                 self._whose[key] = who
             self.trouble(
                 key,
-                f"{name} stands still{place}: process {pid} was stopped by a signal or a debugger; `kill -CONT {pid}` "
-                f"there lets it go on{_REPLACE if rank else '' if who == LINK else ANEW}",
+                f"{name} is suspended{place}: process {pid} was stopped by a signal or a debugger; `kill -CONT {pid}` "
+                f"there resumes it{_REPLACE if rank else '' if who == LINK else ANEW}",
             )
         else:
-            self.over(key, f"{name} goes on again{place}" if state == ON else "")
+            self.over(key, f"{name} is running again{place}" if state == ON else "")
 
     def _begin(self) -> None:
         if self._task is None:

@@ -297,7 +297,7 @@ def read_config(text: bytes, where: str) -> HostConfig:
     if not told:
         raise PoolError(
             "the pool was made by an earlier version of Sky Jupyter, and its nodes cannot be changed: "
-            "`%sky restart` makes it anew"
+            "`%sky restart` recreates it"
         )
     return config
 

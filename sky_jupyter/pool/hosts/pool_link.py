@@ -325,7 +325,7 @@ class PoolLink:
         lost = [host for host, kind in fresh.items() if kind == "waiting"]
         back = [host for host, kind in fresh.items() if kind == "back"]
         if lost:
-            tell(f"{_named(lost)} unreachable from here, trying again; what runs there goes on")
+            tell(f"{_named(lost)} unreachable from here, trying again; what runs there continues")
         if back:
             tell(f"{_named(back)} reached again from here")
         for host, text in fresh.items():

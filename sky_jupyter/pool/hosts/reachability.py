@@ -66,7 +66,7 @@ made.bind(("127.0.0.1", 0))
 print(json.dumps(dict(free=made.getsockname()[1])))
 """
 # The description of nodes that need not reach each other.
-ALONE = "nodes stand alone (cluster=False)"
+ALONE = "nodes are independent (cluster=False)"
 
 
 @dataclass(frozen=True)
@@ -161,4 +161,4 @@ def _ask(site: PreparedHost, code: str) -> dict[str, Any]:
     try:
         return dict(json.loads(said.strip().rpartition("\n")[2]))
     except ValueError:
-        raise BootstrapError("agent", f"it was asked whom it reaches, and said {said!r}") from None
+        raise BootstrapError("agent", f"asked which hosts it reaches, it answered {said!r}") from None

@@ -75,7 +75,7 @@ class RemoteHost(launch.Host):
         """Return how to rebuild the environment if a module is missing."""
         if not any(word in line for word in ("ModuleNotFoundError", "ImportError") for line in said):
             return ""
-        return f"; `%sky clean --host {self.name}` removes the environments there, and the next pool makes its own anew"
+        return f"; `%sky clean --host {self.name}` removes the environments there, and the next pool makes its own"
 
     def last_words(self, agent: str) -> list[str]:
         """Return the last lines of an agent's log, to follow a message."""
@@ -367,8 +367,8 @@ def _apart(
                 ) from None
             if gap != reach.ALONE:
                 tell(
-                    f"{why}: the control of {site.name} goes through this notebook's link; collectives between them "
-                    "will not work"
+                    f"{why}: the control connection of {site.name} goes through this notebook's link; "
+                    "collectives between them will not work"
                 )
             return made
     return None

@@ -49,7 +49,7 @@ class PoolDask:
         pool = self._pool
         pool.require_live()
         if not pool.spec.options.cluster:
-            raise PoolError(f"pool {pool.spec.name!r} has no Dask workers: its nodes stand alone (cluster=False)")
+            raise PoolError(f"pool {pool.spec.name!r} has no Dask workers: its nodes are independent (cluster=False)")
         with self._lock:
             control = pool.control
             agents = dict(control.incarnations)

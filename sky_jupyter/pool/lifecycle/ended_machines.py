@@ -1,4 +1,4 @@
-"""Machines that have ended or begun anew, as the provider that made them says."""
+"""Machines that have ended or restarted, as the provider that made them says."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Loss:
 
 
 def loss_of(spec: PoolSpec, ids: Sequence[str], known: Mapping[str, str]) -> Loss | None:
-    """Ask the provider whether one of these machines has ended or begun anew; None if it says neither.
+    """Ask the provider whether one of these machines has ended or restarted; None if it says neither.
 
     Parameters
     ----------
@@ -70,10 +70,10 @@ def _loss(spec: PoolSpec, record: MachineRecord, known: Mapping[str, str]) -> Lo
     if not has_queue(spec.provider):
         return None
     if incarnations.is_another(record, known):
-        return Loss(f"its machine has begun anew{reason}", returns=True)
+        return Loss(f"its machine has restarted{reason}", returns=True)
     # A pending machine whose processes live is not seen: it was running when it was prepared.
     if record.state in (QUEUED, PENDING):
-        return Loss(f"its machine was taken away{reason}; it begins anew as soon as it is back", returns=True)
+        return Loss(f"its machine was taken away{reason}; it restarts as soon as it is back", returns=True)
     return None
 
 

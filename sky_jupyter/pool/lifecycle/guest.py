@@ -67,7 +67,7 @@ class Guest:
             text = f"pool {name!r} has ended with what managed it, {who}"
             return Gone(name, text, f"%sky up --name {name}")
         if row.state != "ready":
-            return Gone(name, f"pool {name!r} is being made anew by {row.who}", anew)
+            return Gone(name, f"pool {name!r} is being recreated by {row.who}", anew)
         with contextlib.suppress(PoolError):
             if row.folders != self._row.folders or PoolRecord.read_nodes(row) != self._nodes:
                 return Gone(name, f"the nodes of pool {name!r} were changed by {row.who}", anew)

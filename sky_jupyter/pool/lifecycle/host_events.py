@@ -186,7 +186,7 @@ class HostEvents:
         if self.end_if_time_is_over():
             return
         if 0 not in host.nodes and has_queue(pool.spec.provider) and not self._lease_over and pool.has_control:
-            # Its machine may have begun anew: the other nodes go on.
+            # Its machine may have restarted: the other nodes go on.
             for node in host.nodes:
                 pool.control.detector.give_up(node, f"its processes{host.place} are gone")
         elif 0 in host.nodes and not host.here and not self._lease_over:

@@ -34,7 +34,7 @@ def connect(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> t
     try:
         after = read(spec, ids)
         if changed := [id for id in ids if before.get(id) != after.get(id)]:
-            raise MachineError(changed[0], "closed", "it began anew while it was connected to")
+            raise MachineError(changed[0], "closed", "it restarted while it was connected to")
     except BaseException:
         for machine in machines:
             machine.close()

@@ -127,7 +127,9 @@ class Leaving:
             left = [rank for rank in ranks if states.get(rank, {}).get("pid")]
             busy = [rank for rank in left if states[rank]["busy_with"]]
             done = [rank for rank in left if rank not in busy]
-            deaf = f"{rank_label(busy)} {'do' if len(busy) > 1 else 'does'} not heed the interrupt" if busy else ""
+            deaf = (
+                f"{rank_label(busy)} {'do' if len(busy) > 1 else 'does'} not respond to the interrupt" if busy else ""
+            )
             handlers = f"{rank_label(done)} still {'run their' if len(done) > 1 else 'runs its'} exit handlers"
             return ", ".join(filter(None, [deaf, handlers if done else ""]))
         return ""

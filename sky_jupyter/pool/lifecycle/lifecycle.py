@@ -137,7 +137,7 @@ class PoolLifecycle:
         self.pool_start, self.host_events, self.leaving = PoolStart(self), HostEvents(self), Leaving(self)
         self.supervisor.finish = self.leaving.finish
         self.replacement = MachineReplacement(self)
-        # Why the next cell makes the pool anew, on other machines, and why it has ended by itself; "" if not.
+        # Why the next cell recreates the pool, on other machines, and why it has ended by itself; "" if not.
         self._anew = self._why_expired = ""
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
@@ -345,7 +345,7 @@ class PoolLifecycle:
         with contextlib.suppress(Exception):
             self._client.close()
         self.workers.close()
-        self._over("let go of; it lives on")
+        self._over("released; it keeps running")
         with contextlib.suppress(Exception):
             loop().call(self.disconnect(), timeout=5)
         with contextlib.suppress(Exception):
@@ -408,7 +408,7 @@ class PoolLifecycle:
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self.phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await self.meet_pythons()
-            self.phases.step("the agents have told their Pythons")
+            self.phases.step("the agents have reported their Pythons")
             await self.plugin_setup.enter()
             self.phases.step("all kernels are ready")
 
@@ -541,8 +541,8 @@ class PoolLifecycle:
             left = ", ".join(self.unended or ["what was made"])
             what = "stop" if self.keeps_machines else "end"
             text = (
-                f"machines of pool {self.spec.name!r} were not seen to {what}: {left}; this is tried again when the "
-                "extension is loaded, and by `%sky clean`"
+                f"machines of pool {self.spec.name!r} could not be confirmed to {what}: {left}; this is tried again "
+                "when the extension is loaded, and by `%sky clean`"
             )
             self.logger.write(logging.WARNING, text)
             tell(text)
@@ -682,7 +682,7 @@ class PoolLifecycle:
         whole = bool(away) or self.state is PoolState.BROKEN or self.watchdog.keeper_stands_still
         if not whole and (bare := self._nodes_without_folder()):
             names = ", ".join(f"node {node}{self.supervisor.names.get(node, '')}" for node in bare)
-            listener(NoticeEvent(f"somebody has removed the pool's folder on {names}: the pool is made anew"))
+            listener(NoticeEvent(f"somebody has removed the pool's folder on {names}: the pool is recreated"))
             whole, ranks = True, None
         if whole:
             self.workers.close()
@@ -814,7 +814,7 @@ class PoolLifecycle:
     def _end_half_made(self, error: BaseException) -> None:
         """Discard a failed restart, which may be repeated."""
         self.stop_event.set()
-        self.states.offer(PoolState.BROKEN, f"it could not be made anew ({first_line(error)})")
+        self.states.offer(PoolState.BROKEN, f"it could not be recreated ({first_line(error)})")
         hosts = self.hosts
         with _going_on(lambda: self._end_hosts(hosts)):
             with contextlib.suppress(Exception):
@@ -825,7 +825,7 @@ class PoolLifecycle:
     async def _relaunch(self) -> None:
         # From here on, events of the old hosts are ignored.
         hosts, self.hosts = self.hosts, []
-        self.supervisor.lose_all("the pool is made anew")
+        self.supervisor.lose_all("the pool is recreated")
         self.watchdog.forget()
         self.phases.clear(self.phases.usual)
         self.supervisor.close()
@@ -841,12 +841,12 @@ class PoolLifecycle:
     def mark_broken(self, why: str) -> None:
         """Set the state to BROKEN, and fail what runs."""
         if self.guest is not None:
-            # Only its manager can make it anew.
+            # Only its manager can recreate it.
             self._lose_as_guest(self.guest, why)
             return
         if not self._stop_control(why):
             return
-        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+        self.supervisor.lose_all(f"{why}; `%sky restart` recreates the pool")
 
     def _lose_as_guest(self, guest: Guest, why: str) -> None:
         """Forget a pool whose guest this process was."""
@@ -884,14 +884,14 @@ class PoolLifecycle:
             self.supervisor.do(journal_recovery.give_up(list(self.supervisor.runs.values()), hosts, why))
 
     def make_anew(self, why: str) -> None:
-        """Break the pool, until the next cell makes it anew."""
+        """Break the pool, until the next cell recreates it."""
         self._anew = why
         self.mark_broken(why)
 
     def taken_away(self) -> str:
-        """Return why a broken pool is to be made anew by the next cell, or "".
+        """Return why a broken pool is to be recreated by the next cell, or "".
 
-        That is so if machines that were bought for it have ended or begun anew. Not for the loop's own thread.
+        That is so if machines that were bought for it have ended or restarted. Not for the loop's own thread.
         """
         if self.state is not PoolState.BROKEN or not self.provisioning.buys(self.spec):
             return ""
@@ -915,9 +915,9 @@ class PoolLifecycle:
         self.supervisor.give_up_repairs()
         if alone:
             cure = "the next cell" if self._anew else "`%sky restart`"
-            self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; {cure} makes it anew")
+            self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; {cure} recreates it")
         if self.has_control:
-            self.control.why_closed = f"{why}; `%sky restart` makes the pool anew"
+            self.control.why_closed = f"{why}; `%sky restart` recreates the pool"
             # It would retry its scheduler for ever, and log that in the notebook.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
         return True

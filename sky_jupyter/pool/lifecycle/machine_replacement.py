@@ -1,7 +1,7 @@
 """Replacement of machines that were taken away, while the pool's other nodes go on.
 
 Another machine is made as soon as a notice comes, in the same zone, and prepared. When the old one is gone, its node
-begins anew on the other: the supervisor then makes its kernels, and sets up what the others need again. A machine that
+restarts on the other: the supervisor then makes its kernels, and sets up what the others need again. A machine that
 comes back under its id, as another incarnation, is waited for instead.
 """
 
@@ -82,7 +82,7 @@ class ReplacementContext(PoolContext, Protocol):
         ...
 
     def make_anew(self, why: str) -> None:
-        """Break the pool, until the next cell makes it anew."""
+        """Break the pool, until the next cell recreates it."""
         ...
 
     def keep_link(self) -> None:
@@ -266,10 +266,10 @@ class MachineReplacement:
             if not returning:
                 tell(f"another machine is ready for {names}")
             await self._until_lost(nodes, wanted)
-            tell(f"{names} begins anew{'' if returning else ' on another machine'}")
+            tell(f"{names} restarts{'' if returning else ' on another machine'}")
             before = [pool.ids[node] for node in nodes]
             await self._start(nodes, preparation)
-        pool.supervisor.tell(f"{names} has {'begun anew' if returning else 'another machine'}")
+        pool.supervisor.tell(f"{names} has {'restarted' if returning else 'another machine'}")
         self._wanted.difference_update(nodes)
         self._lost.difference_update(nodes)
         self._returning.difference_update(nodes)

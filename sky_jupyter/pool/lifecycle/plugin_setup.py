@@ -99,7 +99,7 @@ class PluginSetup:
                 rpc.REINITIALIZE, ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living
             )
             if not all(answers.values()):
-                raise BootstrapError("plugins", "a rank could not set its frameworks up anew")
+                raise BootstrapError("plugins", "a rank could not set its frameworks up again")
 
         try:
             if ended:

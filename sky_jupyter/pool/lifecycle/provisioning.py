@@ -246,7 +246,7 @@ class Provisioning:
             self._lock.release()
 
     def halt(self, spec: PoolSpec, ids: Sequence[str], limit: float) -> list[str]:
-        """Stop buying, and stop the machines; return those that were not seen to stop.
+        """Stop buying, and stop the machines; return those that could not be confirmed to stop.
 
         Other machines of the pool, such as one that was being prepared, are destroyed.
         """
@@ -405,7 +405,7 @@ class Provisioning:
         if not places:
             raise ProvisionError(f"{spec.provider} has no machine that fits what is asked for")
         said = "; ".join(dict.fromkeys([*whys, *self._refusals.reasons(untried)]))
-        failed = NoCapacity(f"{count} machine{'s' if count > 1 else ''} cannot be had: {said}")
+        failed = NoCapacity(f"{count} machine{'s' if count > 1 else ''} could not be obtained: {said}")
         failed.passing = passing
         raise failed
 

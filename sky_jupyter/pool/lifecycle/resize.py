@@ -187,7 +187,7 @@ class Resizing:
                 if not work.done():
                     self._freed = True
                     loop().loop.call_soon_threadsafe(
-                        self.pool.mark_broken, "a change of its nodes was given up half-way"
+                        self.pool.mark_broken, "a change of its nodes was cancelled half-way"
                     )
                 raise
             raise
@@ -214,7 +214,7 @@ class Resizing:
         except BaseException as error:
             await self._undo(error)
             if isinstance(error, asyncio.CancelledError):
-                raise PoolError(f"the change of pool {self.pool.spec.name!r}'s nodes was given up") from None
+                raise PoolError(f"the change of pool {self.pool.spec.name!r}'s nodes was cancelled") from None
             raise
         await self._end_removed()
 
@@ -225,7 +225,7 @@ class Resizing:
         away = [node for node in self.plan.kept if node not in control.there]
         if away:
             names = ", ".join(f"{node}{pool.supervisor.names.get(node, '')}" for node in away)
-            advice = "`%sky restart` makes the pool anew" if 0 in away else "remove what is gone (--remove)"
+            advice = "`%sky restart` recreates the pool" if 0 in away else "remove what is gone (--remove)"
             several = "s" if len(away) > 1 else ""
             raise PoolError(f"node{several} {names} of pool {pool.spec.name!r} cannot be reached: {advice}")
 
@@ -261,7 +261,7 @@ class Resizing:
             pool.provisioning.stop()
         self._bought = [id for id in ids if id not in pool.ids]
         if tuple(ids[: len(kept)]) != kept:
-            raise PoolError(f"a machine of pool {pool.spec.name!r} has ended: `%sky restart` makes the pool anew")
+            raise PoolError(f"a machine of pool {pool.spec.name!r} has ended: `%sky restart` recreates the pool")
         self.plan = replace(plan, ids=tuple(ids))
 
     async def _start_hosts(self, kept: Sequence[Host]) -> None:

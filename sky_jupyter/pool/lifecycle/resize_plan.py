@@ -46,7 +46,7 @@ def of(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str]
     if made.spec.full_image != spec.full_image:
         raise SpecError(
             f"what the nodes of pool {spec.name!r} have depends on how many they are, by a plugin: "
-            f"`%sky restart --nodes {made.spec.nodes}` makes it anew"
+            f"`%sky restart --nodes {made.spec.nodes}` recreates it"
         )
     return made
 
@@ -79,7 +79,7 @@ def _removable(spec: PoolSpec, remove: Sequence[int]) -> Sequence[int]:
     if 0 in remove:
         raise SpecError(
             f"node 0 is the head of pool {spec.name!r}, which the others are connected to: it cannot be removed. "
-            "Remove other nodes; or make the pool anew with `%sky restart` and other options, or `%sky down` and "
+            "Remove other nodes; or recreate the pool with `%sky restart` and other options, or `%sky down` and "
             "`%sky up`"
         )
     return sorted(set(remove))

@@ -98,7 +98,7 @@ def _make(path: Path) -> None:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             return
         if not stat.S_ISREG(facts.st_mode):
-            raise OSError("it is no file")
+            raise OSError("it is not a file")
         if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != 0o600:
             path.chmod(0o600)
 

@@ -43,9 +43,9 @@ class Gone:
         ``cell`` is the magic line that runs the cell on this machine, such as ``"%%sky --provider local"``;
         ``others`` are the names of live pools.
         """
-        use = f", `--name {others[0]}` uses one that lives ({', '.join(others)})" if others else ""
-        words = {"start": "starts it again", "join": "joins it once it lives"}
-        makes = words.get(self.again.split()[1], "makes it anew")
+        use = f", `--name {others[0]}` uses a running one ({', '.join(others)})" if others else ""
+        words = {"start": "starts it again", "join": "joins it once it is running"}
+        makes = words.get(self.again.split()[1], "recreates it")
         return f"{self.text}. `{self.again}` {makes}{use}, and `{cell}` uses this machine"
 
 

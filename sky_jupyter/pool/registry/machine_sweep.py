@@ -51,7 +51,7 @@ class Swept:
     machines : int
         Number of machines that were told to end.
     failed : dict of str to str
-        Pool -> machines that were not seen to end, or the reason.
+        Pool -> machines that could not be confirmed to end, or the reason.
     costs : dict of str to PoolCost
         Pool -> what its machines have cost.
     """
@@ -164,7 +164,8 @@ def left_over(registry: Registry) -> list[str]:
 def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT) -> list[str]:
     """Destroy the machines of a pool of ours; record its end.
 
-    Returns what was not seen to end; the pool is still ending then. Raises SpecError if its provider is unknown.
+    Returns what could not be confirmed to end; the pool is still ending then. Raises SpecError if its provider is
+    unknown.
     """
     rows, row = machine_orders.of(registry, pool), _row(registry, pool)
     left = _end_all(registry, pool, rows, limit, Swept())

@@ -187,7 +187,7 @@ class Registry:
             # A pool that is being started has no host yet.
             if row.is_here and (row.host_lives or row.owner_lives or (row.provider != "local" and row.outlives)):
                 raise PoolError(
-                    f"a kept pool {name!r} lives already, managed by {row.who}: use it with `%sky attach {name}`, "
+                    f"a kept pool {name!r} is already running, managed by {row.who}: use it with `%sky attach {name}`, "
                     "or give another --name"
                 )
 

@@ -127,7 +127,7 @@ class Traces:
             forget(self._registry, self.pool, folder)
 
     def left(self) -> list[RemotePart]:
-        """Return the parts that were not seen to have ended."""
+        """Return the parts that could not be confirmed to have ended."""
         with contextlib.suppress(PoolError):
             return [trace for trace in _read(self._registry) if trace.pool == self.pool]
         return []

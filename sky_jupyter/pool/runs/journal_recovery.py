@@ -44,12 +44,13 @@ for number in sorted(lines):
     sys.stdout.buffer.write(lines[number])
 """
 _THERE = (
-    "{why}; what it had printed on its own node by then is here. It goes on there, unheard: `%sky restart` "
-    "makes the pool anew, `%sky down` ends it"
+    "{why}; what it had printed on its own node by then is here. It continues there, but its output is not received: "
+    "`%sky restart` "
+    "recreates the pool, `%sky down` ends it"
 )
 _AWAY = (
     "{why}; its own node could not be reached just now to see how far it is. It may go on there, unheard: "
-    "`%sky restart` makes the pool anew, `%sky down` ends it"
+    "`%sky restart` recreates the pool, `%sky down` ends it"
 )
 
 
@@ -61,7 +62,7 @@ async def give_up(runs: Iterable[Run], hosts: Sequence[Host], why: str) -> None:
     on = [run for run in runs if run.left]
     for run in on:
         gone = [rank for rank in run.left if _host_of(hosts, run, rank) in (None, hosts[0])]
-        run.lose(gone, f"{why}; `%sky restart` makes the pool anew")
+        run.lose(gone, f"{why}; `%sky restart` recreates the pool")
     await asyncio.gather(*(_see(run, host, why) for run in on for host in hosts[1:]))
 
 

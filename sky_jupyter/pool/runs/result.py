@@ -388,7 +388,7 @@ def exception_of(outcome: Outcome) -> Exception:
         tail = end.get("tail") or []
         return RankDied(text + "".join(f"\n  | {line}" for line in tail))
     if outcome.status == "lost" and end.get("unbegun"):
-        return PoolError(f"the call was given up before a rank had begun it: {end.get('text')}")
+        return PoolError(f"the call was cancelled before a rank began it: {end.get('text')}")
     if outcome.status == "lost":
         return RankDied(f"{where} is lost: {end.get('text', 'its node does not answer')}")
     if outcome.status == "interrupted" and "timeout" in end:

@@ -378,7 +378,7 @@ class Run:
             line = {"kind": "stream", "rank": rank, "name": "stderr", "text": gap_text(size, why)}
             self._tell(OutputEvent(self.id, rank, line))
         if not of_ranks:
-            self._on_notice(f"node {node}: a part of what it had to say is missing ({why})", node)
+            self._on_notice(f"node {node}: a part of its output is missing ({why})", node)
 
     def _keep(self, kept: Printed, number: int, text: str) -> None:
         size = kept.add(number, text)

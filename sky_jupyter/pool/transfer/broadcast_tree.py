@@ -267,7 +267,7 @@ async def ask(control: Control, call: AgentCall, nodes: Iterable[int], **argumen
     try:
         while not (await asyncio.wait([asking], timeout=_LOOK))[0]:
             if silent := sorted(node for node in chosen if node in control.silent):
-                raise NodeLost(f"node {silent[0]} does not answer; `%sky restart` makes it anew")
+                raise NodeLost(f"node {silent[0]} does not answer; `%sky restart` recreates it")
         return asking.result()
     finally:
         asking.cancel()

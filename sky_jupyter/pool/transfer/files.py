@@ -47,7 +47,7 @@ def put(
     own = f"./{name}" if name.startswith("~") else name
     target = own if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
     if not target.strip():
-        raise SpecError("an empty name is no place on a node")
+        raise SpecError("an empty name is not a path on a node")
     sending = Upload(pool, source, nodes, listener)
     return sending.wait(sending.put(target) if sending.away else sending.put_here(target), tick)
 
@@ -63,7 +63,7 @@ def get(
     """Fetch a file or folder from nodes; see `Compute.get`."""
     nodes = [0] if on is None else check_nodes(pool, on)
     if not remote.strip():
-        raise SpecError("an empty name is no place on a node")
+        raise SpecError("an empty name is not a path on a node")
     if local is None and _NAMELESS.match(remote):
         raise SpecError(shown(f"{remote} gives no name here: say where it is to go, as in `%sky get {remote} NAME`"))
     fetching = Download(pool, nodes, listener)
@@ -93,7 +93,7 @@ def ship(
         # After a broken link, the next attempt continues with the parts.
         remotely.discard(hosts, run.folder, parts=not isinstance(error, LinkLost))
         if isinstance(error, TransferError):
-            raise CaptureError(f"the cell's values could not be brought to the nodes: {error}") from None
+            raise CaptureError(f"the cell's values could not be sent to the nodes: {error}") from None
         raise
 
 

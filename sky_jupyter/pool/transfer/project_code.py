@@ -61,7 +61,7 @@ class PoolCode:
                 _write(code, folder)
             except OSError as error:
                 raise CaptureError(
-                    f"{error.filename or folder} cannot be brought to the nodes: {error.strerror or error}"
+                    f"{error.filename or folder} cannot be sent to the nodes: {error.strerror or error}"
                 ) from None
             self._here = (folder, code.version)
         self._send(code.version, folder, hosts, on_send, tick)
@@ -83,7 +83,7 @@ class PoolCode:
         try:
             sending.wait(sending.put(), tick)
         except TransferError as error:
-            raise CaptureError(f"the notebook's own code could not be brought to the nodes: {error}") from None
+            raise CaptureError(f"the notebook's own code could not be sent to the nodes: {error}") from None
         self._there.update({host.there: version for host in lacking})
 
 

@@ -72,7 +72,7 @@ def pull(
     """
     chosen = pool.check_ranks(ranks)
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise SpecError(f"{name!r} is no name of a variable")
+        raise SpecError(f"{name!r} is not the name of a variable")
     if how is not None and how not in HOWS:
         raise SpecError(f"values are put together by {' or '.join(HOWS)}, not {how!r}{nearest(how, HOWS)}")
     content = {"name": name, "strict": True, "whole": how == "concat", "most": most}

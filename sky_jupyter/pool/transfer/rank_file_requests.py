@@ -56,7 +56,7 @@ def list_files(pool: TransferContext, rank: int, path: str, after: str = "") -> 
     with _in_words(path):
         page = browse.list_folder(pool, rank, path, after)
     if page.own.kind != "directory":
-        raise PoolError(f"{shown(path)} is no folder")
+        raise PoolError(f"{shown(path)} is not a folder")
     entries = [_row(entry) for entry in page.entries]
     found = {"path": shown(page.path), "ranks": pool.spec.world_size, "entries": entries, "more": page.more}
     return {**found, "last": shown(page.last)}
@@ -181,7 +181,7 @@ def _run(fetch: _Fetch, pool: Fetchable, path: str, target: str, node: int) -> N
         fetch.message = f"{fetch.name} is in {shown(str(Path(target).parent))} ({format_size(moved.size)})"
         fetch.state = "done"
     except _Stopped:
-        fetch.message, fetch.state = f"the fetch of {fetch.name} was stopped; the next one goes on there", "stopped"
+        fetch.message, fetch.state = f"the fetch of {fetch.name} was stopped; the next one resumes there", "stopped"
     except (SkyError, OSError) as error:
         fetch.message, fetch.state = f"{fetch.name} cannot be fetched: {error}", "failed"
     except BaseException as error:

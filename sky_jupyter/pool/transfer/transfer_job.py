@@ -136,7 +136,7 @@ class TransferJob:
             try:
                 return await asyncio.to_thread(move, machine)
             except LinkLost:
-                self.listener(NoticeEvent(f"the link to {self.name(node)} is down; this goes on when it is back"))
+                self.listener(NoticeEvent(f"the link to {self.name(node)} is down; this resumes when it is back"))
                 await asyncio.sleep(_AGAIN)
                 await self._until_up(machine)
             except MachineError as error:

@@ -159,7 +159,7 @@ def _refused(error: Any, call: _Call) -> ProvisionError:
         command = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
         return NoCapacity(f"{call.region}: spot machines need a role, which is made once by: {command}", scope="market")
     if code in _SPENT:
-        return OrderSpent(f"{call.place}: the order's token is spent: {told}")
+        return OrderSpent(f"{call.place}: the order's token has been used already: {told}")
     if code in _DENIED:
         return _denied(told, call)
     if code in _EXPIRED or (code in _KEYS and "xpired" in told):
@@ -167,7 +167,7 @@ def _refused(error: Any, call: _Call) -> ProvisionError:
     if code in _KEYS:
         return _bad_keys(code, told, call)
     if code in _UNVERIFIED:
-        return ProvisionError(f"AWS holds this account back in {call.region}: {told} ({code}); another region may work")
+        return ProvisionError(f"AWS throttles this account in {call.region}: {told} ({code}); another region may work")
     if code in _NO_VPC:
         return ProvisionError(
             f"{call.region} has no default VPC: make one, which costs nothing, by `aws ec2 create-default-vpc --region "

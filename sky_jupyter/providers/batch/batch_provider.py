@@ -284,7 +284,7 @@ class BatchProvider(ABC):
         id = self._submitted(spec, spec.nodes, order)[0].partition("/")[0]
         return (
             f"job {id} for pool {spec.name} is submitted: `%sky attach {spec.name}`, or the same line without "
-            f"--detach, takes it up, now or when it runs; if nobody does, it ends {GRACE / 60:.0f} min after its start"
+            f"--detach, attaches to it, now or when it runs; otherwise it ends {GRACE / 60:.0f} min after its start"
         )
 
     def is_left_in_queue(self, spec: PoolSpec) -> bool:
@@ -301,7 +301,7 @@ class BatchProvider(ABC):
         """Return the newest lines of the log of a machine's job; see `LoggingProvider.console`."""
         job = id.partition("/")[0]
         if not job.isalnum():
-            raise ProvisionError(f"{id} is no node of a job: they are called JOB/INDEX")
+            raise ProvisionError(f"{id} is not a node of a job: they are called JOB/INDEX")
         script = f'tail -n {lines or _LINES} "$HOME/{self.logs}/{job}.log" | tail -c {_MOST_LOG}'
         done = self.calls.run(["sh", "-c", script])
         if not done.out and done.err:

@@ -41,7 +41,7 @@ def text(provider: PodProvider, id: str, *, previous: bool = False, lines: int |
     """
     parts = pod_records.by_namespace([id]).get(id.partition("/")[0], {}).get(id)
     if parts is None:
-        raise ProvisionError(f"{id} is no pod of a pool: they are called NAMESPACE/JOB/INDEX")
+        raise ProvisionError(f"{id} is not a pod of a pool: they are called NAMESPACE/JOB/INDEX")
     namespace, job, index = parts
     access = provider.in_namespace(namespace).access
 

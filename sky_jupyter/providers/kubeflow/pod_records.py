@@ -65,7 +65,7 @@ def split(id: str) -> tuple[str, str, int]:
     namespace, _, rest = id.partition("/")
     name, _, index = rest.partition("/")
     if not (namespace and name and index.isdecimal()):
-        raise MachineError(id, "closed", "this is no pod of a pool: they are called NAMESPACE/JOB/INDEX")
+        raise MachineError(id, "closed", "this is not a pod of a pool: they are called NAMESPACE/JOB/INDEX")
     return namespace, name, int(index)
 
 

@@ -207,7 +207,7 @@ def _extra(value: Any) -> tuple[str, ...]:
     found = tuple(given)
     for one in found:
         if isinstance(one, str) and (own := _found_by(one)):
-            raise SpecError(f"extra cannot have --{own}: a pool finds its job and its nodes by what it says itself")
+            raise SpecError(f"extra cannot contain --{own}: the pool sets it itself")
         if not isinstance(one, str) or not re.fullmatch(r"[-!][^\n\r\0]{1,500}", one):
             raise SpecError(f"extra must be options such as '--mail-type=END' or '!no-kill', not {brief(one)}")
     return found
