@@ -104,7 +104,23 @@ const PHASES = [
   },
 ];
 const samples = Array.from({ length: 60 }, (_, at) => [300 - 5 * at, 0.4 + 0.3 * Math.sin(at / 7), 20 * GB + (at * GB) / 9]);
+const variable = (name: string, more: object) => ({
+  name, type: "float", value: "", shape: "", dtype: "", device: "", size: "", bytes: null, magnitude: null, when: null, origin: "the nodes", note: "", ...more,
+});
+// What the ranks of the state "pool-names" have.
+const NAMES = [
+  variable("data", { type: "ndarray", shape: "100000x1000", dtype: "float64", size: "800 MB", bytes: 8e8, origin: "the notebook" }),
+  variable("jnp", { type: "module", origin: "import on the nodes" }),
+  variable("loss", { value: "0.31 to 0.34 on 8 ranks", size: "24 bytes", bytes: 24 }),
+  variable("shard", { type: "Tensor", shape: "8 different", dtype: "float32", device: "cuda:0", size: "100 bytes to 800 bytes", bytes: 800 }),
+  variable("text", {
+    type: "str", value: "'hello' on ranks 0-3, 'bye' on ranks 4-7", shape: "5 characters on ranks 0-3, 3 characters on ranks 4-7", size: "52 bytes to 54 bytes",
+    bytes: 54, note: "the notebook has another now, which is sent when a cell reads it",
+  }),
+  variable("x", { type: "Array", shape: "128x64", dtype: "float32", device: "cpu:0", size: "33 kB", bytes: 33_000 }),
+];
 const POOLS = {
+  "pool-names": () => pool({ nodes: [node(0, { ...machine, now: [0.5, 24 * GB], samples })] }),
   "pool-local": () =>
     pool({ nodes: [0, 1, 2, 3].map((one) => node(one, { ...machine, now: [0.5, 24 * GB], samples })), runs: [{ ...RUN, title: "train(model, data)" }] }),
   "pool-gpus": () =>
@@ -158,8 +174,9 @@ function show(name: string): void {
     view.attach();
   } else {
     installPool(document);
-    const panel = new PoolPanel(async () => ({}), () => undefined);
+    const panel = new PoolPanel(async ({ action }) => (action === "names" ? { names: NAMES, notes: [] } : {}), () => undefined);
     document.body.append(panel.node);
+    panel.node.querySelector<HTMLDetailsElement>(".sky-live-variables")!.open = name === "pool-names";
     const now = 1_764_000_000;
     panel.show(new PoolModel(POOLS[name as keyof typeof POOLS](), now), { live: true, at: now });
   }

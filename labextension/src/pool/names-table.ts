@@ -150,6 +150,9 @@ function textOf(row: NameFacts, column: Column): string {
       return row.origin;
     case "when":
       return row.when === null ? "" : new Date(row.when * 1000).toLocaleTimeString([], { timeStyle: "medium" });
+    case "size":
+      // A number and its unit stay on one line.
+      return row.size.replace(/(\d) (?=[a-zA-Z]*(?:B|bytes?)\b)/g, "$1\u00a0");
     default:
       return row[column];
   }

@@ -57,6 +57,13 @@ describe("the variables of a pool", () => {
     expect(shown.map((one) => one.dataset.column)).toEqual(["name", "type", "value", "shape", "size", "from"]);
   });
 
+  it("keep a size and its unit on one line", async () => {
+    table.show("train", true);
+    await unfold();
+    const sizes = [...table.node.querySelectorAll('td[data-column="size"]')].map((one) => one.textContent);
+    expect(sizes).toEqual(["8\u00a0kB", "24\u00a0bytes", ""]);
+  });
+
   it("are sorted by a column, and again the other way", async () => {
     table.show("train", true);
     await unfold();
