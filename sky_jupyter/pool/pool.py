@@ -545,7 +545,12 @@ class Pool:
         # Its manager may have ended before it was recorded.
         self.registry.run_began(run.key, self.id, run.code, list(run.outcomes), max(0, run.count))
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
+        self.record_at_end(run)
         return run
+
+    def record_at_end(self, run: Run) -> None:
+        """Record a run's end once it comes, whether or not anything waits for it."""
+        run.task.add_done_callback(lambda _: self.registry.run_ended(run.key, run.how_ended, run.elapsed))
 
     def _answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Run work on the loop; raise PoolError after ``seconds``.

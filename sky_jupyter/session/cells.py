@@ -151,6 +151,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
             from ..pool.pool import Detached
 
             pool.detached[run.id] = Detached(run, tape, cell.out)
+            pool.record_at_end(run)
             bound = f" and assigns {cell.out}, as the next cell on the pool does" if cell.out else ""
             print(f"run {run.id} continues; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
             if is_live:

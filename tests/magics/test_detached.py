@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sky_jupyter.pool.registry.registry import Registry
 from tests.magics.notebook import Notebook, notebook
 
 RUN = "application/vnd.sky.run.v1+json"
@@ -100,6 +101,27 @@ def test_the_view_of_a_detached_run_follows_while_the_kernel_is_idle(book: Noteb
     assert last["parent_header"]["msg_id"] == seen["parent_header"]["msg_id"]
     assert book.run("%sky wait").body == ["[0-1] begun", "[0-1] gone on", "[0-1] Out: 'kept'"]
     assert book.run("list(later)").outputs[0].data["text/plain"] == "['kept', 'kept']"
+
+
+def test_the_end_of_a_detached_run_is_told_elsewhere_though_nobody_waits_for_it(
+    book: Notebook, page: Listener, go: Path
+) -> None:
+    # The panel and the command line read the registry alone.
+    cell = book.run(f"%%sky --detach\n{waiting(go)}import sky_jupyter as sky\nif sky.instance_info().rank: 1 / 0")
+    run = cell.stream().split()[1]
+    registry = Registry()
+    try:
+        assert registry.run(run).state == "running"
+        go.touch()
+        page.until(lambda message: message["content"].get("data", {}).get(RUN, {}).get("finished"))
+        end = time.monotonic() + PATIENCE
+        while (row := registry.run(run)).state == "running":
+            assert time.monotonic() < end, "it runs still, as the registry has it"
+            time.sleep(0.05)
+        assert (row.state, row.elapsed > 0) == ("failed", True)
+    finally:
+        registry.close()
+    assert book.run("%sky wait").error_name == "CellError"
 
 
 def test_a_capture_of_output_takes_nothing_of_a_detached_run(
