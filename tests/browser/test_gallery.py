@@ -55,11 +55,14 @@ EDGES = """() => {
     return [...new Set(shown.map(node => Math.round(node.getBoundingClientRect().left)))];
 }"""
 # Where the first letters of the variables' names are, and of their column's title.
-NAMES_AT = """() => [...new Set([...document.querySelectorAll(".sky-live-names [data-column=name] button")].map(node => {
-    const range = document.createRange();
-    range.selectNodeContents(node);
-    return Math.round(range.getBoundingClientRect().left);
-}))]"""
+NAMES_AT = """() => {
+    const names = [...document.querySelectorAll(".sky-live-names [data-column=name] button")];
+    return [...new Set(names.map(node => {
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        return Math.round(range.getBoundingClientRect().left);
+    }))];
+}"""
 TOOLS_AT = """() => [...document.querySelectorAll(".sky-tools > *, .sky-tabs")].filter(node => node.offsetParent)
     .map(node => node.getBoundingClientRect()).map(({ left, top }) => [left, top])"""
 # How many cells of the grid of ranks stand beside each other.
