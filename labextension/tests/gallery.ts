@@ -174,7 +174,7 @@ function show(name: string): void {
     view.attach();
   } else {
     installPool(document);
-    const panel = new PoolPanel(async ({ action }) => (action === "names" ? { names: NAMES, notes: [] } : {}), () => undefined);
+    const panel = new PoolPanel(async () => ({}), () => undefined, async () => ({ names: NAMES, notes: [] }));
     document.body.append(panel.node);
     panel.node.querySelector<HTMLDetailsElement>(".sky-live-variables")!.open = name === "pool-names";
     const now = 1_764_000_000;

@@ -45,6 +45,8 @@ export class Header {
   /** Put a button after those that are there. What may go or grow comes first: what is right of it keeps its place. */
   add(name: string, icon: IconName, label: string, act: () => void): HTMLButtonElement {
     const button = iconButton(icon, label, act);
+    // A command of this name presses it.
+    button.dataset.tool = name;
     this.buttons[name] = button;
     this.tools.append(button);
     return button;
