@@ -13,15 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.node.agent.kernel_client import RankKernel
 from sky_jupyter.node.host.host import HostProcess
+from sky_jupyter.node.protocol import agent_process
+from sky_jupyter.node.protocol.host_config import HostConfig
 
 if TYPE_CHECKING:
     from sky_jupyter.pool.pool import Pool
@@ -126,72 +127,39 @@ class SimulatedHost(HostProcess):
     """Host that starts no forkserver, and few processes for all agents."""
 
     def start(self) -> None:
-        from sky_jupyter.node.agent import agent, dask_worker
+        from sky_jupyter.node.agent import agent
         from sky_jupyter.node.dask import scheduler, settings
 
         settings.forget_the_persons()
         # The agent's parts ask for them by these names.
         agent.RankKernel, agent.Forkserver = SimulatedRank, SimulatedForkserver  # type: ignore[misc,assignment]
-        agent.Agent.sample, agent.Agent.watch_processes = _sample, _nothing  # type: ignore[method-assign]
-        self.serve_scheduler, self.serve_agent = scheduler.serve, dask_worker.serve
+        agent.Agent.watch_processes = _nothing  # type: ignore[method-assign]
+        self.serve_scheduler, self.serve_agents = scheduler.serve, serve_agents
         self.has_scheduler = self.scheduler_address is None
         if self.has_scheduler:
             self.scheduler_address = self.start_scheduler()
-        for node in self.config.nodes:
-            self.start_agent(node)
+        self.start_all_agents()
         self.renewed = time.monotonic()
         self.say(event="started", scheduler=self.scheduler_address)
 
-    def start_agent(self, node: int) -> None:
-        """Start the agents of a group of nodes with the first of them."""
-        (self.folder / f"n{node}").mkdir(mode=0o700, exist_ok=True)
+    def start_all_agents(self) -> None:
         # The last node has a process of its own, which can be killed as a node.
         *most, last = self.config.nodes
         size = -(-len(most) // max(1, int(os.environ.get(PROCESSES, "2")))) or 1
         groups = [*(most[at : at + size] for at in range(0, len(most), size)), [last]]
-        nodes = next((group for group in groups if group[0] == node), [])
-        if not nodes:
-            return
-        for one in nodes:
-            (self.folder / f"n{one}").mkdir(mode=0o700, exist_ok=True)
-        self.fork(f"agent {node}", lambda: self.serve_many(nodes), log=f"n{node}/agent.log")
-
-    def serve_many(self, nodes: Sequence[int]) -> None:
-        import dask.config
-
-        from sky_jupyter.node.agent import dask_worker
-        from sky_jupyter.node.agent.agent import Agent
-        from sky_jupyter.node.dask.monotonic_batching import patch_batched_send
-        from sky_jupyter.node.dask.scheduler import DASK_SETTINGS
-        from sky_jupyter.node.files.blob_cache import places
-        from sky_jupyter.node.serialization import pickling
-
-        # Functions are found there, as by a kernel.
-        os.environ[pickling.BLOBS] = os.pathsep.join(map(str, places(self.folder, self.config.blobs)))
-        dask.config.set({**DASK_SETTINGS, "distributed.admin.system-monitor.interval": "1h"})
-        patch_batched_send()
-        serve = vars(dask_worker)["_serve"]
-
-        async def all_of_them() -> None:
-            loop, stops = asyncio.get_running_loop(), list[Callable[[], None]]()
-            loop.add_signal_handler(signal.SIGTERM, lambda: [stop() for stop in stops])
-            loop.add_signal_handler = lambda _, stop: stops.append(stop)  # type: ignore[method-assign,assignment]
-            made = [Agent(self.folder, self.config, node, self.devices) for node in nodes]
-            await asyncio.gather(*(serve(agent, self.scheduler_address, self.lease_write) for agent in made))
-
-        asyncio.run(all_of_them())
+        self.agents = {agent_process.name_of(nodes): nodes for nodes in groups}
+        for name in self.agents:
+            self.start_agents(name)
 
 
-async def _sample(self: Any) -> None:
-    """Sample the machine's load once for all agents of this process."""
-    from sky_jupyter.node.system import metrics
+def serve_agents(folder: Path, config: HostConfig, *given: Any) -> None:
+    """Run the agents of nodes, which find functions as a kernel does."""
+    from sky_jupyter.node.agent import dask_worker
+    from sky_jupyter.node.files.blob_cache import places
+    from sky_jupyter.node.serialization import pickling
 
-    samplers = _sample.__dict__.setdefault("one", [])
-    if not samplers:
-        samplers.append(metrics.Sampler(metrics.MachineMonitor(), metrics.NoGpus()))
-        self.sampler = samplers[0]
-        await samplers[0].attend()
-    self.sampler = samplers[0]
+    os.environ[pickling.BLOBS] = os.pathsep.join(map(str, places(folder, config.blobs)))
+    dask_worker.serve(folder, config, *given)
 
 
 async def _nothing(self: Any) -> None:

@@ -120,6 +120,14 @@ def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         time.sleep(0.5)
 
 
+@pytest.fixture(scope="module")
+def separate_agents() -> Iterator[None]:
+    """Give each local node a process for its agent, as nodes on several machines have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKY_RANKS_PER_AGENT", "1")
+        yield
+
+
 @pytest.fixture
 def took(request: pytest.FixtureRequest) -> Took:
     """Where a test tells how long what it did took."""

@@ -30,6 +30,12 @@ def format_ranks(ranks: Iterable[int], comma: str = ",") -> str:
     return comma.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
+def node_label(nodes: Iterable[int]) -> str:
+    """Return ``"node 2"`` or ``"nodes 0-3, 5"``."""
+    text = format_ranks(nodes, ", ")
+    return f"node{'' if text.isdecimal() else 's'} {text}"
+
+
 def rank_label(ranks: Iterable[int]) -> str:
     """Return ``"rank 2"`` or ``"ranks 0-3, 5"``."""
     text = format_ranks(ranks, ", ")

@@ -74,8 +74,8 @@ def ends_its_block(pool: Pool) -> None:
 
 
 def agents_are_killed(pool: Pool) -> None:
-    for node in pool.status().values():
-        os.kill(node["pid"], signal.SIGKILL)
+    for agent in {node["pid"] for node in pool.status().values()}:
+        os.kill(agent, signal.SIGKILL)
 
 
 ENDS: dict[str, Callable[[Pool], object]] = {

@@ -81,7 +81,8 @@ def forever():
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with notebook(tmp_path_factory.mktemp("stopped")) as page:
+    # Each node's agent is a process that can be stopped, as on several machines.
+    with notebook(tmp_path_factory.mktemp("stopped"), SKY_RANKS_PER_AGENT="1") as page:
         page.run(LOAD)
         assert page.run(SET_UP).status == "ok"
         yield page

@@ -75,7 +75,7 @@ def test_what_floods_while_nobody_reads_takes_no_memory_and_all_of_it_comes_late
         row = the_pool(name)
         processes = family(page, row.id)
         pool = {kind: process for kind, process in processes.items() if kind != "manager"}
-        assert {"scheduler", "n0/agent", "n1/agent", "n0/rank0", "n1/rank1"} <= set(pool)
+        assert {"scheduler", "n0/agent", "n0/rank0", "n1/rank1"} <= set(pool)
         with peaks(pool) as grown:
             request = execute(page, FLOOD)
             folder = Path(row.folders[0])

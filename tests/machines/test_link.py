@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -745,8 +745,8 @@ class Seen:
 
     def on_doubt(self, node: int | None) -> None: ...
 
-    def on_silent(self, node: int | None, *, silent: bool) -> None:
-        assert node is None
+    def on_silent(self, nodes: Sequence[int] | None, *, silent: bool) -> None:
+        assert nodes is None
         self.silent.append(silent)
 
     def on_replaced(self) -> None: ...

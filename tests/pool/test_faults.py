@@ -113,7 +113,10 @@ def test_the_last_words_of_a_crashed_kernel_are_shown() -> None:
         assert "Segmentation fault" in str(caught.value.errors[0])
 
 
-def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself(took: Took) -> None:
+def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself(
+    took: Took, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "1")
     with local_pool() as pool:
         run(pool, "name = 'kept'")
         before = run(pool, "import os; os.getpid()").values
@@ -221,7 +224,10 @@ def test_a_function_call_outlives_the_scheduler_and_runs_once(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["agent", "scheduler"])
-def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(who: str, took: Took) -> None:
+def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(
+    who: str, took: Took, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "1")
     with local_pool() as pool:
         notices: list[str] = []
         current = begin(

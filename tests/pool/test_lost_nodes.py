@@ -16,6 +16,8 @@ from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import begin, local_pool, run, wait_until
 
+pytestmark = pytest.mark.usefixtures("separate_agents")
+
 
 @contextlib.contextmanager
 def slow_to_enter(info: Any) -> Iterator[None]:

@@ -20,6 +20,7 @@ import sky_jupyter as sky
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.pool import Pool
 
+pytestmark = pytest.mark.usefixtures("separate_agents")
 PATIENCE = 60.0
 
 

@@ -24,6 +24,7 @@ from sky_jupyter.pool.transfer import broadcast_tree as spread
 from sky_jupyter.pool.transfer.broadcast_tree import BroadcastTree, NodePath
 from tests.pool.pools import local_pool
 
+pytestmark = pytest.mark.usefixtures("separate_agents")
 PATIENCE = 60.0
 NODES = 5
 

@@ -31,6 +31,8 @@ from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
 from tests.worlds import COLLECTIVES, some
 
+pytestmark = pytest.mark.usefixtures("separate_agents")
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:

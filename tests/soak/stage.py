@@ -49,7 +49,13 @@ class Stage:
         self.marks.mkdir()
         self.log = folder / "manager.log"
         self.registry = folder / "registry.sqlite"
-        self.env = {**os.environ, MARK: self.mark, "SKY_REGISTRY": str(self.registry), "PYTHONPATH": str(ROOT)}
+        self.env = {
+            **os.environ,
+            "SKY_RANKS_PER_AGENT": "1",
+            MARK: self.mark,
+            "SKY_REGISTRY": str(self.registry),
+            "PYTHONPATH": str(ROOT),
+        }
         self.env.pop("PYTHONDONTWRITEBYTECODE", None)
         self.child = Child(self.env, self.log)
         self.pool = ""

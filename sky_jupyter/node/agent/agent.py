@@ -80,6 +80,8 @@ REPLACED = "another notebook has taken the pool over"
 class Agent:
     """Agent of one node; made by `dask_worker.serve`, lives as long as its process.
 
+    Agents of other nodes may be in the same process.
+
     Parameters
     ----------
     pool_folder : Path
@@ -90,6 +92,8 @@ class Agent:
         This node's number.
     devices : Devices
         The accelerators of its machine.
+    incarnation : str
+        Tells a manager that reconnects whether the kernels are still the same; a random one by default.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Agent:
         config: HostConfig,
         node: int,
         devices: Devices,
+        incarnation: str = "",
     ) -> None:
         shares = _shares(devices, config, node)
         mine = [device.kind for share in shares for device in share.all]
@@ -111,8 +116,7 @@ class Agent:
         self.apps, self.ports = contextlib.ExitStack(), contextlib.ExitStack()
         self.folder = pool_folder / f"n{node}"
         self.pool_folder, self.config, self.node = pool_folder, config, node
-        # Tells a manager that reconnects whether the kernels are still the same.
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = incarnation or secrets.token_hex(8)
         # Generation of the manager that is obeyed (the highest so far), and when it and each guest were last heard.
         self.manager, self.heard = 0, time.monotonic()
         self.guests_heard: dict[str, float] = {}
@@ -177,6 +181,11 @@ class Agent:
             rank.on_comm = functools.partial(self.on_comm, number)
             rank.on_end = functools.partial(self.on_kernel_end, number)
 
+    @functools.cached_property
+    def beside(self) -> Sequence[Agent]:
+        """The agents of this process, with this one; `dask_worker.serve` sets it."""
+        return (self,)
+
     async def start_ranks(self) -> None:
         """Connect to the forkserver and start all kernels.
 
@@ -224,7 +233,10 @@ class Agent:
         }
 
     async def sky_ping(self) -> str:
-        """Return the incarnation; like any call, this renews the lease."""
+        """Return the incarnation; like any call, this renews the lease.
+
+        A manager that knows which agents share a process asks one of them; the others count as called too.
+        """
         return self.incarnation
 
     async def sky_ack_output(self, mark: int | None = None) -> None:
@@ -406,11 +418,16 @@ class Agent:
         return status
 
     async def sample(self) -> None:
-        """Sample the machine's load for as long as the agent lives."""
+        """Sample the machine's load for as long as the agent lives, for all agents here that have the same devices."""
+        alike = [agent for agent in self.beside if agent.devices == self.devices]
+        if alike[0] is not self:
+            return
         # A driver may take long to wake up a device.
         gpus = await asyncio.to_thread(metrics.gpus_of, self.devices) if self.devices else metrics.NoGpus()
-        self.sampler = metrics.Sampler(metrics.MachineMonitor(), gpus)
-        await self.sampler.attend()
+        sampler = metrics.Sampler(metrics.MachineMonitor(), gpus)
+        for agent in alike:
+            agent.sampler = sampler
+        await sampler.attend()
 
     async def watch_processes(self) -> None:
         """Report to the manager when a rank or the host is stopped or resumed."""
@@ -421,7 +438,9 @@ class Agent:
                 # A new connection: report every stopped process again.
                 sent, standstill = self.send, StoppedProcesses()
             processes = {rank.pid: f"rank {rank.number}" for rank in self.ranks.values() if rank.pid}
-            changes = list(standstill.look({**processes, os.getppid(): HOST}))
+            if self is self.beside[0]:
+                processes[os.getppid()] = HOST
+            changes = list(standstill.look(processes))
             if changes and sent is not None:
                 sent({"standstill": changes, "node": self.node})
 

@@ -1,7 +1,7 @@
-"""Dask worker that connects an agent to the control plane.
+"""Dask workers that connect the agents of a process to the control plane: one for each.
 
-A Dask worker closes for good when the scheduler's connection breaks. The agent's process outlives it and makes another
-worker, with the same kernels, journals and number.
+A Dask worker closes for good when the scheduler's connection breaks. The agent outlives it and makes another worker,
+with the same kernels, journals and number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,19 @@ from distributed.worker import get_worker
 
 from ..dask import scheduler as control
 from ..dask.monotonic_batching import patch_batched_send
-from ..protocol import rpc
+from ..protocol import agent_process, rpc
 from ..protocol.host_config import HostConfig, member_name
 from ..protocol.short_call_frames import HANDSHAKE
+from ..system import processes
 from ..system.gpus import Devices
 from .agent import Agent
 
 TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-_BEAT = 2.0
+# Seconds between heartbeats, at least: of the first agent in a process, and of the others, which live as long.
+_BEAT, _BEAT_BESIDE = 2.0, 10.0
+# Threads of each agent's share, as asyncio would have them.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
@@ -48,8 +53,7 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
 
     def __init__(self, scheduler: str, agent: Agent) -> None:
         self.agent = agent
-        # Seconds between two heartbeats, at least.
-        self.beat = _BEAT
+        self.beat = _BEAT if agent is agent.beside[0] else _BEAT_BESIDE
         config = agent.config
         # A tunnel to the agent leads to a fixed port. If that is taken for the moment, connecting is retried.
         here = {"host": control.listening_host(config.addresses[agent.node])}
@@ -91,10 +95,11 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
         """Wrap a handler so that it refuses a manager that has been replaced, and a guest where it may not call."""
 
         async def checked(manager: int = 0, guest: str = "", **arguments: Any) -> Any:
-            if guest:
-                self.agent.admit(guest, call)
-            else:
-                self.agent.obey(manager)
+            for agent in self.agent.beside if call is rpc.PING else (self.agent,):
+                if guest:
+                    agent.admit(guest, call)
+                else:
+                    agent.obey(manager)
             return await handler(**arguments)
 
         return checked
@@ -130,12 +135,12 @@ async def call(id: str, content: dict[str, Any], own: dict[str, Any], rank: int 
 def serve(
     folder: Path,
     config: HostConfig,
-    node: int,
+    nodes: Sequence[int],
     scheduler: str,
     devices: Devices,
     lease: int,
 ) -> None:
-    """Run a node's agent until the process receives SIGTERM.
+    """Run the agents of nodes until the process receives SIGTERM.
 
     Parameters
     ----------
@@ -143,8 +148,8 @@ def serve(
         The pool's folder on this machine.
     config : HostConfig
         The pool's shape.
-    node : int
-        This node's number.
+    nodes : sequence of int
+        The nodes' numbers.
     scheduler : str
         The scheduler's address.
     devices : Devices
@@ -154,12 +159,39 @@ def serve(
     """
     dask.config.set(control.DASK_SETTINGS)
     patch_batched_send()
-    asyncio.run(_serve(Agent(folder, config, node, devices), scheduler, lease))
+    processes.allow_many_files()
+    incarnations = agent_process.new_incarnations(nodes)
+    agents = [Agent(folder, config, node, devices, incarnations[node]) for node in nodes]
+    for agent in agents:
+        agent.beside = agents
+    asyncio.run(_serve(agents, scheduler, lease))
 
 
-async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+async def _serve(agents: Sequence[Agent], scheduler: str, lease: int) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS * len(agents), "asyncio"))
+    for agent in agents:
+        _begin(agent, lease)
+    connected = [asyncio.create_task(_stay_connected(agent, scheduler)) for agent in agents]
+    try:
+        await asyncio.wait([asyncio.ensure_future(stop.wait()), *connected], return_when=asyncio.FIRST_COMPLETED)
+        for task in connected:
+            if task.done():
+                task.result()
+        await asyncio.gather(*(_end(agent) for agent in agents))
+    except Exception:
+        # A normal exit would wait for Dask's own tasks; an agent that cannot start has nothing to save.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    finally:
+        for agent in reversed(agents):
+            agent.apps.close()
+
+
+def _begin(agent: Agent, lease: int) -> None:
+    """Start an agent's ranks, and what it does by itself."""
     starting = asyncio.create_task(agent.start_ranks())
     # A call may arrive as soon as the scheduler knows this node.
     agent.starting = dict.fromkeys(agent.ranks, starting)
@@ -170,19 +202,11 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
         # Only one agent per machine: they share the blobs.
         agent.background(agent.files.kept.evict_regularly())
     agent.background(agent.renew_lease(functools.partial(_renew, lease), agent.config.lease_interval))
-    connected = asyncio.create_task(_stay_connected(agent, scheduler))
-    try:
-        await asyncio.wait([asyncio.ensure_future(stop.wait()), connected], return_when=asyncio.FIRST_COMPLETED)
-        if connected.done():
-            connected.result()
-        await asyncio.gather(agent.terminals.close(), agent.sky_end_kernels(agent.config.exit_timeout))
-    except Exception:
-        # A normal exit would wait for Dask's own tasks; an agent that cannot start has nothing to save.
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    finally:
-        agent.apps.close()
+
+
+async def _end(agent: Agent) -> None:
+    """End an agent's terminals and ranks in order."""
+    await asyncio.gather(agent.terminals.close(), agent.sky_end_kernels(agent.config.exit_timeout))
 
 
 async def _stay_connected(agent: Agent, scheduler: str) -> None:

@@ -2,9 +2,9 @@
 
     python -m sky_jupyter.node.host FOLDER [SECONDS]
 
-It waits up to SECONDS for FOLDER/host.json. Then it starts the forkserver, on the head's machine the scheduler, and
-one agent per node, and reports on standard output as JSON lines. A scheduler or an agent that ends is restarted in its
-place; a forkserver too, with all agents.
+It waits up to SECONDS for FOLDER/host.json. Then it starts the forkserver, on the head's machine the scheduler, and the
+agents, of which several may share a process, and reports on standard output as JSON lines. A scheduler or a process of
+agents that ends is restarted in its place; a forkserver too, with all agents.
 
 When FOLDER/host.json.next appears, it takes the new list of nodes from there: all agents are restarted, the forkserver
 and the scheduler are not. The pool ends with its owner process if it has one, when its lease or its time to live
@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..protocol import agent_process
 from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
 from ..system import file_locks, processes
 from ..system.gpus import Devices
@@ -59,6 +60,8 @@ class HostProcess:
         self.folder = folder
         self.config = HostConfig.read(folder)
         self.children: dict[int, str] = {}
+        # The nodes of each process of agents, by its name.
+        self.agents: dict[str, list[int]] = {}
         # Locks held until this process ends, and by it alone: visible to processes in other PID namespaces.
         self.locks = [file_locks.hold(folder / file_locks.HOST), file_locks.shield(folder)]
         self.ending = False
@@ -128,13 +131,12 @@ class HostProcess:
 
         # After the forkserver: its children run user code, and keep the defaults.
         processes.give_memory_back()
-        self.serve_scheduler, self.serve_agent = scheduler.serve, dask_worker.serve
+        self.serve_scheduler, self.serve_agents = scheduler.serve, dask_worker.serve
         self.devices = gpus.present()
         self.has_scheduler = self.scheduler_address is None
         if self.has_scheduler:
             self.scheduler_address = self.start_scheduler()
-        for node in self.config.nodes:
-            self.start_agent(node)
+        self.start_all_agents()
         self.renewed = time.monotonic()
         self.say(event="started", scheduler=self.scheduler_address)
 
@@ -184,15 +186,22 @@ class HostProcess:
             self.tell_who_stands_still()
         return False
 
-    def start_agent(self, node: int) -> None:
-        folder = self.folder / f"n{node}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+    def start_all_agents(self) -> None:
+        self.agents = {agent_process.name_of(nodes): nodes for nodes in self.config.agents}
+        for name in self.agents:
+            self.start_agents(name)
+
+    def start_agents(self, name: str) -> None:
+        """Start the process of this name, for the agents of its nodes."""
+        nodes = self.agents[name]
+        for node in nodes:
+            (self.folder / f"n{node}").mkdir(mode=0o700, exist_ok=True)
 
         def serve() -> None:
             assert self.scheduler_address is not None
-            self.serve_agent(self.folder, self.config, node, self.scheduler_address, self.devices, self.lease_write)
+            self.serve_agents(self.folder, self.config, nodes, self.scheduler_address, self.devices, self.lease_write)
 
-        self.fork(f"agent {node}", serve, log=f"n{node}/agent.log")
+        self.fork(name, serve, log=agent_process.log_of(name))
 
     def fork(self, name: str, work: Callable[[], None], log: str) -> int:
         """Run ``work`` in a child that dies with this process; return its pid.
@@ -275,8 +284,7 @@ class HostProcess:
         self.end_orphans(kept)
         renumber(self.folder, before, self.config)
         self.revivals.clear()
-        for node in self.config.nodes:
-            self.start_agent(node)
+        self.start_all_agents()
         # No agent could renew the lease meanwhile.
         self.renewed = time.monotonic()
 
@@ -339,9 +347,10 @@ class HostProcess:
                 else:
                     # An agent may have noted other nodes' new addresses.
                     self.config = HostConfig.read(self.folder)
-                    self.start_agent(int(name.rpartition(" ")[2]))
+                    self.start_agents(name)
                 revived = True
-        self.say(event="ended", name=name, text=text, revived=revived)
+        nodes = {"nodes": self.agents[name]} if name in self.agents else {}
+        self.say(event="ended", name=name, text=text, revived=revived, **nodes)
 
     def end(self) -> None:
         """End the agents, kill the remaining processes, remove the folders."""

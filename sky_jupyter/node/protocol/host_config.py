@@ -71,6 +71,8 @@ class HostConfig:
         The provider's function that says that this machine is about to be taken away; empty if it has none.
     power_file : str
         File on the machine that says until when it stays on; "" on a machine that was not made for the pool.
+    nodes_per_agent : int
+        How many nodes have their agents in one process, at most.
     """
 
     pool: str
@@ -96,6 +98,13 @@ class HostConfig:
     start_timeout: float | None = None
     notice: str = ""
     power_file: str = ""
+    nodes_per_agent: int = 1
+
+    @property
+    def agents(self) -> list[list[int]]:
+        """Nodes by the processes of their agents."""
+        most = self.nodes_per_agent
+        return [self.nodes[first : first + most] for first in range(0, len(self.nodes), most)]
 
     @property
     def lease_interval(self) -> float:

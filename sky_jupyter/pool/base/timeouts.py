@@ -153,6 +153,8 @@ class Repairs:
     returned: float = 5.0
     # The same for an agent that its host is restarting.
     revived: float = 30.0
+    # Nodes that were lost together are waited for so long, once one of them is back.
+    together: float = 2.0
     # A kernel that ends by itself too often within this time is not replaced.
     ends_within: float = 60.0
     # After the head's loss, agents have this long to answer.

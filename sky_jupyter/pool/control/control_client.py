@@ -246,19 +246,17 @@ class Control:
         began = time.monotonic()
         reached = await self._reach()
         self.detector.hear(None) if reached else self.detector.doubt(None)
-        self.detector.note(None, reached, began)
+        self.detector.note_scheduler(reached, began)
         if not reached:
             return
         began = time.monotonic()
         answers = await self._ping()
         if answers:
             self.heard = began
-        for node in range(self._nodes):
-            if node in self.addresses:
-                self.detector.note(node, node in answers, began)
-            else:
-                if self.detector.miss(node, began):
-                    self._tasks.start(self._look_again())
+        self.detector.note({node: node in answers for node in range(self._nodes) if node in self.addresses}, began)
+        for node in set(range(self._nodes)) - self.addresses.keys():
+            if self.detector.miss(node, began):
+                self._tasks.start(self._look_again())
         for node, incarnation in answers.items():
             self.detector.meet(node, incarnation, (self.client, self.addresses[node]))
 
@@ -286,22 +284,25 @@ class Control:
     async def _ping(self) -> dict[int, str]:
         """Return the incarnations of the agents that answer.
 
-        Agents that are known to be silent are pinged, but not waited for.
+        Agents that are known to be silent are pinged, but not waited for. Of those that share a process one is pinged,
+        and answers for all.
         """
+        many = len(self.addresses) > _MANY
+        beside = {} if many else self._beside()
 
         async def one(node: int) -> str | None:
             try:
-                with self.detector.doubting(node):
+                with self.detector.doubting(node, beside.get(node, [])):
                     answer: str = (await asyncio.wait_for(self._ask([node], rpc.PING), SILENCE))[node]
             except (OSError, asyncio.TimeoutError, NodeLost):
-                self.detector.doubt(node)
+                self.detector.doubt(node, beside.get(node, []))
                 return None
             self.detector.hear(node)
             return answer
 
-        many = len(self.addresses) > _MANY
         early = await self._ping_many() if many else {}
         late = [place for place in self.addresses.items() if place not in self._asked and place[0] not in early]
+        late = [place for place in late if many or place[0] in beside]
         if many:
             # Where many are late, they or the scheduler have much to do: asking each would be more of it.
             late = [place for place in late if place[0] not in self.silent]
@@ -315,8 +316,23 @@ class Control:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_EXCEPTION)
         done = {place: self._asked.pop(place) for place, task in list(self._asked.items()) if task.done()}
         there = {node: task for (node, address), task in done.items() if self.addresses.get(node) == address}
-        answers = {node: task.result() for node, task in there.items()}
-        return {**early, **{node: answer for node, answer in answers.items() if answer is not None}}
+        answers = {node: answer for node, task in there.items() if (answer := task.result()) is not None}
+        for node in [node for node, answer in answers.items() if answer == self.incarnations.get(node)]:
+            for other in beside.get(node, []):
+                answers[other] = self.incarnations[other]
+                self.detector.hear(other)
+        return {**early, **answers}
+
+    def _beside(self) -> dict[int, list[int]]:
+        """Return the nodes to ping, each with those that answer with it.
+
+        A lost node is asked itself: it has another agent soon.
+        """
+        groups = self.detector.by_process(self.addresses.keys() - self.lost)
+        return {
+            **{first: rest for first, *rest in groups},
+            **{node: [] for node in self.addresses if node in self.lost},
+        }
 
     async def _ping_many(self) -> dict[int, str]:
         """Ping all nodes by one request to the scheduler, and those that are late by another; return the answers."""

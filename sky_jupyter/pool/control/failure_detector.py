@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from ...node.protocol.agent_process import process_of
 from ..base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
@@ -37,8 +39,11 @@ class NodeWatcher(Protocol):
     def on_doubt(self, node: int | None) -> None:
         """Handle a late answer of a node, or of the pool (None)."""
 
-    def on_silent(self, node: int | None, *, silent: bool) -> None:
-        """Handle a node, or the pool (None), that goes silent or returns."""
+    def on_silent(self, nodes: Sequence[int] | None, *, silent: bool) -> None:
+        """Handle nodes, or the pool (None), that go silent or return.
+
+        Nodes whose agents share a process do so together.
+        """
 
 
 class FailureDetector:
@@ -84,20 +89,23 @@ class FailureDetector:
         self._met = places
 
     @contextlib.contextmanager
-    def doubting(self, node: int | None) -> Iterator[None]:
-        """Report doubt if the block takes long; record its duration."""
+    def doubting(self, node: int | None, beside: Sequence[int] = ()) -> Iterator[None]:
+        """Report doubt if the block takes long; record its duration.
+
+        The agents of the nodes ``beside`` share the process of that node's.
+        """
         began = time.monotonic()
         patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
-        timer = asyncio.get_running_loop().call_later(patience, self.doubt, node)
+        timer = asyncio.get_running_loop().call_later(patience, self.doubt, node, beside)
         try:
             yield
         finally:
             timer.cancel()
         self._took[node] = time.monotonic() - began
 
-    def doubt(self, node: int | None) -> None:
-        """Note that an answer of a node, or of the scheduler (None), is late."""
-        self.doubted.add(node)
+    def doubt(self, node: int | None, beside: Sequence[int] = ()) -> None:
+        """Note that an answer of a node, or of the scheduler (None), is late; of the nodes ``beside`` it, too."""
+        self.doubted.update((node, *beside))
         if not self.closed:
             self.watcher.on_doubt(node)
 
@@ -111,19 +119,39 @@ class FailureDetector:
         now = time.monotonic()
         return now - self._answered.get(node, now)
 
-    def note(self, node: int | None, answers: bool, began: float) -> None:
-        """Update whether a node, or the scheduler (None), is silent."""
+    def note_scheduler(self, answers: bool, began: float) -> None:
+        """Update whether the scheduler is silent."""
+        if self._changes(None, answers, began):
+            self.watcher.on_silent(None, silent=not answers)
+
+    def note(self, answers: dict[int, bool], began: float) -> None:
+        """Update which of these nodes are silent."""
+        changed = [node for node, answer in answers.items() if self._changes(node, answer, began)]
+        for nodes in self.by_process(changed):
+            for silent in (True, False):
+                told = [node for node in nodes if answers[node] != silent and not (silent and node in self.off)]
+                if told:
+                    self.watcher.on_silent(told, silent=silent)
+
+    def _changes(self, node: int | None, answers: bool, began: float) -> bool:
         if answers:
             self._quiet_since.pop(node, None)
-            if node in self.silent:
-                self.silent.discard(node)
-                self.watcher.on_silent(node, silent=False)
-        elif node not in self.silent:
-            since = self._quiet_since.setdefault(node, began)
-            if time.monotonic() - since >= SILENCE - _POLL:
-                self.silent.add(node)
-                if node not in self.off:
-                    self.watcher.on_silent(node, silent=True)
+            is_back = node in self.silent
+            self.silent.discard(node)
+            return is_back
+        since = self._quiet_since.setdefault(node, began)
+        if node in self.silent or time.monotonic() - since < SILENCE - _POLL:
+            return False
+        self.silent.add(node)
+        return True
+
+    def by_process(self, nodes: Iterable[int]) -> list[list[int]]:
+        """Return nodes by the processes of their agents, as far as they are known."""
+        found: dict[object, list[int]] = defaultdict(list)
+        for node in sorted(nodes):
+            incarnation = self.incarnations.get(node)
+            found[node if incarnation is None else process_of(incarnation)].append(node)
+        return list(found.values())
 
     def miss(self, node: int, now: float) -> bool:
         """Note that the scheduler has no agent of a node; return whether to look again soon."""
@@ -132,7 +160,7 @@ class FailureDetector:
             # Its absence is not counted: either it is reached by our link, which is down, or our link is up and the
             # machines do not reach each other.
             self._absent[node] = now
-            self.note(node, False, now)
+            self.note({node: False}, now)
         elif now - self._absent.setdefault(node, now) > (FAR_ABSENCE if apart else ABSENCE):
             self.lose(node, "it does not answer")
         else:

@@ -19,7 +19,7 @@ from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
 from ...util.free_locks import taken_now
-from ...util.text import first_line, rank_label
+from ...util.text import first_line, node_label, rank_label
 from ..base.event_loop import loop
 from ..base.events import NoticeEvent, ignore
 from ..base.run_timeline import PoolEvents
@@ -49,12 +49,23 @@ FREE_PATIENCE = TIMEOUTS.interrupts.freed
 # Attempts of a restart in which a connection breaks or an agent ends.
 _RESTARTS = 3
 _PAUSE = TIMEOUTS.polls.repairs
+# Nodes that were lost together are waited for so long, once one of them is back.
+_TOGETHER = TIMEOUTS.repairs.together
 # Output is acknowledged to its agent after this many bytes.
 _TELL = 1 << 20
 # A node whose agent ended is back within this; else runs on it fail.
 _RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
 # A kernel that ends by itself more often than this, within this time, is not replaced.
 _REPLACEMENTS, _REPLACEMENT_SPAN = 5, TIMEOUTS.repairs.ends_within
+_PLURALS = {"its agent ": "their agents ", "its ": "their ", "it does": "they do", "it is": "they are"}
+
+
+class _Return(asyncio.Event):
+    """Return of a lost node, and why it was lost."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
 
 
 class Supervisor:
@@ -123,9 +134,10 @@ class Supervisor:
         self._is_broken = False
         # Whether frameworks that user code has ended are about to be reinitialized.
         self._rejoining = False
-        self._returned: dict[int, asyncio.Event] = {}
-        # Lost nodes, until they are back and have new kernels.
+        self._returned: dict[int, _Return] = {}
+        # Lost nodes, until they are back and have new kernels; those of them that are back, with why they were lost.
         self._lost: set[int] = set()
+        self._back: dict[int, str] = {}
         # Runs that ranks work on, without those that wait for a repair.
         self.working: set[Run] = set()
         # Runs and nodes whose missing events are being read.
@@ -230,6 +242,7 @@ class Supervisor:
         self._examined.clear()
         self._returned.clear()
         self._lost.clear()
+        self._back.clear()
         self.interruptions.forget()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
@@ -1054,8 +1067,9 @@ class Supervisor:
             if run.left and run.concerns(node):
                 await self.read(run, node, run.next(node))
 
-    def _who(self, node: int) -> str:
-        return f"node {node}{self.names.get(node, '')}"
+    def _who(self, *nodes: int) -> str:
+        names = {self.names[node] for node in nodes if node in self.names}
+        return f"{node_label(nodes)}{''.join(sorted(names))}"
 
     def _place(self, node: Any) -> str:
         """Return a node's machine as messages have it; "" for this one."""
@@ -1085,6 +1099,7 @@ class Supervisor:
         for run in list(self.runs.values()):
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
+        self._back.pop(node, None)
         self.events.own.note("lost", why, node=node)
         if self.turns.guest:
             # The manager sees to it.
@@ -1092,8 +1107,8 @@ class Supervisor:
         if not revived:
             self.on_node_lost(node)
         # Made now: the node may be back before its repair's turn comes.
-        returned = self._returned[node] = asyncio.Event()
-        self._mend_with(self._take_back(node, why, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))
+        returned = self._returned[node] = _Return(why)
+        self._mend_with(self._take_back(node, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """Handle a returned node: catch up, or replace new kernels."""
@@ -1109,9 +1124,12 @@ class Supervisor:
             self.restarted.update(range(node * per_node, (node + 1) * per_node))
             self._lost.discard(node)
         elif node in self._returned:
-            self._returned.pop(node).set()
+            returned = self._returned.pop(node)
+            self._back[node] = returned.why
+            returned.set()
         else:
-            self._mend_with(self._replace(node, "it is back"))
+            self._back[node] = "it is back"
+            self._mend_with(self._replace(node))
 
     def on_doubt(self, node: int | None) -> None:
         """Start the check of a late node, or of the head (None)."""
@@ -1120,15 +1138,18 @@ class Supervisor:
             self._examined.add(number)
             self.keep_task(self.examine(number)).add_done_callback(lambda _: self._examined.discard(number))
 
-    def on_silent(self, node: int | None, *, silent: bool) -> None:
-        """Report a node, or the pool (None), that goes silent or returns."""
-        who = "the pool" if node is None else self._who(node)
+    def on_silent(self, nodes: Sequence[int] | None, *, silent: bool) -> None:
+        """Report nodes that share an agent's process, or the pool (None), that go silent or return."""
+        who = "the pool" if nodes is None else self._who(*nodes)
+        is_one = nodes is None or len(nodes) == 1
+        # Told of the first one; more of them may be back than had been told of.
+        keys = [f"silent {node}" for node in ([None] if nodes is None else nodes)]
         if silent:
-            self.watchdog.trouble(
-                f"silent {node}", f"{who} does not answer; trying again, and what runs there continues"
-            )
+            does = "does" if is_one else "do"
+            self.watchdog.trouble(keys[0], f"{who} {does} not answer; trying again, and what runs there continues")
         else:
-            self.watchdog.over(f"silent {node}", f"{who} answers again")
+            for key in keys:
+                self.watchdog.over(key, f"{who} answer{'s' if is_one else ''} again")
 
     def on_replaced(self) -> None:
         """Fail all runs: another manager has taken the pool over."""
@@ -1149,7 +1170,7 @@ class Supervisor:
         if not self.watchdog.tell(event) and not on and event.text:
             self.news.append(event.text)
 
-    async def _take_back(self, node: int, why: str, returned: asyncio.Event, patience: float) -> None:
+    async def _take_back(self, node: int, returned: _Return, patience: float) -> None:
         try:
             await asyncio.wait_for(returned.wait(), patience)
         except asyncio.TimeoutError:
@@ -1157,14 +1178,29 @@ class Supervisor:
             if self._returned.get(node) is returned:
                 del self._returned[node]
             return
-        await self._replace(node, why)
+        if node in self._back and (others := [one for one in self._returned.values() if one.why == returned.why]):
+            # What took them all, as the end of a process that they share, is over for all of them soon.
+            tasks = [self.keep_task(one.wait()) for one in others]
+            await asyncio.wait(tasks, timeout=_TOGETHER)
+            for task in tasks:
+                task.cancel()
+        await self._replace(node)
 
-    async def _replace(self, node: int, why: str) -> None:
-        """Replace the kernels of a returned node, and their dependents."""
+    async def _replace(self, node: int) -> None:
+        """Replace the kernels of a returned node, of those lost with it, and their dependents."""
+        why = self._back.get(node)
+        if why is None:
+            # They have been replaced with those of another one.
+            return
+        nodes = sorted(other for other, its in self._back.items() if its == why)
+        for other in nodes:
+            del self._back[other]
         per_node = self.spec.ranks_per_node
-        ranks = self._to_replace(list(range(node * per_node, (node + 1) * per_node)))
+        mine = [rank for other in nodes for rank in range(other * per_node, (other + 1) * per_node)]
+        ranks = self._to_replace(mine)
         self.restarted.update(ranks)
-        self.tell(f"node {node}: {why}; new kernels are made for {rank_label(ranks)}")
+        why = why if len(nodes) == 1 else _of_several(why)
+        self.tell(f"{node_label(nodes)}: {why}; new kernels are made for {rank_label(ranks)}")
         try:
             if not self.together:
                 with contextlib.suppress(NodeLost):
@@ -1175,7 +1211,8 @@ class Supervisor:
             await self._idle()
             await self._set_up_again(ranks)
         finally:
-            self._lost.discard(node)
+            # One may have been lost again meanwhile.
+            self._lost -= {other for other in nodes if other not in self._returned and other not in self._back}
 
     async def _catch_up(self, node: int) -> None:
         """Read what a returned node has to send; stop abandoned runs."""
@@ -1247,3 +1284,11 @@ def _fresh(ranks: Sequence[int]) -> str:
 
 async def _at_once(ranks: Sequence[int], *, busy: bool) -> None:
     """Do nothing, so that kernels are killed: the default without a pool."""
+
+
+def _of_several(why: str) -> str:
+    """Return why a node was lost, or has come back, as it is said of several."""
+    for one, several in _PLURALS.items():
+        if why.startswith(one):
+            return several + why.removeprefix(one)
+    return why

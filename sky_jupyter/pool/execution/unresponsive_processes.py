@@ -124,19 +124,17 @@ class Watchdog:
             return
         rank = who.startswith("rank ")
         key = LINK_KEY if who == LINK else f"{'rank' if rank else 'keeper'} {pid}{place}"
-        name = _WORDS.get(
-            who, who if rank else f"the agent of node {who[6:]}" if who.startswith("agent ") else f"the {who}"
-        )
+        name = _named(who)
         if state == STILL:
             if rank:
                 self._whose[key] = who
             self.trouble(
                 key,
-                f"{name} is suspended{place}: process {pid} was stopped by a signal or a debugger; `kill -CONT {pid}` "
+                f"{name} suspended{place}: process {pid} was stopped by a signal or a debugger; `kill -CONT {pid}` "
                 f"there resumes it{_REPLACE if rank else '' if who == LINK else ANEW}",
             )
         else:
-            self.over(key, f"{name} is running again{place}" if state == ON else "")
+            self.over(key, f"{name} running again{place}" if state == ON else "")
 
     def _begin(self) -> None:
         if self._task is None:
@@ -152,3 +150,12 @@ class Watchdog:
             for change in standstill.look(self.beside()):
                 self.on_standstill(change)
             await asyncio.sleep(PAUSE)
+
+
+def _named(who: str) -> str:
+    """Return a process as messages have it, with its verb."""
+    if who.startswith("agents "):
+        return f"the agents of nodes {who[7:]} are"
+    if who.startswith("agent "):
+        return f"the agent of node {who[6:]} is"
+    return f"{_WORDS.get(who, who if who.startswith('rank ') else f'the {who}')} is"

@@ -20,6 +20,7 @@ from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine, Process
 from ...machines.link import socket_folder
 from ...machines.local_machine import LocalMachine, LocalProcess, working_folder
+from ...node.protocol.agent_process import log_of
 from ...node.protocol.host_config import BUDGET, NEXT, READY, STARTING, HostConfig
 from ...node.protocol.version import HOST_PROCESS
 from ...node.system.stopped_processes import STILL
@@ -140,7 +141,7 @@ class Host:
 
     def last_words(self, agent: str) -> list[str]:
         """Return the last lines of an agent's log, to follow a message."""
-        log = self.folder / f"n{agent.rpartition(' ')[2]}" / "agent.log"
+        log = self.folder / log_of(agent)
         with contextlib.suppress(OSError):
             return [f"\n  | {line}" for line in log.read_text(errors="replace").splitlines()[-30:]]
         return []
@@ -411,6 +412,7 @@ def config_of(
         # A provider of another distribution may lack it.
         notice=getattr(spec.provider, "notice", ""),
         power_file=getattr(spec.provider, "power_file", ""),
+        nodes_per_agent=max(1, getattr(spec.provider, "ranks_per_agent", 1) // spec.ranks_per_node),
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
 from ...machines import remote_cleanup
+from ...node.protocol.agent_process import log_of
 from ...node.protocol.host_config import NEXT, READY, HostConfig
 from ...node.protocol.version import HOST_PROCESS
 from ...spec.pool_spec import PoolSpec
@@ -79,7 +80,7 @@ class RemoteHost(launch.Host):
 
     def last_words(self, agent: str) -> list[str]:
         """Return the last lines of an agent's log, to follow a message."""
-        return [f"\n  | {line}" for line in self._tail(f"n{agent.rpartition(' ')[2]}/agent.log")]
+        return [f"\n  | {line}" for line in self._tail(log_of(agent))]
 
     def log(self) -> list[str]:
         """Return the last lines of the host's own log."""

@@ -170,9 +170,10 @@ class HostEvents:
                 pool.control.detector.lose(node, f"its forkserver ended ({event['text']})", revived=True)
         elif event["event"] == "unchanged" and pool.state is PoolState.NEW:
             pool.mark_broken(f"a host could not be changed: {event['message']}")
-        elif name.startswith("agent ") and pool.has_control:
-            # The control plane sees it later; the host has started another agent.
-            pool.control.detector.lose(int(name[6:]), f"its agent ended ({event['text']})", revived=True)
+        elif name.startswith("agent") and pool.has_control:
+            # The control plane sees it later; the host has started another process for these agents.
+            for node in sorted({*event.get("nodes", host.nodes)} & {*host.nodes}):
+                pool.control.detector.lose(node, f"its agent ended ({event['text']})", revived=True)
 
     def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
         # Also while the pool is being ended, which such a process delays.

@@ -1,0 +1,35 @@
+"""Agents that share a process: which nodes have theirs in one, and how others see it.
+
+Nodes of one machine may share one process, in which each has an agent of its own, with its own name, address and
+kernels.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+
+_TOKEN = 12
+
+
+def new_incarnations(nodes: Sequence[int]) -> dict[int, str]:
+    """Return an incarnation for each agent of a new process; their first part is the process's."""
+    process = secrets.token_hex(_TOKEN // 2)
+    return {node: f"{process}{index:04x}" for index, node in enumerate(nodes)}
+
+
+def process_of(incarnation: str) -> str:
+    """Return what the incarnations of the agents of one process have in common."""
+    return incarnation[:_TOKEN]
+
+
+def name_of(nodes: Sequence[int]) -> str:
+    """Return the name of the process of these nodes' agents: ``"agent 0"``, ``"agents 0-3"``."""
+    return f"agent {nodes[0]}" if len(nodes) == 1 else f"agents {nodes[0]}-{nodes[-1]}"
+
+
+def log_of(name: str) -> str:
+    """Return the path of such a process's log in the pool's folder; of a file that is not there for other processes."""
+    first = re.match(r"agents? (\d+)", name)
+    return f"n{first[1] if first else ''}/agent.log"

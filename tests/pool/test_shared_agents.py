@@ -1,0 +1,205 @@
+"""Local nodes whose agents share a process: what it saves, and what its end takes with it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from sky_jupyter.node.protocol import agent_process
+from sky_jupyter.node.protocol.host_config import HostConfig
+from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.control.failure_detector import FailureDetector
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
+from tests.pool.pools import local_pool, run, underway, wait_until
+from tests.took import Took
+
+RANK = "import sky_jupyter as sky\nrank = sky.instance_info().rank"
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "64")
+
+
+def agents(pool: Pool) -> dict[int, int]:
+    """The process of each node's agent."""
+    return {node: facts["pid"] for node, facts in pool.status().items()}
+
+
+def test_nodes_of_one_machine_need_four_processes_besides_their_ranks() -> None:
+    with local_pool(nodes=4) as pool:
+        host = psutil.Process(pool.hosts[0].command.identity[0])
+        # Commands that a start runs are over.
+        wait_until(lambda: len(host.children(recursive=True)) == 3 + 4)
+        assert len(set(agents(pool).values())) == 1
+        assert run(pool, f"{RANK}\nrank").values == [0, 1, 2, 3]
+
+
+def test_the_end_of_a_shared_process_is_told_of_all_its_ranks_which_are_made_anew_together(
+    took: Took, caplog: pytest.LogCaptureFixture
+) -> None:
+    with local_pool(nodes=3) as pool:
+        run(pool, "name = 'lost'")
+        before = agents(pool)[0]
+        current = underway(pool, f"{RANK}\nprint('line of', rank, flush=True)\nimport time; time.sleep(600)")
+        wait_until(lambda: all("line of" in "".join(one.stdout) for one in current.outcomes.values()))
+        psutil.Process(before).kill()
+        began = time.monotonic()
+        with pytest.raises(CellError) as caught:
+            pool.attend(current)
+        told = time.monotonic() - began
+        for node in range(3):
+            why = f"node {node} is lost: its agent ended (killed by SIGKILL (9))"
+            assert why in str(caught.value.errors[node])
+            assert f"line of {node}" in caught.value.result.stdout(node)
+        pool.settle()
+        back = time.monotonic() - began
+        told_of = "nodes 0-2: their agents ended (killed by SIGKILL (9)); new kernels are made for ranks 0-2"
+        assert [text for text in caplog.messages if "new kernels" in text] == [f"pool default: {told_of}"]
+        assert pool.take_restarted() == {0, 1, 2}
+        assert run(pool, "globals().get('name')").values == [None] * 3
+        after = set(agents(pool).values())
+        assert len(after) == 1
+        assert before not in after
+        # The journals are those of the nodes, whatever process reads them.
+        assert [f"line of {rank}" in pool.log(current.id).stdout(rank) for rank in range(3)] == [True] * 3
+    took.row(
+        "the process that several nodes share for their agents is killed",
+        see="`node N is lost: its agent ended (killed by SIGKILL (9))` of each, and "
+        "`nodes 0-2: their agents ended (killed by SIGKILL (9)); new kernels are made for ranks 0-2`",
+        kept="the run's output on the nodes; no name of those ranks",
+        told=told,
+        back=back,
+    )
+
+
+@pytest.mark.slow
+def test_a_plugin_of_all_ranks_is_entered_once_more_after_the_end_of_a_shared_process() -> None:
+    with local_pool(nodes=3, plugins=(Plugin("together", collective=True),)) as pool:
+        job = run(pool, "import sky_jupyter as sky; sky.instance_info().job_id").head
+        psutil.Process(agents(pool)[0]).kill()
+        wait_until(lambda: pool.supervisor.mending)
+        pool.settle()
+        again = run(pool, "import sky_jupyter as sky; sky.instance_info().job_id").values
+        assert len(set(again)) == 1
+        assert again[0] != job
+
+
+def test_a_shared_process_that_stands_still_is_named_once_and_costs_nothing(took: Took) -> None:
+    with local_pool() as pool:
+        notices: list[str] = []
+        current = underway(
+            pool,
+            "import time\nfor step in range(80):\n    print(step, flush=True)\n    time.sleep(0.1)",
+            listener=lambda event: notices.append(event.text) if isinstance(event, NoticeEvent) else None,
+        )
+        process = psutil.Process(agents(pool)[0])
+        process.suspend()
+        stopped = time.monotonic()
+        try:
+            wait_until(lambda: any("nodes 0-1 do not answer" in text for text in notices))
+            told = time.monotonic() - stopped
+            wait_until(lambda: any("the agents of nodes 0-1 are suspended" in text for text in notices))
+        finally:
+            process.resume()
+        result = pool.attend(current)
+        assert [text for text in notices if "answer" in text] == [
+            "nodes 0-1 do not answer; trying again, and what runs there continues",
+            "nodes 0-1 answer again",
+        ]
+        assert [result.stdout(rank).split() for rank in (0, 1)] == [["at", "it", *map(str, range(80))]] * 2
+        assert pool.take_restarted() == set()
+    took.row(
+        "the process that several nodes share for their agents stands still (SIGSTOP) and goes on",
+        see="`nodes 0-1 do not answer; trying again`, and which process is suspended; then that they answer",
+        kept="everything",
+        told=told,
+    )
+
+
+def test_more_ranks_than_a_process_has_agents_for_are_those_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "2")
+    with local_pool(nodes=3) as pool:
+        before = agents(pool)
+        assert before[0] == before[1] != before[2]
+        run(pool, "name = 'kept'")
+        psutil.Process(before[0]).kill()
+        wait_until(lambda: pool.supervisor.mending)
+        pool.settle()
+        assert pool.take_restarted() == {0, 1}
+        assert run(pool, "globals().get('name')").values == [None, None, "kept"]
+        assert agents(pool)[2] == before[2]
+
+
+@pytest.mark.slow
+def test_a_resized_pool_has_one_process_of_agents_still() -> None:
+    with local_pool() as pool:
+        pool.resize(4)
+        assert len(set(agents(pool).values())) == 1
+        pool.resize(1)
+        assert run(pool, "40 + 2").values == [42]
+
+
+@pytest.mark.slow
+def test_a_shared_process_ends_all_its_ranks_in_order(tmp_path: Any) -> None:
+    with local_pool(nodes=3) as pool:
+        run(pool, f"{RANK}\nimport atexit; atexit.register(open({str(tmp_path)!r} + f'/{{rank}}', 'w').close)")
+        psutil.Process(agents(pool)[0]).send_signal(signal.SIGTERM)
+        wait_until(lambda: pool.supervisor.mending)
+        pool.settle()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
+def config_of(nodes: list[int], most: int) -> HostConfig:
+    return HostConfig("pool", nodes, len(nodes), 1, [], [], "", "", nodes_per_agent=most)
+
+
+def test_nodes_are_divided_among_processes_in_order() -> None:
+    assert config_of([0, 1, 2, 5, 6], 2).agents == [[0, 1], [2, 5], [6]]
+    assert config_of([0, 1, 2], 64).agents == [[0, 1, 2]]
+    assert config_of([3], 1).agents == [[3]]
+
+
+def test_a_process_of_agents_is_named_by_its_nodes_and_logs_in_the_first_ones_folder() -> None:
+    assert agent_process.name_of([4]) == "agent 4"
+    assert agent_process.name_of([0, 1, 2, 3]) == "agents 0-3"
+    assert agent_process.log_of("agents 12-15") == "n12/agent.log"
+    assert agent_process.log_of("agent 4") == "n4/agent.log"
+    # What has no such log must not lead out of the folder.
+    assert agent_process.log_of("../../etc/passwd") == "n/agent.log"
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.told: list[tuple[list[int] | None, bool]] = []
+
+    def on_lost(self, node: int, why: str, *, revived: bool) -> None: ...
+
+    def on_back(self, node: int, *, kept: bool) -> None: ...
+
+    def on_doubt(self, node: int | None) -> None: ...
+
+    def on_silent(self, nodes: Any, *, silent: bool) -> None:
+        self.told.append((None if nodes is None else list(nodes), silent))
+
+
+def test_nodes_that_share_a_process_go_silent_and_return_together() -> None:
+    watcher = Watcher()
+    detector = FailureDetector(watcher, lambda: None)
+    first, second = agent_process.new_incarnations([0, 1, 2]), agent_process.new_incarnations([3, 4])
+    detector.begin({**first, **second}, {})
+    assert detector.by_process(range(6)) == [[0, 1, 2], [3, 4], [5]]
+    long_ago = time.monotonic() - 3600
+    detector.off.add(1)
+    detector.note(dict.fromkeys(range(4), False), long_ago)
+    assert watcher.told == [([0, 2], True), ([3], True)]
+    assert detector.silent == {0, 1, 2, 3}
+    detector.note(dict.fromkeys(range(5), True), time.monotonic())
+    assert watcher.told[2:] == [([0, 1, 2], False), ([3], False)]
+    assert detector.silent == set()
