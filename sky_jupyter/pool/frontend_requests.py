@@ -251,6 +251,7 @@ def _down(request: Request) -> Answer:
         return {"done": False, "message": f"the start of pool {pool.spec.name} is interrupted, and it ends"}
 
     def end() -> None:
+        pool.lifecycle.stop_comeback()
         with pool.changing("ended"):
             pool.down()
         pools.discard(pool)

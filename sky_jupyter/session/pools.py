@@ -31,6 +31,8 @@ from ..widgets import manager as widgets
 from . import job_queue
 
 if TYPE_CHECKING:
+    from ..pool.base.event_loop import Tick
+    from ..pool.base.events import Listener
     from ..pool.pool import Pool
     from ..pool.transfer.transfer_job import Transfer
 
@@ -130,22 +132,27 @@ def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callab
 
 def restart_pool(pool: Pool) -> None:
     """Give all ranks new kernels on the same machines, with a view of it; see `Pool.restart`."""
-    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
-    try:
-        with person.answering(view.refresh) as tick:
-            pool.restart(view.on_event, tick)
-    except BaseException:
-        view.finish("the restart failed", ok=False)
-        raise
-    view.finish("new kernels on all ranks")
+    _restart(pool, pool.restart)
 
 
 def renew_taken(pool: Pool) -> None:
-    """Make a pool anew that broke because machines of it were taken away."""
-    if pool.state == "broken" and (why := pool.lifecycle.taken_away()):
+    """Recreate a pool that broke because machines of it were taken away; wait for it if it does so by itself."""
+    if why := pool.lifecycle.taken_away():
         told = _show if pool.spec.options.console else _log.info
         told(f"pool {pool.spec.name} is recreated: {why}")
-        restart_pool(pool)
+        _restart(pool, pool.lifecycle.renew)
+
+
+def _restart(pool: Pool, restart: Callable[[Listener, Tick], None]) -> None:
+    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
+    try:
+        with person.answering(view.refresh) as tick:
+            restart(view.on_event, tick)
+    except BaseException:
+        goes_on = pool.lifecycle.comeback.is_on
+        view.finish("not waited for: the restart goes on by itself" if goes_on else "the restart failed", ok=False)
+        raise
+    view.finish("new kernels on all ranks")
 
 
 def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from sky_jupyter.pool.base.events import Event, NoticeEvent, PhaseEvent
 from sky_jupyter.pool.lifecycle import status
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.session.pools import renew_taken
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run, underway
@@ -91,30 +89,6 @@ def test_a_machine_that_comes_back_is_prepared_again_while_the_others_keep_their
         assert list(pool.ids) == ids
         assert sorted(one.id for one in cloud.machines()) == sorted(ids)
         assert not status.of(pool, 0)["away"]
-    finally:
-        pool.down()
-    wait_until(lambda: cloud.alive() == [])
-
-
-@pytest.mark.long
-def test_a_pool_whose_machines_were_all_taken_away_is_made_anew_by_the_next_cell_when_they_are_back(
-    cloud: Cloud, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started = Started(cloud)
-    pool = started.pool
-    try:
-        ids = list(pool.ids)
-        for id in ids:
-            cloud.evict(id, "preempted by a pool of higher priority")
-        wait_until(lambda: pool.state == "broken")
-        assert "its machine was taken away (preempted by a pool of higher priority)" in pool.lifecycle.taken_away()
-        with ThreadPoolExecutor(1) as beside:
-            again = beside.submit(renew_taken, pool)
-            wait_until(lambda: [one for one in status.of(pool)["phases"] if one["phase"] == "queue"])
-            cloud.admit()
-            again.result()
-        assert run(pool, NAMES).values == [("host0", None), ("host1", None)]
-        assert sorted(one.id for one in cloud.machines()) == sorted(ids)
     finally:
         pool.down()
     wait_until(lambda: cloud.alive() == [])

@@ -17,6 +17,7 @@ from sky_jupyter.pool.base.events import PhaseEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.runs.result import CellError
+from sky_jupyter.session.pools import renew_taken
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.magics.notebook import Cell, notebook
 from tests.pool.pools import begin, run
@@ -230,24 +231,46 @@ def test_a_preempted_job_is_told_from_one_that_failed(cluster: Cluster) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(500)  # Slurm starts no job again within two minutes
-def test_a_preempted_job_is_queued_again_and_the_pool_goes_on_in_it(cluster: Cluster) -> None:
+def test_a_preempted_job_is_queued_again_and_the_pool_is_ready_in_it_before_any_cell(cluster: Cluster) -> None:
     with slurm_pool(cluster, exclusive=True, requeue=True) as pool:
+        told: list[str] = []
+        pool.farewell = told.append
+        run(pool, "mine = 7")
         (job,) = cluster.jobs()
         urgent = cluster.ada("sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 5'")
-        wait_until(lambda: pool.state == "broken")
+        cluster.wait("it waits by itself", lambda: pool.phases.line_of("queue"))
+        assert pool.condition == "restarting"
         cluster.wait("the urgent job is through", lambda: cluster.state(urgent) == "COMPLETED")
         cluster.wait("the job is queued again", lambda: cluster.state(job) == "PENDING")
-        pool.restart()
-        assert run(pool, "import socket; socket.gethostname()").values == [host.name for host in cluster.nodes]
+        cluster.wait("the pool is ready", lambda: pool.state == "ready", 300)
         assert cluster.jobs() == [job]
         assert cluster.job(job)["Restarts"] == "1"
+        seen = run(pool, "import socket; socket.gethostname(), globals().get('mine')").values
+        assert seen == [(host.name, None) for host in cluster.nodes]
+        wait_until(lambda: "pool 'tried' is ready again, with new kernels on all ranks" in told)
 
 
 @pytest.mark.long
 def test_a_job_that_is_about_to_be_queued_again_ends_with_its_pool(cluster: Cluster) -> None:
     with slurm_pool(cluster, exclusive=True, requeue=True) as pool:
         cluster.ada("sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 5'")
+        cluster.wait("it waits by itself", lambda: pool.phases.line_of("queue"))
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_while_it_is_queued_again_is_not_submitted_anew_by_itself(cluster: Cluster) -> None:
+    with slurm_pool(cluster, exclusive=True, requeue=True) as pool:
+        (job,) = cluster.jobs()
+        cluster.ada("sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 5'")
+        cluster.wait("it waits by itself", lambda: pool.phases.line_of("queue"))
+        cluster.wait("the job is queued again", lambda: cluster.state(job) == "PENDING")
+        cluster.ada(f"scancel {job}")
         wait_until(lambda: pool.state == "broken")
+        assert "0 of 2 machines are there, and no other is made by itself" in pool.broken
+        assert job not in cluster.jobs()
+        # The next cell may.
+        renew_taken(pool)
+        assert run(pool, "1").values == [1, 1]
 
 
 @pytest.mark.long

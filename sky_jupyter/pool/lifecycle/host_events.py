@@ -15,13 +15,14 @@ from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, liveness_probe
-from .ended_machines import why_ended
+from .ended_machines import loss_of
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
     from ..execution.unresponsive_processes import Watchdog
     from .cost_meter import CostMeter
+    from .ended_machines import Loss
     from .state_machine import StateMachine
     from .ttl import Expiry
 
@@ -73,8 +74,8 @@ class HostEventsContext(PoolContext, Protocol):
         """Refuse runs until the pool is restarted."""
         ...
 
-    def lose_head(self, why: str, *, ended: bool = False) -> None:
-        """Do the same when the head is gone; ``ended`` says that its machine was taken away."""
+    def lose_head(self, why: str, loss: Loss | None = None) -> None:
+        """Do the same when the head is gone; ``loss`` is that of its machine, if it was taken away."""
         ...
 
     def expire(self) -> None:
@@ -114,20 +115,20 @@ class HostEvents:
 
         async def examine(node: int) -> None:
             control = pool.control
-            told: list[str] = []
+            told: list[Loss | None] = [None]
 
             def give_up(why: str) -> None:
                 if node == 0:
                     control.off.add(node)
-                    pool.lose_head(pool.supervisor.interruptions.why_lost(node) or why, ended=any(told))
+                    pool.lose_head(pool.supervisor.interruptions.why_lost(node) or why, told[-1])
                 else:
                     taken = pool.supervisor.interruptions.why_lost(node)
                     pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {taken}" if taken else why)
                     control.detector.give_up(node, why)
 
             def why() -> str:
-                told.append(why_ended(pool.spec, [pool.ids[node]], pool.incarnations))
-                return told[-1]
+                told.append(loss := loss_of(pool.spec, [pool.ids[node]], pool.incarnations))
+                return loss.why if loss is not None else ""
 
             ended = why if is_provisioner(pool.spec.provider) and node < len(pool.ids) else None
             if node not in control.off:

@@ -38,6 +38,7 @@ from ..runs.input_requests import AskUser
 from ..runs.run import new_id
 from ..transfer.python_versions import PoolPythons
 from . import resize_plan
+from .comeback import Comeback
 from .cost_meter import CostMeter
 from .dask_cluster import PoolDask
 from .ended_machines import why_ended
@@ -55,6 +56,7 @@ from .ttl import Expiry
 
 if TYPE_CHECKING:
     from ...machines.ssh.types import Prompts
+    from .ended_machines import Loss
     from .guest import Guest
 
 AGENT_TIMEOUT = TIMEOUTS.start.agents
@@ -136,7 +138,7 @@ class PoolLifecycle:
         self.status_cache = StatusCache(self)
         self.pool_start, self.host_events, self.leaving = PoolStart(self), HostEvents(self), Leaving(self)
         self.supervisor.finish = self.leaving.finish
-        self.replacement = MachineReplacement(self)
+        self.replacement, self.comeback = MachineReplacement(self), Comeback(self)
         # Why the next cell recreates the pool, on other machines, and why it has ended by itself; "" if not.
         self._anew = self._why_expired = ""
         self.supervisor.note = self.logger.write
@@ -342,6 +344,7 @@ class PoolLifecycle:
         if self.states.is_over or self.owner != os.getpid():
             return
         self.states.to(PoolState.ENDED)
+        self.comeback.stop(_END_PATIENCE)
         with contextlib.suppress(Exception):
             self._client.close()
         self.workers.close()
@@ -459,6 +462,7 @@ class PoolLifecycle:
         """End the pool, which is in the state ENDED."""
         self.provisioning.stop()
         self.replacement.stop()
+        self.comeback.stop(_END_PATIENCE)
         if (change := self.resizing) is not None:
             # It discards what it has made so far.
             change.stop()
@@ -669,10 +673,26 @@ class PoolLifecycle:
         tick : callable
             Called every poll.
         ranks : sequence of int, optional
-            Ranks that get a new kernel, by default all; if the others cannot go on without them, all do.
+            Ranks that get a new kernel, by default all; if the others cannot go on without them, all do. A restart of
+            all that the pool has begun by itself is waited for instead.
         """
+        self.refuse_guest("restarted")
+        if ranks is None and self.comeback.join(listener, tick):
+            return
         with self.changing("restarted"):
             self._restart(listener, tick, ranks)
+
+    def renew(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
+        """Recreate a broken pool, unless it has done so by itself meanwhile; see `restart`."""
+        if not self.comeback.join(listener, tick) and self.state is PoolState.BROKEN:
+            self.restart(listener, tick)
+
+    def come_back(self, why: str, listener: Listener, tick: Tick) -> None:
+        """Recreate a broken pool on the machines that it has, and on no others; see `Comeback`."""
+        with self.changing("restarted"), self.provisioning.adopting():
+            if self.state is PoolState.BROKEN:
+                self._anew = why
+                self._restart(listener, tick, None)
 
     def _restart(self, listener: Listener, tick: Tick, ranks: Sequence[int] | None) -> None:
         self.require_live(restarting=True)
@@ -689,13 +709,16 @@ class PoolLifecycle:
         if whole and ranks is not None:
             raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
         self.stop_event = threading.Event()
+        work = loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks))
         try:
             with self.watchdog.telling(self.listener):
-                wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
+                wait_ticking(work, tick)
             if whole:
                 self.become_ready()
         except BaseException as error:
             if whole:
+                # Else it would go on beside the next restart.
+                work.cancel()
                 self._end_half_made(error)
             raise
         if self.state is PoolState.ENDED:
@@ -804,6 +827,10 @@ class PoolLifecycle:
         self.require_live()
         return resize_plan.of(self.spec, self.ids, nodes, add, remove)
 
+    def stop_comeback(self) -> None:
+        """End a restart that the pool has begun by itself; it stays broken."""
+        self.comeback.stop(_END_PATIENCE)
+
     def stop_resizing(self) -> bool:
         """Cancel the resize of another thread; return whether there is one."""
         change = self.resizing
@@ -866,22 +893,23 @@ class PoolLifecycle:
         await self.disconnect()
         await asyncio.to_thread(self._leave_link)
 
-    def lose_head(self, why: str, *, ended: bool = False) -> None:
+    def lose_head(self, why: str, loss: Loss | None = None) -> None:
         """Do the same without a head; read runs from nodes' disks.
 
-        ``ended`` says that its provider has taken its machine away.
+        ``loss`` is that of its machine, if its provider says that it has taken it away.
         """
         if self.guest is not None:
             self.mark_broken(why)
             return
         if taken := self.supervisor.interruptions.why_lost(0):
             why = self._anew = f"{taken}: it was the head's"
-        elif ended:
+        elif loss is not None:
             self._anew = why
-        if self.state is not PoolState.BROKEN and self._stop_control(why):
+        if self.state is not PoolState.BROKEN and self._stop_control(why, self.comeback.cure(loss)):
             self.supervisor.tell(why)
             hosts = [host for host in self.hosts if not host.here]
             self.supervisor.do(journal_recovery.give_up(list(self.supervisor.runs.values()), hosts, why))
+            self.comeback.expect()
 
     def make_anew(self, why: str) -> None:
         """Break the pool, until the next cell recreates it."""
@@ -891,8 +919,11 @@ class PoolLifecycle:
     def taken_away(self) -> str:
         """Return why a broken pool is to be recreated by the next cell, or "".
 
-        That is so if machines that were bought for it have ended or restarted. Not for the loop's own thread.
+        That is so if machines that were bought for it have ended or restarted, also while it is recreated by itself.
+        Not for the loop's own thread.
         """
+        if self.comeback.is_on:
+            return self._anew or self.broken
         if self.state is not PoolState.BROKEN or not self.provisioning.buys(self.spec):
             return ""
         return self._anew or why_ended(self.spec, self.ids, self.incarnations)
@@ -907,15 +938,16 @@ class PoolLifecycle:
         """Return whether runs have listeners that hear of failures."""
         return any(run.left for run in list(self.supervisor.runs.values()))
 
-    def _stop_control(self, why: str) -> bool:
-        """Break the pool and close its client; return success."""
+    def _stop_control(self, why: str, cure: str | None = None) -> bool:
+        """Break the pool and close its client; return success. ``cure`` is what makes it anew."""
         alone = self.state is PoolState.READY and not self._is_watched and not self.states.is_changing
         if not self.states.offer(PoolState.BROKEN, why):
             return False
         self.supervisor.give_up_repairs()
         if alone:
-            cure = "the next cell" if self._anew else "`%sky restart`"
-            self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; {cure} recreates it")
+            if cure is None:
+                cure = f"{'the next cell' if self._anew else '`%sky restart`'} recreates it"
+            self.farewell("; ".join(filter(None, [f"pool {self.spec.name!r} can run nothing any more: {why}", cure])))
         if self.has_control:
             self.control.why_closed = f"{why}; `%sky restart` recreates the pool"
             # It would retry its scheduler for ever, and log that in the notebook.

@@ -10,7 +10,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ class Provisioning:
         # Held while machines are bought, and while they are destroyed.
         self._lock = threading.Lock()
         self._halt = threading.Event()
-        self._closed = self._given_up = False
+        self._closed = self._given_up = self._adopts = False
         # The only machines to keep, once the call that is under way has returned.
         self._kept: Collection[str] | None = None
         # The recorded orders, should the registry fail.
@@ -125,6 +125,15 @@ class Provisioning:
         self._halt = threading.Event()
         if self._closed:
             self._halt.set()
+
+    @contextlib.contextmanager
+    def adopting(self) -> Iterator[None]:
+        """Make no machines in the block: nobody has asked for others than those that there are."""
+        self._adopts = True
+        try:
+            yield
+        finally:
+            self._adopts = False
 
     def stop(self) -> None:
         """Stop sending orders; do not wait for the one that is under way."""
@@ -317,6 +326,8 @@ class Provisioning:
                 self._had = [one for one in self._had if one.id in there]
                 if len(there) >= count:
                     return self._placed(spec, there, count, before, moved)
+                if self._adopts:
+                    raise ProvisionError(f"{len(there)} of {count} machines are there, and no other is made by itself")
                 fresh += self._buy(spec, count - len(there), halt)
             except NoCapacity as error:
                 if not (move and self._had and zone_choice.needs_one_zone(spec)):

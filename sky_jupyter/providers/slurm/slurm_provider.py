@@ -80,7 +80,7 @@ class Slurm(BatchProvider):
         Further options of ``sbatch``, such as ``"--mail-type=END"``. One of ours is left out by its name after an
         exclamation mark: ``"!no-kill"``.
     requeue : bool
-        True to have a preempted job queued again; the next cell, or ``%sky restart``, brings the pool up in it.
+        True to have a preempted job queued again; the pool is started in it by itself, with new kernels.
 
     Raises
     ------
@@ -104,7 +104,7 @@ class Slurm(BatchProvider):
         "setup": LineOption("LINES", "shell lines", "what runs first in the job, such as 'module load cuda'"),
         "extra": LineOption("OPTIONS", "options of sbatch", "further options of sbatch, such as --mail-type=END"),
         "exclusive": LineOption("", "", "whole nodes"),
-        "requeue": LineOption("", "", "queue a preempted job again; the next cell goes on in it"),
+        "requeue": LineOption("", "", "queue a preempted job again; the pool starts in it by itself"),
     }
 
     partition: str | None = None
