@@ -109,6 +109,8 @@ def test_nodes_keep_their_numbers_when_one_is_lost() -> None:
     mark = JobMark("pool", "token", 3, hosts="0/n0,n1,n2")
     states = [one.state for one in BatchJob("7", mark, "running", nodes=("n0", "n2")).records()]
     assert states == ["running", "ended", "running"]
+    ending = BatchJob("7", mark, "ending", "the job was preempted by another one", nodes=("n1",))
+    assert {one.reason for one in ending.records()} == {"the job was preempted by another one"}
     again = BatchJob("7", mark, "running", nodes=("n4", "n5", "n6"), restarts=1)
     assert [one.zone for one in again.records()] == ["n4", "n5", "n6"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from ..provisioning_types import ENDED, QUEUED, MachineRecord, Order
+from ..provisioning_types import ENDED, QUEUED, RUNNING, MachineRecord, Order
 
 _BEGIN = "sky"
 _PARTS = 8
@@ -125,7 +125,8 @@ class BatchJob:
         state, reason, nodes = self.state, self.reason, self.first_nodes
         node = nodes[index] if index < len(nodes) else ""
         waits = state == QUEUED
-        if not waits and self.nodes and node not in self.nodes:
+        # (A job that ends loses its nodes one by one.)
+        if state == RUNNING and self.nodes and node not in self.nodes:
             state, reason = ENDED, f"node {node or index} does not belong to job {self.id} any more"
         return MachineRecord(
             self.machine(index),
