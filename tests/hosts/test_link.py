@@ -142,7 +142,7 @@ def test_nothing_is_left_on_the_host_and_here(world: World, tmp_path: Path, how:
     code = (
         "import sys, pathlib\n"
         "from sky_jupyter.machines.link.client import Link\n"
-        "from sky_jupyter.machines.ssh.target import resolve\n"
+        "from sky_jupyter.machines.ssh.resolve_target import resolve\n"
         "link = Link.start(pathlib.Path(sys.argv[1]))\n"
         "machine = link.connect(resolve(sys.argv[2], files=[pathlib.Path(sys.argv[3])]))\n"
         "machine.put({pathlib.PurePath('/tmp/x'): b'x'})\n"

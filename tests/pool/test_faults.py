@@ -269,7 +269,7 @@ def test_a_node_that_stands_still_can_be_given_up_and_a_restart_makes_the_pool_a
         pool.interrupt(current, hard=True)
         with pytest.raises(CellError) as caught:
             pool.attend(current)
-        assert "you gave it up" in str(caught.value.errors[1])
+        assert "you cancelled it" in str(caught.value.errors[1])
         pool.restart()
         assert run(pool, "40 + 2").values == [42, 42]
 
