@@ -38,7 +38,7 @@ from ..journal.run_record import RunRecord
 from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
 from ..kernel.script_run import DEVICES
-from ..protocol import debug_messages
+from ..protocol import agent_process, debug_messages
 from ..protocol.host_config import CONFIG, HostConfig, member_name
 from ..protocol.journal_events import error_text
 from ..protocol.rpc import AgentCall
@@ -194,6 +194,10 @@ class Agent:
         await self.forkserver.connect(self.pool_folder / "fork")
         self.starting = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in self.ranks.values()}
         await asyncio.wait(self.starting.values())
+
+    def renew_incarnation(self) -> None:
+        """Have the manager replace the kernels: it takes this node for lost, and has its calls run elsewhere."""
+        self.incarnation = agent_process.renewed(self.incarnation)
 
     def handler(self, call: AgentCall) -> Callable[..., Any]:
         """Return the method that answers a call: the agent's own or a part's."""

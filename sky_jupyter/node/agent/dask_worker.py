@@ -1,7 +1,8 @@
 """Dask workers that connect the agents of a process to the control plane: one for each.
 
 A Dask worker closes for good when the scheduler's connection breaks. The agent outlives it and makes another worker,
-with the same kernels, journals and number.
+with the same kernels, journals and number. Where the scheduler was told that the node is lost, the agent comes back
+under another incarnation: its calls have been begun elsewhere, and its kernels are replaced.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 # Seconds between heartbeats, at least: of the first agent in a process, and of the others, which live as long.
 _BEAT, _BEAT_BESIDE = 2.0, 10.0
+# Dask's reason for closing a worker that it was told to remove.
+_REMOVED = "scheduler-remove-worker"
 # Threads of each agent's share, as asyncio would have them.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
@@ -90,6 +93,12 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
         await super().heartbeat()
         if (beat := self.periodic_callbacks.get("heartbeat")) is not None:
             beat.callback_time = max(beat.callback_time, self.beat * 1000)
+
+    async def close(self, *args: Any, reason: str = "worker-close", **options: Any) -> str | None:
+        """Close the connection; have the agent seen as a new one if the scheduler was told that its node is lost."""
+        if reason == _REMOVED:
+            self.agent.renew_incarnation()
+        return await super().close(*args, reason=reason, **options)
 
     def check_caller(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a handler so that it refuses a manager that has been replaced, and a guest where it may not call."""

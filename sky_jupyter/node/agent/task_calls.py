@@ -27,7 +27,7 @@ _REMEMBERED = 10_000
 
 def attempt_name(call: str, node: int, incarnation: str) -> str:
     """Return the name of a call's attempt on one agent."""
-    return f"{call}.{node}-{incarnation[:6]}"
+    return f"{call}.{node}-{incarnation}"
 
 
 class TaskRunner:

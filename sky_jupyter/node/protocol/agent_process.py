@@ -19,6 +19,11 @@ def new_incarnations(nodes: Sequence[int]) -> dict[int, str]:
     return {node: f"{process}{index:04x}" for index, node in enumerate(nodes)}
 
 
+def renewed(incarnation: str) -> str:
+    """Return another incarnation of an agent in the same process."""
+    return f"{process_of(incarnation)}{secrets.token_hex(4)}"
+
+
 def process_of(incarnation: str) -> str:
     """Return what the incarnations of the agents of one process have in common."""
     return incarnation[:_TOKEN]

@@ -97,6 +97,8 @@ class Control:
         self._names: dict[str, int] = {}
         # Pings without an answer yet, by node and address.
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
+        # Nodes that the scheduler is being asked to drop.
+        self._dropping: set[int] = set()
         self._tasks = BackgroundTasks()
         self._kick = asyncio.Event()
         # How long the last request took that pinged many.
@@ -258,7 +260,28 @@ class Control:
             if self.detector.miss(node, began):
                 self._tasks.start(self._look_again())
         for node, incarnation in answers.items():
-            self.detector.meet(node, incarnation, (self.client, self.addresses[node]))
+            if node in self.addresses and node not in self._dropping:
+                self.detector.meet(node, incarnation, (self.client, self.addresses[node]))
+
+    def drop(self, node: int) -> None:
+        """Have the scheduler send a node's calls to others: its machine is off.
+
+        If it is on all the same, its agent loses its connection and registers again. It is met then: what is asked of
+        it before breaks off.
+        """
+        if self.client is not None and node in self.addresses:
+            self._dropping.add(node)
+            self._tasks.start(self._drop(self.client, node, self.addresses[node]))
+
+    async def _drop(self, client: Client, node: int, address: str) -> None:
+        try:
+            await client.scheduler.unregister(address=address, stimulus_id=f"sky-off-{node}")
+            self.addresses = {other: address for other, address in self.addresses.items() if other != node}
+        except Exception as error:
+            # It notices by itself, later.
+            logging.getLogger(__name__).debug("node %s could not be dropped: %s", node, error)
+        finally:
+            self._dropping.discard(node)
 
     async def _reach(self) -> bool:
         """Return whether the scheduler answers; reconnect a broken client."""

@@ -1232,11 +1232,14 @@ class Supervisor:
 
     async def read(self, run: Run, node: int, start: int) -> None:
         """Read missing events from a node's journal, from ``start`` on."""
-        key = (run.id, node)
+        key = id, _ = (run.id, node)
         self._reading.add(key)
         try:
             while True:
-                answer = (await self.control.ask(rpc.READ_EVENTS, [node], run=run.id, start=start))[node]
+                answer = (await self.control.ask(rpc.READ_EVENTS, [node], run=id, start=start))[node]
+                if run.id != id:
+                    # A call that is begun again elsewhere meanwhile: these are events of its former attempt.
+                    return
                 following, data = answer["next"], answer["data"]
                 if not isinstance(following, int) or following <= start:
                     if not run.waits(node):

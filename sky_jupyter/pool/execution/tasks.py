@@ -578,17 +578,8 @@ class PoolTasks:
 
     def _on_left(self, node: int) -> None:
         """Report a node that is off to Dask, which reschedules the call."""
-        control = self.pool.control
-        if node in control.off and node in control.addresses:
-            self.pool.supervisor.do(self._let_go(node))
-
-    async def _let_go(self, node: int) -> None:
-        control = self.pool.control
-        if control.client is None or node not in control.addresses:
-            return
-        # Otherwise Dask notices by itself, later.
-        with contextlib.suppress(Exception):
-            await control.client.scheduler.unregister(address=control.addresses[node], stimulus_id=f"sky-off-{node}")
+        if node in self.pool.control.off:
+            self.pool.control.drop(node)
 
     def _on_over(self, run: TaskRun) -> None:
         """Release the resources of a call that is over; report its end."""
