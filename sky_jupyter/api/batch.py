@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ..capture.collect import collect_value
 from ..capture.ledger import Ledger
 from ..display import views as display
-from ..pool.base.event_loop import counting_interrupts
 from ..pool.base.events import ignore
 from ..pool.base.timed_queue import TimedQueue
 from ..pool.execution.short_calls import ShortCall
@@ -27,6 +26,7 @@ from ..pool.execution.tasks import TaskRequest, TaskRun
 from ..pool.pool import Pool
 from ..pool.runs.result import RankInterrupted
 from ..session import calls_view
+from ..util.interrupts import counting_interrupts
 from . import short_way
 from .futures import settler
 from .short_way import main, name_of, note_restarts

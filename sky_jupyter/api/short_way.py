@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ..capture.collect import collect_value
 from ..display.base.prompts import can_ask
 from ..node.protocol.short_call_frames import MOST_ARGUMENTS
-from ..pool.base.event_loop import counting_interrupts
 from ..pool.base.events import Event
 from ..pool.execution.short_calls import ShortCall
 from ..pool.pool import Pool
 from ..session import cells
+from ..util.interrupts import counting_interrupts
 
 if TYPE_CHECKING:
     from .calls import PendingCall

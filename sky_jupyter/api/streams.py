@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import SpecError
 from ..node.kernel.generator_streams import Outside, dump_item
 from ..node.serialization import result_values
-from ..pool.base.event_loop import counting_interrupts
 from ..pool.execution.stream_client import StreamClient, Wanted, Yielded
 from ..pool.runs.result import ValueNotHere
+from ..util.interrupts import counting_interrupts
 from .batch import Batch
 from .short_way import name_of
 from .streaming_functions import is_generator, iterator_names

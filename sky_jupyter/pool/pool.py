@@ -22,11 +22,12 @@ from ..errors import PoolError, SkyError, SpecError
 from ..node.protocol import rpc
 from ..spec.options import DEFAULT_GRACE
 from ..spec.pool_spec import PoolSpec
+from ..util.interrupts import counting_interrupts
 from ..util.pool_cost import PoolCost, TimeLeft
 from ..util.text import rank_label
 from ..util.validate import is_number
 from . import rank_names
-from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
+from .base.event_loop import Tick, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
 from .base.run_timeline import LATEST, PoolEvents

@@ -25,6 +25,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type
 
 from ...errors import NotOnRanks
+from ...util.interrupts import counting_interrupts
 from . import user_input
 from .display_hooks import RankDisplayHook, ShownPayloads
 from .user_input import DEBUGGERS, NO_DEBUGGER, refuse
@@ -152,7 +153,7 @@ class SkyShell(ZMQInteractiveShell):
         IPython would break off, print the interrupt alone, and lose the cell's error.
         """
         before = self.sky_failure
-        with _holding_interrupts() as came:
+        with counting_interrupts() as came:
             self._show_exception(exc_tuple, *arguments, **options)
             is_over = self.sky_failure is not before
         if is_over and threading.current_thread() is threading.main_thread():
@@ -280,20 +281,6 @@ _CELLS = {
     InteractiveShell.run_cell_async.__code__,
     SkyShell.run_cell_async.__code__,  # type: ignore[attr-defined]
 }
-
-
-@contextlib.contextmanager
-def _holding_interrupts() -> Iterator[list[int]]:
-    """Collect interrupts instead of raising; no-op outside the main thread."""
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
@@ -44,24 +43,6 @@ def wait_ticking(future: Future[Any], tick: Tick) -> None:
         except CancelledError:
             raise PoolError("the pool has ended meanwhile") from None
         tick()
-
-
-@contextlib.contextmanager
-def counting_interrupts() -> Iterator[list[object]]:
-    """Defer SIGINT: collect interrupts in the yielded list, do not raise them.
-
-    Outside the main thread the list stays empty.
-    """
-    presses: list[object] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield presses
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: presses.append(number))
-    try:
-        yield presses
-    finally:
-        # A handler that was not installed from Python cannot be restored.
-        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
 class NoAnswer(PoolError, FutureTimeout):
