@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def counting_interrupts() -> Iterator[list[int]]:
+def counting_interrupts() -> Iterator[list[object]]:
     """Defer SIGINT: collect interrupts in the yielded list, do not raise them.
 
     Outside the main thread the list stays empty.
     """
-    presses: list[int] = []
+    presses: list[object] = []
     if threading.current_thread() is not threading.main_thread():
         yield presses
         return
