@@ -170,7 +170,8 @@ def test_the_guides_program_joins_the_ranks_by_the_launchers_variables_in_a_pool
     with local_pool(image=Image(env=variables)) as pool:
         result = run(pool, f"{guide}\n(jax.process_count(), jax.process_index())")
         assert result.values == [(2, 0), (2, 1)]
-        assert [result.stdout(rank).splitlines()[-1] for rank in (0, 1)] == ["sum 2.0"] * 2
+        # Gloo prints past Python, so that its lines may come later.
+        assert all("sum 2.0" in result.stdout(rank).splitlines() for rank in (0, 1))
         with pytest.raises(CellError) as caught:
             run(pool, guide)
         shown = "\n".join(caught.value._render_traceback_())
