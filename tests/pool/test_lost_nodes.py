@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from sky_jupyter.errors import NodeLost
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import begin, local_pool, run, wait_until
+from tests.pool.test_faults import scheduler_of
 
 pytestmark = pytest.mark.usefixtures("separate_agents")
 
@@ -58,6 +62,34 @@ def test_nobody_waits_for_a_node_to_be_back_once_the_pool_is_broken() -> None:
         # The pool's own patience with such a node is longer than this.
         loop().call(pool.supervisor.settle(), timeout=20)
         assert pool.state == "broken"
+
+
+def test_what_is_asked_of_an_agent_that_has_ended_is_over_once_the_scheduler_knows_its_end() -> None:
+    with local_pool() as pool:
+        assert pool.control is not None
+        control, ended = pool.control, pool.control.addresses[0]
+        asked: list[Future[Any]] = []
+
+        async def ask() -> None:
+            # It is tried for longer than this test may take.
+            control.client.rpc.timeout = "1h"  # type: ignore[union-attr]
+            for comm in control.client.rpc.available.get(ended, ()):  # type: ignore[union-attr]
+                comm.abort()
+            asked.append(loop().submit(control.ask(rpc.FIND_CALLS, [0], calls=["a call"])))
+
+        agent, scheduler = psutil.Process(pool.status()[0]["pid"]), scheduler_of(pool)
+        scheduler.suspend()
+        try:
+            agent.kill()
+            loop().call(ask())
+            wait_until(lambda: ended in control.client.rpc._connecting)  # type: ignore[union-attr]
+        finally:
+            scheduler.resume()
+        wait_until(asked[0].done)
+        # It is lost, or its next agent has answered.
+        assert isinstance(asked[0].exception(), NodeLost) or asked[0].result() == {0: {}}
+        pool.settle()
+        assert run(pool, "40 + 2").values == [42, 42]
 
 
 @pytest.mark.slow

@@ -225,8 +225,19 @@ class Control:
         self._stale = False
         workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
         named = {str(facts["name"]): address for address, facts in workers.items()}
-        self.addresses = {node: named[name] for name, node in self._names.items() if name in named}
+        self._have({node: named[name] for name, node in self._names.items() if name in named})
         self.crowded = self.joining or len(named) > len(self.addresses)
+
+    def _have(self, addresses: dict[int, str]) -> None:
+        """Note where the agents are; break off what is asked of those that are gone.
+
+        Dask would try to connect to them until its timeout is over.
+        """
+        gone = set(self.addresses.values()) - set(addresses.values())
+        self.addresses = addresses
+        if self.client is not None:
+            for address in gone:
+                self.client.rpc.remove(address, reason=f"there is no agent at {address} any more")
 
     async def _beat(self) -> None:
         """Poll the members regularly and on changes; this renews leases."""
@@ -276,7 +287,7 @@ class Control:
     async def _drop(self, client: Client, node: int, address: str) -> None:
         try:
             await client.scheduler.unregister(address=address, stimulus_id=f"sky-off-{node}")
-            self.addresses = {other: address for other, address in self.addresses.items() if other != node}
+            self._have({other: address for other, address in self.addresses.items() if other != node})
         except Exception as error:
             # It notices by itself, later.
             logging.getLogger(__name__).debug("node %s could not be dropped: %s", node, error)
