@@ -6,17 +6,20 @@ Nothing here starts a pool, or raises into the notebook.
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import page
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
+from ..pool.base.event_loop import loop
 from ..pool.open_pools import pools
-from ..session import remote_completion
+from ..session import jedi_completion, remote_completion
 from . import auto
 from .cell_text import SkyCell, sky_cell
 from .option_table import chosen
@@ -31,6 +34,8 @@ _FILES = "IPCompleter.file_matcher"
 _KEYS = "dict key"
 # Seconds for the types of jedi's completions, which it infers one by one.
 _TYPES = 0.1
+# Seconds that the notebook is idle before jedi is loaded: cells that are run one after the other are not slowed.
+_IDLE = 0.5
 _NAME = re.compile(r"--name[= ]+(\S+)")
 
 
@@ -49,15 +54,43 @@ class CellInspector:
 
         @context_matcher(identifier="sky_cell_matcher")
         def match(context: CompletionContext) -> dict[str, Any]:
+            # From here on IPython loads jedi itself, in this thread.
+            self._was_asked = True
             try:
                 return self.completions(context) or {"completions": []}
             except (Exception, KeyboardInterrupt):
                 # IPython would show it as a traceback below the cell.
                 return {"completions": []}
+            finally:
+                # IPython asks jedi next.
+                with contextlib.suppress(KeyboardInterrupt):
+                    jedi_completion.settle()
 
         self.matcher = match
         self.kernel: Any = getattr(shell, "kernel", None)
         self.before: Any = getattr(self.kernel, "do_inspect", None)
+        self._warming: Future[None] | None = None
+        self._was_asked = False
+
+    # -- the first answer --------------------------------------------------------------------------
+
+    def after_cell(self, result: Any = None) -> None:
+        """Load jedi before anybody asks, once there is a pool and no cell runs."""
+        if self._was_asked or not pools.all():
+            return
+        if self._warming is None or self._warming.cancelled():
+            self._warming = loop().submit(self._warm_when_idle())
+
+    def before_cell(self, info: Any = None) -> None:
+        """Leave the processor to the cell that begins."""
+        if self._warming is not None:
+            self._warming.cancel()
+
+    async def _warm_when_idle(self) -> None:
+        await asyncio.sleep(_IDLE)
+        jedi_completion.warm(lambda: not self._was_asked)
+
+    # -- what is asked -----------------------------------------------------------------------------
 
     def asked(self, text: str, cursor: int) -> tuple[Pool, int, SkyCell] | None:
         """Return the pool and the rank that a cell means, with its code.
@@ -120,6 +153,7 @@ class CellInspector:
     def own(self, context: CompletionContext) -> Iterator[tuple[str, str]]:
         """Yield the notebook's own completions of the token, with their types."""
         completer = self.shell.Completer
+        jedi_completion.settle()
         end = time.monotonic() + _TYPES
         for matcher in completer.matchers:
             name = getattr(matcher, "matcher_identifier", None) or getattr(matcher, "__qualname__", "")
@@ -199,12 +233,18 @@ def install(shell: Any) -> CellInspector:
         completer.custom_matchers.append(inspector.matcher)
     if callable(inspector.before):
         inspector.kernel.do_inspect = inspector.do_inspect
+    shell.events.register("pre_run_cell", inspector.before_cell)
+    shell.events.register("post_run_cell", inspector.after_cell)
     return inspector
 
 
 def remove(inspector: CellInspector) -> None:
     """Undo `install`; another's hook that came later stays."""
     inspector.active = False
+    inspector.before_cell()
+    for event, callback in (("pre_run_cell", inspector.before_cell), ("post_run_cell", inspector.after_cell)):
+        if callback in inspector.shell.events.callbacks[event]:
+            inspector.shell.events.unregister(event, callback)
     completer = getattr(inspector.shell, "Completer", None)
     if completer is not None and inspector.matcher in completer.custom_matchers:
         completer.custom_matchers.remove(inspector.matcher)

@@ -18,6 +18,7 @@ _MOST = 500
 _MOST_SOURCE = 100_000
 # jedi caches a source by its path, and is used by IPython for sources without one.
 _PATH = "_sky_cells.py"
+_LATE = 5.0
 _working = threading.Lock()
 
 
@@ -76,6 +77,36 @@ def inspect(sources: Iterable[str], code: str, cursor: int, detail: int, patienc
         return _about(script.infer(*at), script.goto(*at, follow_imports=True), text, detail)
 
     return _within(patience, work)
+
+
+def settle(patience: float = _LATE) -> None:
+    """Wait until earlier work that was given up has ended.
+
+    jedi in two threads spoils its caches for good, and IPython's own completer is the second.
+
+    Parameters
+    ----------
+    patience : float
+        Seconds to wait at most.
+    """
+    if _working.acquire(timeout=patience):
+        _working.release()
+
+
+def warm(is_wanted: Callable[[], bool]) -> None:
+    """Load jedi in the background, unless it works already: its first answer is a second late otherwise.
+
+    Parameters
+    ----------
+    is_wanted : callable
+        Is asked when nothing else of ours uses jedi; False leaves it, as once IPython may have begun to use it.
+    """
+
+    def work() -> None:
+        if is_wanted():
+            _script("text = ''\ntext.").complete()
+
+    _within(0.0, work)
 
 
 def joined(sources: Iterable[str]) -> str:

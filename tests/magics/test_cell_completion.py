@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -342,3 +343,50 @@ def test_a_page_is_answered_while_the_notebook_waits_for_its_cell(two, folder):
         stays.unlink()
         running.join()
         channel.client.stop_channels()
+
+
+def test_what_is_late_is_over_before_ipython_asks_jedi_too(monkeypatch):
+    begun, ends, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> list[Any]:
+        begun.set()
+        ends.wait(60)
+        ended.set()
+        return []
+
+    late = types.SimpleNamespace(complete=lambda *place: work())
+    monkeypatch.setattr(jedi_completion, "_script", lambda text: late)
+    assert jedi_completion.complete([], "x", 1, 0.01) is None
+    assert begun.wait(60)
+    waiting = threading.Thread(target=jedi_completion.settle, args=(60,))
+    waiting.start()
+    assert waiting.is_alive()
+    ends.set()
+    waiting.join(60)
+    assert ended.is_set()
+
+
+def test_jedi_is_loaded_once_there_is_a_pool_and_the_notebook_is_idle(tmp_path):
+    loaded = "import sys; print('jedi' in sys.modules)"
+    with notebook(tmp_path) as opened:
+        assert opened.run("%load_ext sky_jupyter").status == "ok"
+        assert opened.run(loaded).stream() == "False\n"
+        assert opened.run("%%sky\n1").status == "ok"
+        end, pause = time.monotonic() + 120, 1.0
+        while opened.run(loaded).stream() == "False\n":
+            # Each look is a cell, after which the notebook has to be idle again.
+            assert time.monotonic() < end
+            time.sleep(pause)
+            pause += 1
+        assert opened.run("%sky down").status == "ok"
+
+
+def test_jedi_is_not_loaded_beside_ipythons_question(monkeypatch):
+    made: list[str] = []
+    monkeypatch.setattr(jedi_completion, "_script", made.append)
+    jedi_completion.warm(lambda: False)
+    jedi_completion.settle(60)
+    assert not made
+    jedi_completion.warm(lambda: True)
+    jedi_completion.settle(60)
+    assert made
