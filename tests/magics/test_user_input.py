@@ -147,6 +147,16 @@ def test_a_rank_is_debugged_after_its_failure(book: Notebook) -> None:
     assert "ZeroDivisionError" in book.value("repr(_sky.errors[0])")
 
 
+def test_a_step_to_the_end_of_a_cell_leaves_nothing_in_later_debuggers(book: Notebook) -> None:
+    stepped = book.run("%%sky --on 0\nbreakpoint()\nend = 1", answers=["n", "n", "c"])
+    assert "--Return--" in stepped.run
+    assert book.run(f"%%sky --on 0\n{FAILS}f(0)").status == "error"
+    cell = book.run("%sky debug 0", answers=["w", "up", "q"])
+    assert "<module>" in cell.run
+    assert "None" not in cell.run.splitlines()
+    assert "__return__" not in book.run("%sky names").stream()
+
+
 def test_what_a_failure_kept_alive_is_free_when_the_next_cell_begins(book: Notebook) -> None:
     assert book.run(f"%%sky --on 0\n{FAILS}f(0)").status == "error"
     assert book.run("%sky debug 0", answers=["q"]).status == "ok"

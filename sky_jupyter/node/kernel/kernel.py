@@ -343,6 +343,7 @@ class SkyKernel(IPythonKernel):
             reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
         finally:
             self.shell.sky_in_cell = False
+            user_input.forget_results(namespace)
         result = self._last_result
         history_trim.forget_cells(self.shell, _KEEP_VALUES)
         HELD.sweep(namespace)

@@ -83,6 +83,15 @@ def looks_back(code: str) -> bool:
     return _LOOKING_BACK.search(code) is not None
 
 
+def forget_results(namespace: dict[str, Any]) -> None:
+    """Drop what a debugger leaves in a namespace where a cell returned or failed.
+
+    A later debugger would show it with each frame of a cell, as a line ``None``.
+    """
+    for name in ("__return__", "__exception__"):
+        namespace.pop(name, None)
+
+
 def refuse(text: str, what: str) -> NoReturn:
     """Raise NotOnRanks with a message that names the refused operation."""
     __tracebackhide__ = True
