@@ -95,6 +95,8 @@ class Control:
         self._comm: Any = None
         self._nodes = 0
         self._names: dict[str, int] = {}
+        # Of each address, what is done once the scheduler has no agent there any more.
+        self._gone: dict[str, asyncio.Future[None]] = {}
         # Pings without an answer yet, by node and address.
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
         # Nodes that the scheduler is being asked to drop.
@@ -233,11 +235,11 @@ class Control:
 
         Dask would try to connect to them until its timeout is over.
         """
-        gone = set(self.addresses.values()) - set(addresses.values())
         self.addresses = addresses
-        if self.client is not None:
-            for address in gone:
-                self.client.rpc.remove(address, reason=f"there is no agent at {address} any more")
+        for address in self._gone.keys() - set(addresses.values()):
+            self._gone.pop(address).set_result(None)
+        for address in set(addresses.values()) - self._gone.keys():
+            self._gone[address] = asyncio.get_running_loop().create_future()
 
     async def _beat(self) -> None:
         """Poll the members regularly and on changes; this renews leases."""
@@ -476,10 +478,23 @@ class Control:
         arguments |= self._caller
         by_address = {self.addresses[node]: node for node in nodes}
         if self.direct and len(by_address) <= _DIRECT and len(self.addresses) <= _MANY:
-            calls = (getattr(self.client.rpc(address), call.op)(**arguments) for address in by_address)
+            calls = (self._call(address, call, arguments) for address in by_address)
             return dict(zip(by_address.values(), await asyncio.gather(*calls), strict=True))
         answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=list(by_address))
         return {by_address[address]: answer for address, answer in answers.items()}
+
+    async def _call(self, address: str, call: AgentCall, arguments: dict[str, Any]) -> Any:
+        """Call an agent; raise OSError once it is gone."""
+        if (gone := self._gone.get(address)) is None or self.client is None:
+            raise ConnectionAbortedError(f"there is no agent at {address} any more")
+        asking = asyncio.ensure_future(getattr(self.client.rpc(address), call.op)(**arguments))
+        try:
+            await asyncio.wait([asking, gone], return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise ConnectionAbortedError(f"there is no agent at {address} any more")
+        finally:
+            asking.cancel()
 
     def is_lost(self, node: int) -> NodeLost:
         """Return the error of a lost node."""
