@@ -157,6 +157,7 @@ let shown: { model: RunModel; view: RunView } | undefined;
 
 /** Put one state on the page, and nothing else. */
 function show(name: string): void {
+  calm = 0;
   document.body.replaceChildren();
   localStorage.clear();
   localStorage.setItem("sky-wrap", name === "wrapped" ? "on" : "off");
@@ -180,6 +181,24 @@ function show(name: string): void {
     const now = 1_764_000_000;
     panel.show(new PoolModel(POOLS[name as keyof typeof POOLS](), now), { live: true, at: now });
   }
+}
+
+// After a draw its scroll events come with the next frame, and what follows from them with the one after it.
+const CALM = 3;
+let calm = 0;
+
+/** Asked once a frame: whether all of what is shown is drawn, however long a frame takes. */
+function settled(): boolean {
+  calm = isDrawn() ? calm + 1 : 0;
+  return calm > CALM;
+}
+
+/** Whether pictures are loaded, variables have come, and a run's view has nothing left to draw at its width. */
+function isDrawn(): boolean {
+  const pictures = [...document.images].every((one) => one.complete);
+  const variables = !document.querySelector(".sky-live-variables[open] tbody:empty");
+  const view = shown?.view.node.isConnected ? shown.view : undefined;
+  return pictures && variables && (!view || (!view["frame"] && view["waiting"] === undefined && view["wide"] > 0));
 }
 
 /** What a page's frames take while ranks print: each interval in milliseconds, and what drawing and taking deltas took. */
@@ -224,4 +243,4 @@ async function flood(name: string, seconds: number, lines: number): Promise<{ fr
   return { frames, longest, lines: told };
 }
 
-Object.assign(window, { gallery: { flood, names: [...Object.keys(RUNS), ...Object.keys(POOLS)], show, theme } });
+Object.assign(window, { gallery: { flood, names: [...Object.keys(RUNS), ...Object.keys(POOLS)], settled, show, theme } });

@@ -185,6 +185,8 @@ class Page:
 
     def __init__(self, chromium: Any, address: str, *, width: int = 1000, height: int = 900, scale: float = 1) -> None:
         self.page = chromium.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
+        # On a busy machine a click waits long until what it is for stands still.
+        self.page.set_default_timeout(_PATIENCE * 1000)
         self.log: list[tuple[str, str]] = []
         self.page.on("console", lambda message: self.log.append((message.type, message.text)))
         self.page.on("pageerror", lambda error: self.log.append(("error", str(error))))

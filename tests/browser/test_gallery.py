@@ -116,10 +116,7 @@ def node() -> str:
 def show(page: Any, name: str, width: int, theme: str = "light") -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.evaluate("([name, theme]) => { gallery.theme(theme); gallery.show(name); }", [name, theme])
-    # What is drawn comes with the next frame, and what follows from its width with the one after it.
-    page.evaluate(
-        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"
-    )
+    page.wait_for_function("() => gallery.settled()")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -147,6 +147,8 @@ def test_a_saved_notebook_from_someone_else_reads_the_same(seen, chromium):
     del book["metadata"]["kernelspec"]
     seen.saved.with_name("other.ipynb").write_text(json.dumps(book))
     page = lab.Page(chromium, seen.server.address(f"{seen.app}/other.ipynb", app=seen.app))
+    # Until then what the front end shows while it starts may cover the notebook.
+    page.wait_until_ready()
     shown = page.wait_for(LIVE, "s · done")
     assert shown.split("\n") == seen.finished.split("\n")
     output = page.page.locator(".jp-Notebook .jp-Cell").nth(LIVE).locator(".jp-OutputArea-output").nth(1)
@@ -157,9 +159,9 @@ def test_a_saved_notebook_from_someone_else_reads_the_same(seen, chromium):
     # Each label closes and opens its lines, and the ranks' own colours are kept.
     label, lines = output.locator("summary").get_by_text("rank 1", exact=True), output.get_by_text("rank 1 step 0")
     label.click()
-    assert not lines.is_visible()
+    lines.wait_for(state="hidden")
     label.click()
-    assert lines.is_visible()
+    lines.wait_for()
     assert (
         output.get_by_text("gone", exact=True).evaluate("element => getComputedStyle(element).color") != "rgb(0, 0, 0)"
     )

@@ -871,7 +871,10 @@ def test_unloading_ends_the_pools_and_loading_again_works(tmp_path):
     with notebook(tmp_path) as book:
         book.run("%load_ext sky_jupyter")
         assert book.run("%%sky\n1").status == "ok"
-        assert book.run("%reload_ext sky_jupyter").outputs == []
+        # Ranks that take long to end, as on a busy machine, are told of.
+        ended = book.run("%reload_ext sky_jupyter")
+        assert re.sub(r"(?m)^(ending: rank 0|rank 0 did not end within) .*\n?", "", ended.stream()) == ""
+        assert {output["output_type"] for output in ended.outputs} <= {"stream"}
         assert pools_of(book) == []
         assert book.run("%%sky\n1/0").error.count("ZeroDivisionError: division by zero") == 1
         book.run("%unload_ext sky_jupyter")

@@ -225,7 +225,7 @@ export class RunView {
       this.sight.tab = model.ranks[0].rank;
     }
     const cause = culprit(model);
-    if (cause !== undefined && !this.chose) {
+    if (cause !== undefined && cause !== this.sight.tab && !this.chose) {
       this.choose(cause, false);
     }
     if (model.finished) {

@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 
 import type { Host } from "../../src/run/display-context";
 import { RunModel, type Snapshot } from "../../src/run/model";
@@ -69,6 +69,24 @@ describe("the view", () => {
     localStorage.clear();
     view.detach();
     view.node.remove();
+  });
+
+  it("draws nothing more once it has shown the rank that failed", async () => {
+    begin(2);
+    const failed = snapshot(2);
+    failed.ranks[1] = { rank: 1, state: "failed", parts: [], traceback: "ValueError: no data" };
+    model.load({ ...failed, finished: true, state: "failed" });
+    view.update();
+    const asked = vi.spyOn(window, "requestAnimationFrame");
+    const frames = () => asked.mock.calls.length;
+    await vi.waitFor(() => expect((view as unknown as { sight: { tab: number } }).sight.tab).toBe(1));
+    await frame();
+    await frame();
+    // What the test itself asked for is all.
+    const before = frames();
+    await frame();
+    expect(frames() - before).toBe(1);
+    asked.mockRestore();
   });
 
   it("shows the newest lines of many, and no others", async () => {
