@@ -32,7 +32,7 @@ _MAGIC = re.compile(r"%%(\S*)")
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _LOCAL = re.compile(r"%%local\s*\Z")
 _SKY_CELL = re.compile(r"%%sky(?:\s(?P<line>.*))?\Z", re.DOTALL)
-_STAYS = re.compile(r"\?{0,2}%sky\b|%(?:re|un)?load_ext\s+sky_jupyter\b")
+_STAYS = re.compile(r"\?{0,2}%sky\b|%(?:re|un)?load_ext\s+sky_jupyter\b|%debug\s+(?:rank\s+)?\d+\s*$")
 # Without the extension nothing sends the lines below to a pool; loaded anew, it begins with auto off.
 _ENDS = re.compile(r"%(?:re|un)load_ext\s+sky_jupyter\b")
 _EXIT = re.compile(r"(?:exit|quit)(?:\s*\(\s*\))?\s*\Z")

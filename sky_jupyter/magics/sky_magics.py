@@ -52,6 +52,7 @@ from . import (
     auto,
     busy_completion,
     cell_completion,
+    debug_magic,
     leftover_pools,
     pool_mismatch,
     pull,
@@ -82,6 +83,7 @@ class SkyMagics(Magics):
         self._ran_auto = False
         self.inspector = cell_completion.install(shell)
         busy_completion.install(shell, self.inspector)
+        self.rank_debug = debug_magic.RankDebug(shell, self.debug_rank)
         self.debug_target = debug_target.install(shell, self.node_code)
         self.debug_selector = debug_selector.install(shell, self.debug_target)
 
@@ -356,6 +358,15 @@ class SkyMagics(Magics):
     def do_debug(self, given: ParsedLine) -> None:
         pool = pools.need(given.name)
         (rank,) = pool.check_ranks([int(given.target or 0)])
+        self.debug_on(pool, rank)
+
+    def debug_rank(self, pool: Pool, rank: int) -> None:
+        """Debug a rank's failure, for ``%debug RANK``."""
+        with self.auto.aside(), _short_errors(""):
+            self.debug_on(pool, rank)
+
+    def debug_on(self, pool: Pool, rank: int) -> None:
+        """Debug the failure of a rank's last cell."""
         cells.debug(pool, rank, self.shell.displayhook.prompt_count, self.shell.user_ns)
 
     def do_exec(self, given: ParsedLine) -> None:
@@ -561,6 +572,8 @@ class SkyMagics(Magics):
         """Note what a cell of the notebook assigned; it counts from now on."""
         raw = getattr(result.info, "raw_cell", None) or ""
         ran_auto, self._ran_auto = self._ran_auto, False
+        if pools.all():
+            self.rank_debug.install()
         if ran_auto or not pools.all() or SKY_LINE.match("".join(_with_body(raw.lstrip().splitlines(keepends=True)))):
             return
         try:
@@ -748,6 +761,7 @@ def unload(shell: Any) -> None:
     magics.pulse.stop()
     busy_completion.remove(shell)
     cell_completion.remove(magics.inspector)
+    magics.rank_debug.remove()
     tracebacks.remove(shell)
     frontend_requests.remove(shell)
     terminal_requests.remove(shell)

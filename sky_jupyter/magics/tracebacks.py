@@ -65,7 +65,7 @@ def _not_here(error: BaseException) -> str:
     ranks = rank_label(error.errors)
     return (
         f"the error is on {ranks}, whose frames cannot be debugged from here: {error}\n"
-        f"`%sky debug {min(error.errors)}` debugs it on the rank; `_sky.errors[RANK]` has it with its traceback"
+        f"`%debug {min(error.errors)}` debugs it on the rank; `_sky.errors[RANK]` has it with its traceback"
     )
 
 

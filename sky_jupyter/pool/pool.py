@@ -123,6 +123,8 @@ class Pool:
         self.calls = PoolTasks(self)
         self.submitter: PoolExecutor | None = None
         self.current: Run | None = None
+        # Ranks whose last cell has failed, and can be debugged.
+        self.failed: set[int] = set()
         # Runs that nothing waits for, by id, oldest first.
         self.detached: dict[str, Detached] = {}
         # How transfers of values are shown, and the names under way; how many results hold each run's values.

@@ -30,6 +30,8 @@ RESULT = "_sky"
 # Seconds: other ranks go on however long after one has failed.
 FOR_EVER = 1e9
 _NAMES_SHOWN = 12
+# Ends of a cell on a rank that leave its frames there.
+_DEBUGGED = ("error", "interrupted")
 
 
 @dataclass(frozen=True)
@@ -217,12 +219,19 @@ def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str 
         raise
     finally:
         pool.note_writes(run, namespace)
+        _note_failures(pool, run)
         # That kernels are new has been told when they were replaced.
         _, lost = take_restarts(pool, namespace)
         if lost:
             view.on_event(NoticeEvent(lost))
         view.finish(run.elapsed)
     _bind(result, namespace, out)
+
+
+def _note_failures(pool: Pool, run: Run) -> None:
+    """Note which ranks keep a failure: until their next cell, and not without the kernel that had it."""
+    pool.failed.difference_update(run.outcomes)
+    pool.failed.update(rank for rank, outcome in run.outcomes.items() if outcome.status in _DEBUGGED)
 
 
 def _bind(result: CellResult, namespace: dict[str, Any], out: str | None) -> None:

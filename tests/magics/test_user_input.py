@@ -138,13 +138,40 @@ def test_a_breakpoint_in_a_cell_has_its_prompt_in_the_notebook(book: Notebook) -
 def test_a_rank_is_debugged_after_its_failure(book: Notebook) -> None:
     failed = book.run(f"%%sky\n{FAILS}f(rank)")
     assert "ZeroDivisionError" in failed.error
-    assert "`%sky debug 0` debugs it on the rank" in book.run("%debug", answers=[]).stream()
+    assert "`%debug 0` debugs it on the rank" in book.run("%debug", answers=[]).stream()
     for _ in range(2):
         cell = book.run("%sky debug 0", answers=["p x, type(big).__name__", "up", "p rank", "q"])
         assert cell.status == "ok", cell.error
         assert [text for text, _ in cell.asked] == ["rank 0 asks: ipdb> "] * 4
         assert "(0, 'Big')" in str(cell.outputs)
     assert "ZeroDivisionError" in book.value("repr(_sky.errors[0])")
+
+
+def test_debug_with_a_rank_debugs_its_failure_and_is_else_ipythons_own(book: Notebook) -> None:
+    assert book.run("%%sky\nfine = rank").status == "ok"
+    assert "rank 1 has no failure to debug: no rank's last cell has failed" in book.run("%debug 1").stream("stderr")
+    assert book.run(f"%%sky --on 1\n{FAILS}f(rank - 1)").status == "error"
+    for line in ("%debug 1", "%debug rank 1"):
+        cell = book.run(line, answers=["p x + 41", "q"])
+        assert [text for text, _ in cell.asked] == ["rank 1 asks: ipdb> "] * 2
+        assert "41" in cell.run.splitlines()
+    none = book.run("%debug 0").stream("stderr")
+    assert "rank 0 has no failure to debug: there is one on rank 1 of pool default" in none
+    # Code, as IPython has it; and a failure of the notebook itself.
+    assert "ipdb> " in book.run("%debug print(6 * 7)", answers=["c"]).asked[0][0]
+    assert book.run("here = 1\nhere / 0").status == "error"
+    assert book.run("%debug", answers=["q"]).asked[0][0] == "ipdb> "
+    assert "While there is a pool" in str(book.run("%debug?").payload)
+
+
+def test_debug_is_ipythons_own_again_without_the_extension(tmp_path: Path) -> None:
+    looks = "print(get_ipython().find_line_magic('debug').__self__.__class__.__name__)"
+    with notebook(tmp_path) as opened:
+        assert opened.run("%load_ext sky_jupyter").status == "ok"
+        assert opened.run("%%sky\n1").status == "ok"
+        assert opened.run(looks).status == "error"
+        assert opened.run("%unload_ext sky_jupyter").status == "ok"
+        assert opened.run(looks).stream() == "ExecutionMagics\n"
 
 
 def test_a_step_to_the_end_of_a_cell_leaves_nothing_in_later_debuggers(book: Notebook) -> None:
