@@ -24,7 +24,7 @@ from ..util.text import nearest
 from . import aliased_memory
 from .blobs import Blob, LastPickler, Packed, Tell, fingerprint, pack, untold, write_blob
 from .cell_names import CellNames, analyse, is_internal
-from .import_graph import imports_of
+from .import_graph import bound_by_imports, imports_of
 from .ledger import Ledger
 from .shared_references import NameGroup, ObjectTrace, Ties, Unit, refer, shared
 
@@ -61,6 +61,8 @@ class Binding:
         Unpickle a value, or import a module.
     module : str
         Full name of a module.
+    member : str
+        What of the module; "" for itself.
     blob : Blob, optional
         Pickle of a value.
     value : Any
@@ -74,6 +76,7 @@ class Binding:
     name: str
     kind: Literal["value", "module"]
     module: str = ""
+    member: str = ""
     blob: Blob | None = None
     value: Any = field(default=None, compare=False, repr=False)
     owners: frozenset[int] = frozenset()
@@ -83,7 +86,7 @@ class Binding:
     def digest(self) -> str:
         """Digest of the content."""
         if self.blob is None:
-            return f"import {self.module}"
+            return f"import {self.module} {self.member}".rstrip()
         return f"{self.ranks} parts of {self.blob.digest}" if self.ranks else self.blob.digest
 
 
@@ -123,6 +126,8 @@ class Capture:
         For a call whose blob refers to objects on the nodes: the blob with copies of them.
     met : frozenset of str
         All names that were looked at.
+    bound : tuple of (str, str, str)
+        Names that the cell's imports may bind; see `bound_by_imports`.
     """
 
     bindings: tuple[Binding, ...] = ()
@@ -139,6 +144,7 @@ class Capture:
     units: Mapping[str, Unit] = field(default_factory=dict, compare=False, repr=False)
     call: Blob | None = None
     met: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    bound: tuple[tuple[str, str, str], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
@@ -183,8 +189,12 @@ class Capture:
             The bindings, with the paths of their files.
         """
         modules = [["", name] for name in self.imports]
-        modules += [[one.name, one.module] for one in self.bindings if one.blob is None]
+        modules += [[one.name, one.module] for one in self.bindings if one.blob is None and not one.member]
         said: Manifest = {"modules": modules, "values": self._values(place)}
+        if members := [[one.name, one.module, one.member] for one in self.bindings if one.member]:
+            said["members"] = members
+        if self.bound:
+            said["bound"] = [list(one) for one in self.bound]
         if self.call is not None:
             said["call"] = [place(self.call)]
         if owners := [[one.name, sorted(one.owners)] for one in self.bindings if one.owners]:
@@ -282,7 +292,7 @@ def collect(
     collector.add(collector.push, required=True)
     collector.add(cell.reads - cell.weak, required=True)
     collector.add(cell.weak, required=False)
-    return collector.capture(cell)
+    return replace(collector.capture(cell), bound=bound_by_imports(source))
 
 
 def collect_value(
@@ -419,7 +429,7 @@ class _Collector:
                 (module, *inner), others = again
                 self.imports.update(inner)
                 self.imported.add(module)
-                self.bindings[name] = Binding(name, "module", module, owners=others)
+                self.bindings[name] = Binding(name, "module", module, self.ledger.member(name), owners=others)
             self.add(self.ledger.uses(name), required=required)
             return
         ranks = self.ranks.get(name, 0)

@@ -135,6 +135,27 @@ def imports_of(source: str, package: str = "") -> Imports:
     return Imports(frozenset(modules), frozenset(members))
 
 
+def bound_by_imports(source: str) -> tuple[tuple[str, str, str], ...]:
+    """Return the names that a cell's imports bind: name, module, and what of the module; "" for the module itself.
+
+    Of ``from module import *`` name and member are ``"*"``.
+    """
+    bound: dict[tuple[str, str, str], None] = {}
+    texts = [source] if "import" in source else []
+    while texts:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse(texts.pop())):
+                if isinstance(node, ast.Import):
+                    for item in node.names:
+                        top = item.name.partition(".")[0]
+                        bound[(item.asname, item.name, "") if item.asname else (top, top, "")] = None
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    bound.update(((item.asname or item.name, node.module, item.name), None) for item in node.names)
+                elif isinstance(node, ast.Call):
+                    _take_call(node, "", set(), texts)
+    return tuple(bound)
+
+
 def imports_of_code(code: types.CodeType) -> Imports:
     """Return the imports of compiled code, nested code included."""
     modules: set[str] = set()

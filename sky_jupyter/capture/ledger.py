@@ -109,6 +109,8 @@ class Ledger:
         self._lacking: set[str] = set()
         # Modules imported by the nodes, by name: full name, and submodules imported with it.
         self._imports: dict[str, tuple[str, ...]] = {}
+        # What of the module, for names that `from` imports have bound.
+        self._members: dict[str, str] = {}
         # Those of them that ended with their kernels: the ranks that had them, None for all.
         self._unimported: dict[str, frozenset[int] | None] = {}
         self._world_size = 1
@@ -131,7 +133,7 @@ class Ledger:
                 mark = self._nodes.get(name) or self._sent[name]
                 if mark.unit is not None:
                     self._past[name] = mark
-            for kept in (self._sent, self._nodes, self._uses, self._imports, self._unimported):
+            for kept in (self._sent, self._nodes, self._uses, self._imports, self._members, self._unimported):
                 if name in kept:
                     self.version += 1
                     del kept[name]
@@ -195,6 +197,7 @@ class Ledger:
             self._uses.pop(name, None)
             self._old.pop(name, None)
             self._imports.pop(name, None)
+            self._members.pop(name, None)
             self._unimported.pop(name, None)
             self._past.pop(name, None)
             self._nodes[name] = mark
@@ -273,8 +276,14 @@ class Ledger:
         self.version += 1
         self._past = {name: mark for name, mark in self._past.items() if name in namespace}
 
-    def nodes_imported(self, imports: Mapping[str, str], modules: Iterable[str], world_size: int) -> None:
-        """Record modules that a ``%%sky`` cell has imported; call it after `nodes_wrote`.
+    def nodes_imported(
+        self,
+        imports: Mapping[str, str],
+        modules: Iterable[str],
+        world_size: int,
+        members: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        """Record what a ``%%sky`` cell has imported; call it after `nodes_wrote`.
 
         Parameters
         ----------
@@ -284,9 +293,13 @@ class Ledger:
             Full names of all imports of the cell, submodules included.
         world_size : int
             Number of ranks.
+        members : mapping, optional
+            Full names of modules and what was imported from each, by the names that it is bound to.
         """
         self.version += 1
         self._world_size = world_size
+        for name, (module, member) in (members or {}).items():
+            self._imports[name], self._members[name] = (module,), member
         every = sorted(modules)
         for name, full in imports.items():
             self._imports[name] = full, *(one for one in every if one.startswith(f"{full}."))
@@ -294,6 +307,15 @@ class Ledger:
     def hides_builtin(self, name: str) -> bool:
         """Return True if the nodes have a deleted value under a builtin's name."""
         return name in self._old and hasattr(builtins, name)
+
+    @property
+    def imported(self) -> frozenset[str]:
+        """Names that new kernels import again when a cell reads them."""
+        return frozenset(self._imports)
+
+    def member(self, name: str) -> str:
+        """Return what of its module an imported name is; "" for the module itself."""
+        return self._members.get(name, "")
 
     def import_again(self, name: str) -> tuple[tuple[str, ...], frozenset[int]] | None:
         """Return modules that new kernels import for a name, and ranks that do not.
@@ -389,6 +411,7 @@ class Ledger:
             if mark.gone or mark.ranks is None or mark.ranks:
                 rest._nodes[name] = mark
         rest._imports, rest._world_size = dict(self._imports), world_size or self._world_size
+        rest._members = dict(self._members)
         rest._unimported = dict(self._unimported)
         for name in self._imports:
             lost = (self._importers(name) or frozenset(range(world_size))).intersection(new)

@@ -328,7 +328,7 @@ class SkyMagics(Magics):
             When nobody can be asked.
         """
         on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
-        own, here = cells.only_there(pool), self.shell.user_ns.keys()
+        own, here = cells.only_there(pool) - pool.ledger.imported, self.shell.user_ns.keys()
         what = [f"run {', '.join(on)} ends"] if on else []
         what += [cells.listing("these names are lost, as only the nodes have them", own - here)]
         what += [cells.listing("these go back to what the notebook has", own & here)]

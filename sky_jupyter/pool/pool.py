@@ -824,7 +824,9 @@ class Pool:
             world_size=self.spec.world_size,
             sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},
         )
-        self.ledger.nodes_imported(run.imports, run.capture.modules, self.spec.world_size)
+        imports = {name: module for name, module in run.imports.items() if name in wrote}
+        members = {name: found for name, found in run.members.items() if name in wrote and name not in imports}
+        self.ledger.nodes_imported(imports, run.capture.modules, self.spec.world_size, members)
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Interrupt all ranks of a run; ``hard`` replaces their kernels."""

@@ -383,7 +383,7 @@ def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
     fresh = pool.take_restarted()
     if not fresh:
         return "", ""
-    own = only_there(pool)
+    own = only_there(pool) - pool.ledger.imported
     back = listing("back to what the notebook has", own & namespace.keys())
     lost = own - namespace.keys()
     forget_sent(pool, fresh, namespace)

@@ -286,3 +286,21 @@ def test_new_kernels_import_what_the_old_ones_had_and_no_others_do() -> None:
     ledger.forget_nodes({})
     ledger.notebook_wrote(["x"])
     assert again("x") == {}
+
+
+def test_new_kernels_import_members_of_modules_again() -> None:
+    ledger = Ledger()
+    ledger.nodes_wrote(["root"], {}, world_size=2, sizes={"root": None})
+    ledger.nodes_imported({}, ["math"], 2, {"root": ("math", "sqrt")})
+    ledger = ledger.unsent({1}, 2)
+    (binding,) = collect("root(4)", {}, ledger).bindings
+    assert (binding.module, binding.member, sorted(binding.owners)) == ("math", "sqrt", [0])
+    assert collect("root(4)", {}, ledger).manifest(str)["members"] == [["root", "math", "sqrt"]]
+    ledger.nodes_wrote(["root"], {}, world_size=2, sizes={"root": None})
+    assert not ledger.unsent({1}, 2).imported
+
+
+def test_a_cell_says_what_its_imports_bind() -> None:
+    source = "import a.b, c.d as e\nfrom f import g as h, i\nfrom j import *\nfrom . import k"
+    bound = {("a", "a", ""), ("e", "c.d", ""), ("h", "f", "g"), ("i", "f", "i"), ("*", "j", "*")}
+    assert set(collect(source, {}, Ledger()).bound) == bound

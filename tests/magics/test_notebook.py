@@ -669,7 +669,11 @@ def test_a_value_that_cannot_be_sent_is_told_in_short(two):
 
 
 def test_a_killed_rank_is_named_and_replaced(two):
-    two.run("%%sky\nimport statistics as st, xml.dom.minidom")
+    imports = (
+        "%%sky\nimport statistics as st, xml.dom.minidom\nfrom math import sqrt as root, pi\nfrom fractions import *"
+    )
+    for _ in range(2):
+        assert two.run(f"%%sky\n{imports}").status == "ok"
     cell = two.run("%%sky\nimport os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)")
     assert "rank 1 died" in cell.run.split("\n")[0]
     assert "[1] died: killed by SIGKILL" in cell.run
@@ -677,7 +681,11 @@ def test_a_killed_rank_is_named_and_replaced(two):
     later = two.run(f"%%sky\n{RANK}\nrank")
     assert later.body == ["[0] Out: 0", "[1] Out: 1"]
     # What was imported is no name that is missing: a new kernel imports it when a cell reads it.
-    assert "st" not in re.findall(r"\w+", cell.run.partition("missing on rank 1")[2])
+    assert not {"st", "root", "pi", "Fraction"}.intersection(
+        re.findall(r"\w+", cell.run.partition("missing on rank 1")[2])
+    )
+    again = two.run("%%sky\nroot(4), round(pi), Fraction(1, 2)")
+    assert again.body == ["[0-1] Out: (2.0, 3, Fraction(1, 2))"], again.error
     assert two.run("%%sky\nst.mean([1, 3]), xml.dom.minidom.__name__").body == ["[0-1] Out: (2, 'xml.dom.minidom')"]
 
 

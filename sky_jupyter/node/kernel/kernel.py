@@ -38,7 +38,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,6 +65,7 @@ from . import (
     framework_hints,
     generator_streams,
     history_trim,
+    members_of_modules,
     name_summaries,
     process_exit,
     project_modules,
@@ -347,7 +348,11 @@ class SkyKernel(IPythonKernel):
         result = self._last_result
         history_trim.forget_cells(self.shell, _KEEP_VALUES)
         HELD.sweep(namespace)
-        end: dict[str, Any] = {"status": reply["status"], "bound": True, **_told(before, namespace)}
+        end: dict[str, Any] = {
+            "status": reply["status"],
+            "bound": True,
+            **_told(before, namespace, content["manifest"].get("bound", ())),
+        }
         if reply["status"] == "ok":
             if result is not None and result.result is not None:
                 end.update(self.sky_values.dump(content["run"], result.result))
@@ -583,17 +588,20 @@ def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
     return sorted(filter(name_summaries.is_users, changed))
 
 
-def _told(before: dict[str, int], namespace: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an end event about names that a run bound or deleted."""
+def _told(before: dict[str, int], namespace: dict[str, Any], bound: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
+    """Return the fields of an end event about names that a run bound or deleted, and that its imports may bind."""
     writes = _writes(before, namespace)
     sizes = {name: _size(namespace[name]) for name in writes if name in namespace}
     found = {name: namespace[name] for name in sizes if isinstance(namespace[name], types.ModuleType)}
+    # A cell that runs again binds no other object.
+    again = {name: namespace[name] for name, *_ in bound if isinstance(namespace.get(name), types.ModuleType)}
     reads = {name: sorted(global_reads(namespace[name], namespace) - _BUILTINS) for name in sizes}
     return {
         "writes": writes,
         "modules": list(found),
         # Imports that recreate these names in a new kernel.
-        "imports": {name: [vars(one)["__name__"]] for name, one in found.items() if _is_imported(one)},
+        "imports": {name: [vars(one)["__name__"]] for name, one in {**again, **found}.items() if _is_imported(one)},
+        "members": members_of_modules.imported(bound, writes, namespace),
         "sizes": sizes,
         "uses": {name: found for name, found in reads.items() if found},
     }

@@ -387,6 +387,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "sizes": _sizes,
     "uses": _uses,
     "imports": _uses,
+    "members": _uses,
     "elapsed": _seconds,
     "ename": _words,
     "evalue": _words,

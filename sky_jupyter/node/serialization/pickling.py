@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib
 import mmap
 import os
@@ -170,7 +171,8 @@ def bind(
     manifest : dict
         ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module
         with an empty name is a submodule that is imported and not bound; if it is missing, the code that
-        uses it raises. Modules come first, then values in order. ``"owners": [[name, ranks], ...]`` lists
+        uses it raises. Modules come first, then ``"members": [[name, module, member], ...]``, which are members of
+        modules, then values in order. ``"bound"`` is for the kernel. ``"owners": [[name, ranks], ...]`` lists
         ranks that keep their own value of a name. Of ``"parts": [[name, [[rank, path], ...]], ...]`` each
         rank loads its own. ``"sources"`` are for `cell_sources.learn`.
         A value may be ``[[names], path, unit, {name: path of its own}]``: names that share objects, as a dict
@@ -200,6 +202,9 @@ def bind(
         else:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
+    for name, module, member in manifest.get("members", ()):
+        if name not in own:
+            namespace[name] = _explained(name, functools.partial(_member, module), member)
     held = HELD if held is None else held
     # Keeps the former values alive: a later value may refer to one whose name is bound anew.
     refers = any(not isinstance(name, str) and more[1] for name, _, *more in manifest["values"])
@@ -237,6 +242,10 @@ def _bind_value(one: list[Any], namespace: dict[str, Any], own: set[str], held: 
     for each in names:
         namespace[each] = values[each]
         held.name(each, values[each], unit)
+
+
+def _member(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
 
 
 def _explained(name: str, load: Callable[[str], Any], source: str) -> Any:

@@ -73,6 +73,7 @@ class Run:
         self.modules: set[str] = set()
         # The modules' full names, if they can be imported again.
         self.imports: dict[str, str] = {}
+        self.members: dict[str, tuple[str, str]] = {}
         # For bound names, the names that their functions and classes read.
         self.uses: dict[str, frozenset[str]] = {}
         # The end, for the main thread; any change, for the loop.
@@ -340,6 +341,8 @@ class Run:
             self.uses[name] = self.uses.get(name, frozenset()).union(uses)
         self.modules.update(event.get("modules", ()))
         self.imports.update((name, found[0]) for name, found in event.get("imports", {}).items())
+        members = {name: found for name, found in event.get("members", {}).items() if len(found) == 2}
+        self.members.update((name, (module, member)) for name, (module, member) in members.items())
         self._tell(OutputEvent(self.id, outcome.rank, event))
         self._note_end()
 
