@@ -180,7 +180,7 @@ def test_predict_and_a_model_that_was_saved_still_work_after_an_abort(pool: Pool
 
 
 @pytest.mark.slow
-def test_weights_reach_a_new_kernel_by_the_two_cells_that_the_notice_names(pool: Pool) -> None:
+def test_weights_reach_a_new_kernel_by_two_cells(pool: Pool) -> None:
     run(pool, SETUP + "train(model, 1)")
     with pytest.raises(CellError):
         run(pool, "import os\nif rank == 1: os._exit(3)\ntrain(model, 50)", grace=0.2)

@@ -112,3 +112,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"""
     # Equal on both, and so shown once.
     assert all(line.startswith("[0,2] ") for line in seen.body)
     assert seen.body[-1].endswith("True)")
+
+
+@pytest.mark.slow
+def test_a_keras_model_is_copied_with_the_backend_of_its_rank(book):
+    made = "import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras"
+    model = "model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])"
+    assert book.run(f"%%sky --on 0\n{made}\n{model}").status == "ok"
+    assert book.run("%sky copy model --from 0 --to 1").stream() == "model: copied from rank 0 to rank 1\n"
+    assert book.run("%%sky --on 0,1\nmodel.get_weights()[0].tolist()").status == "ok"
+    assert book.value("_sky[0] == _sky[1]")

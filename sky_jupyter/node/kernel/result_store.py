@@ -12,6 +12,7 @@ from typing import Any
 
 from ...util.text import nearest
 from ..serialization import result_values, unpicklable_placeholders
+from ..serialization.keras_models import WithBackend
 
 # Number of evicted runs that are remembered.
 _KEEP_GONE = 1000
@@ -96,7 +97,7 @@ def _give_names(names: list[str], namespace: dict[str, Any], places: list[str]) 
         known = [name for name in namespace if not name.startswith("_")]
         return {"lacks": f"{lacking[0]!r}{nearest(lacking[0], known)}"}
     values = {name: namespace[name] for name in names}
-    told = result_values.give(values, places, name="names", strict=True)
+    told = result_values.give(WithBackend(values), places, name="names", strict=True)
     if "unpicklable" not in told:
         return told
     reasons = {name: result_values.why_unpicklable(value, name) for name, value in values.items()}
@@ -104,4 +105,4 @@ def _give_names(names: list[str], namespace: dict[str, Any], places: list[str]) 
     values = {name: value for name, value in values.items() if name not in left}
     if not values:
         return {"type": "dict", "repr": "{}", "left": left}
-    return {**result_values.give(values, places, name="names", strict=True), "left": left}
+    return {**result_values.give(WithBackend(values), places, name="names", strict=True), "left": left}

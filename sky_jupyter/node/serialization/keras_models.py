@@ -8,9 +8,11 @@ Parts of a model have places, which the notebook and the nodes count alike.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import json
+import os
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +23,41 @@ CONFIG, WEIGHTS, ASSETS = "config.json", "model.weights.h5", "assets"
 Place = tuple[str, int, int, str]
 """A part's kind, its holder's number among the model's parts, its own number there, and its name."""
 _SAID = {"name", "trainable", "dtype"}
+
+
+class WithBackend(dict[str, Any]):
+    """Values whose pickle has Keras imported with the backend that it has in this process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Loaded in this order: the choice comes before the models.
+        return _second, (_Choice(backend()), dict(self))
+
+
+class _Choice:
+    """Choice of a backend, made where this is unpickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return choose_backend, (self.name,)
+
+
+def _second(first: None, second: dict[str, Any]) -> dict[str, Any]:
+    return second
+
+
+def backend() -> str:
+    """Return the backend of the Keras that this process has imported; "" without one."""
+    with contextlib.suppress(Exception):
+        return str(sys.modules["keras"].backend.backend())
+    return ""
+
+
+def choose_backend(name: str) -> None:
+    """Choose the backend that Keras is imported with later, unless something has chosen it."""
+    if name and "keras" not in sys.modules:
+        os.environ.setdefault("KERAS_BACKEND", name)
 
 
 def is_keras(obj: Any) -> bool:

@@ -124,9 +124,6 @@ class Plugin:
         raises; `again` must be able to set the framework up anew afterwards.
     gone : str
         Objects of the framework that do not survive `again`, for a message.
-    gone_beside : str
-        Further objects that are unusable if only some ranks have new kernels; ``{rank}`` stands for a rank that
-        still has its names.
     check : callable, optional
         ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
         all ranks together after an interrupt.
@@ -163,7 +160,6 @@ class Plugin:
     again: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     abort: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     gone: str = field(default="", compare=False, repr=False)
-    gone_beside: str = field(default="", compare=False, repr=False)
     check: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     ended: Callable[[InstanceInfo], str] | None = field(default=None, compare=False, repr=False)
     around_partial_run: AroundProcess | None = field(default=None, compare=False, repr=False)

@@ -86,14 +86,7 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         again=functools.partial(_again, backend),
         check=functools.partial(_check, backend),
         around_partial_run=_around_partial_run,
-        gone_beside=_GONE if backend == "jax" else "",
     )
-
-
-_GONE = (
-    "Keras models, which a new kernel lacks (to have one back: `%%sky --on {rank} --out kept` with "
-    "`model.get_weights()`, then `%%sky` with the cell that makes the model and `model.set_weights(kept.head)`)"
-)
 
 
 def _fits(backend: str, spec: PoolSpec) -> None:

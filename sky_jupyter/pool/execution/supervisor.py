@@ -742,9 +742,8 @@ class Supervisor:
             ranks = self._to_replace(lost)
             told = [f"{rank_label(lost)} ended; {_fresh(ranks)}"]
             if self.together and len(ranks) < self.spec.world_size:
-                kept = min(set(range(self.spec.world_size)) - set(ranks))
                 # A notice for each.
-                told += f"the others keep every name{self._gone(kept)}".split(", but ")
+                told += f"the others keep every name{self._gone()}".split(", but ")
             for text in told:
                 run.listener(NoticeEvent(text, run.id))
             self.restarted.update(ranks)
@@ -765,11 +764,9 @@ class Supervisor:
         elif run.failed and self.together:
             self._mend_with(self._resume())
 
-    def _gone(self, kept: int | None = None) -> str:
-        """Return what users must recreate; the rank ``kept`` lives on."""
+    def _gone(self) -> str:
+        """Return what users must recreate."""
         gone = [plugin.gone for plugin in self.spec.plugins]
-        if kept is not None:
-            gone += [plugin.gone_beside.format(rank=kept) for plugin in self.spec.plugins]
         return f"; recreate {'; '.join(filter(None, gone))}" if any(gone) else ""
 
     def _mend_with(self, work: Coroutine[Any, Any, None]) -> None:
