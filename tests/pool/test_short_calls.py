@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import sky_jupyter as sky
@@ -22,6 +23,11 @@ from sky_jupyter.pool.pool import Pool
 from tests.pool.pools import local_pool, run, underway, wait_until
 
 MANY = b"x" * 200_000
+
+
+@sky.function
+def length(data: bytes) -> int:
+    return len(data)
 
 
 @sky.function
@@ -274,6 +280,15 @@ def test_settings_of_the_notebook_are_followed_between_calls(pool: Pool, monkeyp
 def test_arguments_and_values_of_all_sizes_come_back(pool: Pool, value: Any) -> None:
     assert echo(value) >> pool == value
     assert echo(value) @ pool == [value, value]
+
+
+def test_an_agent_keeps_no_arguments_of_calls_that_are_over(pool: Pool) -> None:
+    agent = psutil.Process(pool.status()[0]["pid"])
+    before = agent.memory_info().rss
+    for number in range(200):
+        assert (length(bytes([number]) * 1_000_000) >> pool) == 1_000_000
+    # All of them would be 200 MB.
+    assert agent.memory_info().rss - before < 100_000_000
 
 
 def test_a_value_that_cannot_be_pickled_comes_as_its_text(pool: Pool) -> None:

@@ -264,6 +264,8 @@ class ShortCallRelay:
         if call.left:
             return
         self._active.pop(call.run, None)
+        # Its ranks have them; those of many calls would be much memory.
+        call.arguments = b""
         if call.record is None:
             self._over[call.run] = call
             self._over_bytes += sum(len(one["pickled"]) for _, one in call.ends)
