@@ -49,13 +49,19 @@ class ByHand:
             self.close()
             raise
 
-    def train(self, epochs: int) -> float:
-        """Train on all; the seconds that the slowest took, from the first step to the last."""
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids, by rank."""
+        return [process.pid for process in self._processes]
+
+    def train(self, epochs: int) -> list[tuple[float, float]]:
+        """Train on all; each rank's seconds from the first step to the last, on the clock and on processors."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{epochs}\n")
             process.stdin.flush()
-        return max(map(float, self._answers("seconds")))
+        answers = [answer.split() for answer in self._answers("took")]
+        return [(float(wall), float(processor)) for wall, processor in answers]
 
     def _answers(self, word: str) -> list[str]:
         return [self._answer(process, word) for process in self._processes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,9 @@ class Row:
         ``s``, ``ms``, ``MB``, ``lines`` or ``processes``.
     most_ratio, most : float, optional
         The budget: what ours/peer, or ours itself, may be at most.
+    sure : bool
+        Take the mean of the turns' ratios with its 95 % interval for ours/peer: it keeps the budget, or is over it,
+        only where all of the interval does. For many short turns.
     """
 
     what: str
@@ -57,10 +61,13 @@ class Row:
     unit: str
     most_ratio: float | None = None
     most: float | None = None
+    sure: bool = False
 
     @property
     def ratio(self) -> float:
-        """Ours/peer, of the medians."""
+        """Ours/peer: of the medians, or where the row is to be `sure` the mean of the turns."""
+        if self.sure:
+            return mean_ratio(self.ours, self.peer)[0]
         ours, peer = statistics.median(self.ours), statistics.median(self.peer)
         return ours / peer if peer else float("nan")
 
@@ -73,7 +80,10 @@ class Row:
 
     @property
     def within(self) -> bool | None:
-        """Whether the budget is kept; None where there is none."""
+        """Whether the budget is kept; None where there is none, or where the interval does not tell."""
+        if self.most_ratio is not None and self.sure:
+            _, low, high = mean_ratio(self.ours, self.peer)
+            return True if high <= self.most_ratio else False if low > self.most_ratio else None
         if self.most_ratio is not None:
             return self.ratio <= self.most_ratio
         return None if self.most is None else statistics.median(self.ours) <= self.most
@@ -81,8 +91,8 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         """The row's texts, for the columns of `HEAD`."""
-        verdict = {True: "kept", False: "OVER", None: ""}[self.within]
-        ratio = f"{self.ratio:.3f} ({_spread(_pairwise(self.ours, self.peer), '{:.2f}')})"
+        verdict = {True: "kept", False: "OVER", None: "not told" if self.budget else ""}[self.within]
+        ratio = f"{self.ratio:.3f} ({self._ratio_spread})"
         return (
             self.what,
             figure(self.ours, self.unit),
@@ -91,6 +101,14 @@ class Row:
             ratio if any(self.peer) else "",
             f"{self.budget} {verdict}".strip(),
         )
+
+    @property
+    def _ratio_spread(self) -> str:
+        """What stands in brackets behind the ratio."""
+        if not self.sure:
+            return _spread(_pairwise(self.ours, self.peer), "{:.2f}")
+        _, low, high = mean_ratio(self.ours, self.peer)
+        return "too few turns" if math.isnan(low) else f"{low:.3f}-{high:.3f}, 95 %"
 
 
 HEAD = ("what", "ours", "peer", "peer's figure", "ours/peer", "budget")
@@ -108,6 +126,34 @@ def figure(samples: Sequence[float], unit: str) -> str:
 
 def _pairwise(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
     return [mine / theirs for mine, theirs in zip(ours, peer, strict=True) if theirs] or [float("nan")]
+
+
+def mean_ratio(ours: Sequence[float], peer: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean of the turns' ratios, and the bounds of its 95 % interval.
+
+    Two turns that follow each other are taken as one, since each job comes first in one of them: what
+    coming first does, and what drifts, cancels. The interval is Student's, of the logarithms; its
+    bounds are NaN where there are too few turns to tell.
+    """
+    logarithms = [math.log(ratio) for ratio in _pairwise(ours, peer)]
+    both = [statistics.fmean(logarithms[first : first + 2]) for first in range(0, len(logarithms), 2)]
+    middle, degrees = statistics.fmean(both), len(both) - 1
+    if degrees < _FEWEST_DEGREES:
+        return math.exp(middle), math.nan, math.nan
+    half = _student(degrees) * statistics.stdev(both) / math.sqrt(len(both))
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+
+
+# Below, the approximation of Student's distribution is not good enough.
+_FEWEST_DEGREES = 4
+
+
+def _student(degrees: int) -> float:
+    """The factor of a 95 % interval, by its series around the normal distribution's: within 2 % from 4 degrees on."""
+    normal = statistics.NormalDist().inv_cdf(0.975)
+    first = (normal**3 + normal) / 4
+    second = (5 * normal**5 + 16 * normal**3 + 3 * normal) / 96
+    return normal + first / degrees + second / degrees**2
 
 
 def _spread(samples: Sequence[float], form: str) -> str:
@@ -148,6 +194,7 @@ def rows(
     peers: Iterable[str] | None = None,
     best: float | None = None,
     most: float | None = None,
+    sure: bool = False,
 ) -> list[Row]:
     """A row for each peer that has the figure `name`; the best peer first, and with the budget.
 
@@ -161,6 +208,8 @@ def rows(
         What ours may be at most as a ratio to the best peer.
     most : float, optional
         What ours may be at most.
+    sure : bool
+        Give the ratio's interval, and a verdict only where it tells.
     """
     chosen = [peer for peer in (samples if peers is None else peers) if peer != ours and name in samples.get(peer, {})]
     chosen.sort(key=lambda peer: statistics.median(samples[peer][name]))
@@ -173,6 +222,7 @@ def rows(
             unit,
             most_ratio=best if place == 0 else None,
             most=most if place == 0 else None,
+            sure=sure,
         )
         for place, peer in enumerate(chosen)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -16,14 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import report, way
+from benchmarks import report, training, way
 from benchmarks.__main__ import SUBJECTS
-from benchmarks.measure import HEAD, Options, Row, by_turns, rows
+from benchmarks.measure import HEAD, Options, Row, by_turns, mean_ratio, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "SKY_BENCHMARK"
 PATIENCE = 60.0
-RATIO = re.compile(r"\d+\.\d{3} \(\d+\.\d\d-\d+\.\d\d\)")
+RATIO = re.compile(r"\d+\.\d{3} \((\d+\.\d\d-\d+\.\d\d|too few turns)\)")
 
 
 @pytest.fixture
@@ -60,7 +61,9 @@ def marked(mark: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["import", "cell", "output", "capture", pytest.param("many", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["import", "cell", "output", "capture", "training", pytest.param("many", marks=pytest.mark.long)]
+)
 def test_a_quick_run_prints_ratios_and_leaves_nothing(name: str, folder: Path) -> None:
     done, mark = run(folder, name, "--quick", "--repeat", "1")
     assert done.returncode == 0, done.stderr
@@ -105,6 +108,48 @@ def test_the_budget_stands_with_the_best_peer() -> None:
     assert first.cells[-1] == "1.5 x OVER"
     own = rows("x", samples, "s", ours="ours", most=2.0)[0]
     assert (own.budget, own.within) == ("2 s", True)
+
+
+def test_a_ratio_with_an_interval_is_judged_only_where_all_of_the_interval_agrees() -> None:
+    def row(*ours: float) -> Row:
+        return Row("x", ours, [1.0] * len(ours), "a peer", "s", most_ratio=1.02, sure=True)
+
+    assert row(*[1.0] * 10).cells[-2:] == ("1.000 (1.000-1.000, 95 %)", "1.02 x kept")
+    assert row(*[1.03] * 10).cells[-2:] == ("1.030 (1.030-1.030, 95 %)", "1.02 x OVER")
+    noisy = row(1.3, 1.0, 0.8, 1.1, 1.4, 0.7, 1.0, 0.9, 1.2, 1.0)
+    assert (noisy.within, noisy.cells[-1]) == (None, "1.02 x not told")
+    few = row(1.0, 1.0)
+    assert few.cells[-2:] == ("1.000 (too few turns)", "1.02 x not told")
+
+
+def test_the_interval_is_students_and_what_coming_first_does_cancels() -> None:
+    # Scipy's bounds of the same ten pairs' logarithms.
+    first, second = [1.1, 1.2, 1.0, 1.3, 1.1, 1.2, 0.9, 1.0, 1.1, 1.2], 0.9
+    ours = [value for pair in first for value in (pair, second)]
+    middle, low, high = mean_ratio(ours, [1.0] * len(ours))
+    assert (round(middle, 3), round(low, 3), round(high, 3)) == (0.997, 0.958, 1.037)
+    assert mean_ratio([1.2, 1 / 1.2] * 5, [1.0] * 10) == pytest.approx((1.0, 1.0, 1.0))
+    assert math.isnan(mean_ratio([1.0] * 8, [1.0] * 8)[1])
+
+
+def test_each_rank_is_pinned_with_all_its_threads() -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system does not pin processes")
+    code = "import threading; threading.Thread(target=input).start(); print(flush=True); threading.main_thread().join()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        training.pin([process.pid])
+        threads = [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
+        assert len(threads) == 2
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {
+            frozenset({min(os.sched_getaffinity(0))})
+        }
+        process.communicate(b"\n")
+
+
+def test_a_turn_of_training_counts_the_slowest_rank_and_the_processors_of_all() -> None:
+    assert training.figures([(0.5, 0.4), (0.6, 0.3)]) == pytest.approx({"wall": 0.6, "processor": 0.7})
 
 
 def test_saved_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
