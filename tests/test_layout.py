@@ -205,3 +205,19 @@ def test_loading_the_extension_imports_neither_the_api_nor_what_starts_pools() -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_loading_the_extension_waits_for_no_collection_of_all_objects(collects: bool) -> None:
+    """A notebook has many objects, and all of them are looked at."""
+    code = (
+        "import gc\nfrom IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        f"if not {collects}: gc.disable()\n"
+        "found = []\ngc.callbacks.append(lambda phase, info: found.append(info['generation']))\n"
+        "import sky_jupyter\n"
+        "sky_jupyter.load_ipython_extension(shell)\n"
+        "print(found.count(2), gc.isenabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == f"0 {collects}"
