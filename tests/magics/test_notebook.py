@@ -669,9 +669,7 @@ def test_a_value_that_cannot_be_sent_is_told_in_short(two):
 
 
 def test_a_killed_rank_is_named_and_replaced(two):
-    imports = (
-        "%%sky\nimport statistics as st, xml.dom.minidom\nfrom math import sqrt as root, pi\nfrom fractions import *"
-    )
+    imports = "import statistics as st, xml.dom.minidom\nfrom math import sqrt as root, pi\nfrom fractions import *"
     for _ in range(2):
         assert two.run(f"%%sky\n{imports}").status == "ok"
     cell = two.run("%%sky\nimport os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)")
