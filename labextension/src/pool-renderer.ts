@@ -3,7 +3,7 @@ import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import { Widget } from "@lumino/widgets";
 
 import { kernelOf } from "./pool/notebook-kernel";
-import { make } from "./page/dom";
+import { make, say } from "./page/dom";
 import { drawAsText, foreignVersion } from "./page/fallback-text";
 import { PanelMount } from "./pool/mount";
 import { MIME, readSaved, type Saved } from "./pool/schema";
@@ -13,11 +13,14 @@ class PoolRenderer extends Widget implements IRenderMime.IRenderer {
   private panels: PanelMount[] = [];
   /** What a start is at, and which pool's. */
   private readonly line = make("div", "sky-live-line");
+  private readonly phase = make("span");
+  private readonly troubles = make("span");
   private starting = "";
 
   constructor() {
     super();
     this.addClass("sky-pool-output");
+    this.line.append(this.phase, this.troubles);
   }
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
@@ -62,19 +65,22 @@ class PoolRenderer extends Widget implements IRenderMime.IRenderer {
     if (this.starting !== start.pool) {
       this.clear();
       this.starting = start.pool;
+      this.addClass("sky-pool-starts");
       this.node.append(this.line);
       this.panels = [new PanelMount(this.node, () => kernelOf(this), start.pool)];
       if (this.isAttached) {
         this.onAfterAttach();
       }
     }
-    if (this.line.textContent !== start.text) {
-      this.line.textContent = start.text;
-    }
+    // Once the panel knows the phases, its own line has the first of them: style.css.
+    const [phase, ...troubles] = start.text.split("\n");
+    say(this.phase, phase);
+    say(this.troubles, troubles.length ? `\n${troubles.join("\n")}` : "");
   }
 
   private clear(): void {
     this.starting = "";
+    this.removeClass("sky-pool-starts");
     this.panels.forEach((panel) => panel.detach());
     this.panels = [];
     this.node.textContent = "";

@@ -263,11 +263,15 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
         return;
       }
       const what = died ? "died" : "has been restarted or shut down";
-      const kept = this.run.pool ? `, unless it is a kept one (%sky attach ${this.run.pool})` : "";
-      const notice = `The notebook's kernel ${what}; the pool ended with it${kept}.`;
-      this.run.end(notice);
+      const { pool } = this.run;
+      const lasts = this.snapshot.lasts ?? false;
+      const then = lasts
+        ? `the run continues on the nodes of pool ${pool}: \`%sky attach ${pool}\` takes it up, \`sky-jupyter logs -f ${pool}\` follows it`
+        : "the pool ended with it";
+      const notice = `The notebook's kernel ${what}; ${then}.`;
+      this.run.end(notice, lasts);
       this.whole = true;
-      const last = ended(this.snapshot, notice);
+      const last = ended(this.snapshot, notice, lasts);
       this.unsubscribe();
       this.view.update();
       this.shown?.setData({ data: { ...this.shown.data, [MIME]: last } as never });
@@ -419,7 +423,10 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 }
 
 /** A run that went on, as it was when nothing more was to be heard of it. */
-function ended(snapshot: Snapshot, notice: string): Snapshot {
+function ended(snapshot: Snapshot, notice: string, lasts = false): Snapshot {
+  if (lasts) {
+    return { ...snapshot, finished: true, notices: [...snapshot.notices, notice] };
+  }
   const over = <T extends { state: State }>(rank: T) =>
     rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank;
   const ranks = snapshot.ranks.map(over);

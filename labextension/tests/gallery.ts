@@ -119,7 +119,7 @@ const NAMES = [
   }),
   variable("x", { type: "Array", shape: "128x64", dtype: "float32", device: "cpu:0", size: "33 kB", bytes: 33_000 }),
 ];
-const POOLS = {
+const POOLS: Record<string, () => ReturnType<typeof pool>> = {
   "pool-names": () => pool({ nodes: [node(0, { ...machine, now: [0.5, 24 * GB], samples })] }),
   "pool-local": () =>
     pool({ nodes: [0, 1, 2, 3].map((one) => node(one, { ...machine, now: [0.5, 24 * GB], samples })), runs: [{ ...RUN, title: "train(model, data)" }] }),
@@ -137,6 +137,7 @@ const POOLS = {
     }),
   "pool-starting": () =>
     pool({ state: "starting", uptime: 0, phases: PHASES, nodes: [0, 1, 2, 3].map((one) => node(one, { ...machine, state: "starting", now: null, samples: [], ranks: [], uptime: 0 })) }),
+  "pool-begun": () => POOLS["pool-starting"](),
   "pool-failed": () =>
     pool({ state: "broken", why: "no space left on the disk", phases: [PHASES[0], { ...PHASES[1], state: "failed" }], nodes: [node(0, { ...machine, state: "lost" })] }),
 };
@@ -176,10 +177,17 @@ function show(name: string): void {
   } else {
     installPool(document);
     const panel = new PoolPanel(async () => ({}), () => undefined, async () => ({ names: NAMES, notes: [] }));
-    document.body.append(panel.node);
+    const place = document.createElement("div");
+    if (name === "pool-begun") {
+      // What the renderer of a start has around its panel.
+      place.className = "sky-pool-output sky-pool-starts";
+      place.innerHTML = '<div class="sky-live-line"><span>pool train · the environment · 12.0 s</span><span></span></div>';
+    }
+    place.append(panel.node);
+    document.body.append(place);
     panel.node.querySelector<HTMLDetailsElement>(".sky-live-variables")!.open = name === "pool-names";
     const now = 1_764_000_000;
-    panel.show(new PoolModel(POOLS[name as keyof typeof POOLS](), now), { live: true, at: now });
+    panel.show(new PoolModel(POOLS[name](), now), { live: true, at: now });
   }
 }
 

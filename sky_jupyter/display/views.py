@@ -117,6 +117,7 @@ def run_view(
     unseen: Sequence[int] = (),
     cost: Callable[[], PoolCost | TimeLeft | None] | None = None,
     elapsed: float = 0.0,
+    lasts: bool = False,
 ) -> RunView:
     """Return the view of a run for this process's front end.
 
@@ -136,6 +137,8 @@ def run_view(
         Returns what the pool costs, or how long it may be used, for the header; None for neither.
     elapsed : float
         Seconds for which the run has gone on already.
+    lasts : bool
+        Whether the pool outlives this process, and its runs do.
 
     Returns
     -------
@@ -148,6 +151,8 @@ def run_view(
         shown.cost = cost
     if hasattr(shown, "began"):
         shown.began -= elapsed
+    if hasattr(shown, "lasts"):
+        shown.lasts = lasts
     return view
 
 

@@ -370,7 +370,8 @@ def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = Non
     title = f"sky · {name}" if name != "default" else "sky"
     seen = [rank for rank in ranks if shown is None or rank in shown]
     unseen = [rank for rank in ranks if rank not in seen]
-    return display.run_view(title, seen, pool=name, unseen=unseen, cost=pool.pricing, elapsed=elapsed)
+    lasts = pool.spec.keep or pool.is_guest
+    return display.run_view(title, seen, pool=name, unseen=unseen, cost=pool.pricing, elapsed=elapsed, lasts=lasts)
 
 
 # -- what the ranks have ---------------------------------------------------------------------------

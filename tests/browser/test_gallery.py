@@ -210,6 +210,18 @@ def test_the_names_of_variables_begin_at_one_edge_however_short_they_are(page: A
     assert len(page.evaluate(NAMES_AT)) == 1
 
 
+def test_a_start_is_one_line_that_unfolds_to_all_of_its_panel(page: Any) -> None:
+    show(page, "pool-begun", 1280)
+    place, summary = page.locator(".sky-pool-starts"), page.locator(".sky-live-start > summary")
+    assert place.inner_text() == summary.inner_text()
+    assert summary.inner_text().startswith("pool train")
+    assert place.bounding_box()["height"] < 2 * summary.bounding_box()["height"]
+    summary.click()
+    page.locator(".sky-live-head").wait_for()
+    page.locator(".sky-live-start li summary:visible").wait_for()
+    assert page.locator(".sky-live-start-name").is_hidden()
+
+
 @pytest.mark.parametrize("name", ["running", "done", "failed"])
 def test_all_in_a_run_begins_at_one_edge(page: Any, name: str) -> None:
     show(page, name, 1280)

@@ -14,6 +14,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from sky_jupyter.pool import end_pool
+from sky_jupyter.pool.registry.registry import Registry
 from tests.browser import lab
 from tests.browser.view import View
 
@@ -104,6 +106,30 @@ def test_a_run_whose_kernel_has_died_is_over(server: lab.Server, chromium: Any) 
     assert run["finished"]
     assert "kernel died" in run["notices"][-1]
     page.page.close()
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+def test_a_run_of_a_kept_pool_continues_when_the_kernel_dies(server: lab.Server, chromium: Any, tmp_path: Path) -> None:
+    cell = CELLS[1].replace("--nodes 2", "--nodes 1 --name left --keep --detach")
+    write(server, ["%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())", cell])
+    try:
+        page = lab.Page(chromium, server.address("book.ipynb"))
+        page.wait_until_ready()
+        page.command("notebook:run-all-cells")
+        view = View(page, LIVE)
+        view.wait("line 2")
+        os.kill(int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1]), signal.SIGKILL)
+        told = view.wait("The notebook's kernel died; the run continues on the nodes of pool left")
+        assert "`%sky attach left`" in told
+        assert "`sky-jupyter logs -f left`" in told
+        assert "goes on" in view.text(".sky-facts")
+        assert "interrupted" not in view.text(".sky-facts")
+        page.page.close()
+    finally:
+        registry = Registry(tmp_path / "registry.sqlite")
+        for row in registry.pools():
+            end_pool.end(registry, row.id)
+        registry.close()
 
 
 @pytest.mark.parametrize("server", [False], indirect=True)

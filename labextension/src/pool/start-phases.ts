@@ -13,18 +13,20 @@ export class StartLog {
   private readonly list = make("ol");
   private readonly phases: PhaseView[] = [];
   private readonly bar = make("progress", "", { max: "1" });
+  private readonly name = make("span", "sky-live-start-name");
   private readonly text = make("span");
   private was = "";
 
   constructor() {
     const line = make("span");
-    line.append(this.bar, this.text);
+    line.append(this.name, this.bar, this.text);
     this.summary.append(line);
     this.node.append(this.summary, this.list);
   }
 
   show(pool: PoolFacts): void {
     this.node.hidden = !pool.phases.length;
+    say(this.name, `pool ${pool.name}`);
     say(this.text, startText(pool));
     this.drawBar(pool.phases.find((one) => one.state === "on"));
     const now = isChanging(pool) ? "changing" : pool.phases.some((one) => one.state === "failed") ? "failed" : "done";

@@ -187,8 +187,8 @@ export class RunModel {
     this.version += 1;
   }
 
-  /** Nobody will tell how it goes on: it is over, as it is. */
-  end(notice: string): void {
+  /** Nobody will tell how it goes on: it is over, as it is, or `lasts` where no page sees it. */
+  end(notice: string, lasts = false): void {
     this.elapsedAtEnd = this.elapsed;
     if (this.cost) {
       const more = ((this.cost.hourly ?? 0) * (this.clock() - this.costed)) / 3600;
@@ -196,7 +196,7 @@ export class RunModel {
     }
     this.finished = true;
     this.notices.push(notice);
-    for (const rank of this.every.filter((one) => one.state === "running")) {
+    for (const rank of lasts ? [] : this.every.filter((one) => one.state === "running")) {
       rank.state = "interrupted";
     }
     this.version += 1;

@@ -42,6 +42,8 @@ const snapshot = v.pipe(
     /** The other ranks that it runs on, whose output is not shown. */
     unseen: v.optional(v.array(v.object({ rank: whole, state, note: v.optional(text), traceback: v.optional(text) }))),
     number: v.optional(whole),
+    /** The pool outlives the notebook's kernel, and its runs do. */
+    lasts: v.optional(v.boolean()),
     /** Where the pool's machines are bought. */
     cost: v.nullish(cost),
   }),

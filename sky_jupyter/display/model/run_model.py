@@ -93,7 +93,8 @@ class RankState:
 class RunState:
     """State of a run for a page.
 
-    ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`.
+    ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`. ``lasts`` says that the pool
+    outlives the notebook's kernel.
     """
 
     title: str
@@ -107,6 +108,7 @@ class RunState:
     notices: tuple[str, ...]
     unseen: tuple[RankView, ...] = ()
     cost: dict[str, Any] | None = None
+    lasts: bool = False
 
 
 class RunModel:
@@ -132,6 +134,8 @@ class RunModel:
         self.most_text: int | None = None
         # Returns what the pool costs, or how long it may be used; None if nothing is bought, and it has no end.
         self.cost: Callable[[], PoolCost | TimeLeft | None] | None = None
+        # Whether the pool outlives the notebook's kernel, and its runs do.
+        self.lasts = False
         self.version = 0
         # The run's id, once something has come of it.
         self.run = ""
@@ -227,7 +231,8 @@ class RunModel:
             times = self._time(), idle, self.finished
             unseen = tuple(self._unseen.values())
             cost = pool_cost.to_json(self._cost())
-            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, unseen, cost)
+            about = unseen, cost, self.lasts
+            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, *about)
 
     @property
     def finished(self) -> bool:

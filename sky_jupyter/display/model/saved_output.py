@@ -66,6 +66,7 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
         "order": [number for turn in state.order for number in turn],
         "notices": list(state.notices),
         **({"unseen": unseen} if unseen else {}),
+        **({"lasts": True} if state.lasts else {}),
         **({"cost": state.cost} if state.cost else {}),
     }
 
