@@ -455,6 +455,9 @@ class Resizing:
                 await self._go_back(self._before)
         except BaseException as again:
             whys = [first_line(one) for one in (error, again)]
+            if (before := self._before) is not None:
+                # A restart makes the pool that was there before.
+                pool.spec, pool.ids, pool.hosts, pool.machines = before.spec, before.ids, before.hosts, before.machines
             if not self._freed:
                 pool.mark_broken(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
         finally:
