@@ -23,7 +23,7 @@ from tests.pool.test_faults import eventually, scheduler_of
 from tests.took import Took
 from tests.worlds import some
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("separate_agents")]
 
 DAY = 86_400
 ALL = "everything"

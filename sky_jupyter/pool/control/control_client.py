@@ -190,6 +190,7 @@ class Control:
             except BaseException:
                 await _end(client)
                 raise
+        logging.getLogger("distributed.client").addFilter(_is_worth_telling)
         self._comm = self.client.scheduler_comm.comm
         self._stale = True
         # Large messages are bytes, which are fast to read; offloading would measure every message.
@@ -537,6 +538,11 @@ def _cut(client: Client) -> None:
         for comm in [comm for several in list(pooled.values()) for comm in several]:
             with contextlib.suppress(Exception):
                 comm.abort()
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """Leave out what Dask logs of its own attempt to reconnect, whose TLS handshake broke: we connect again."""
+    return "IOStream is not idle" not in record.getMessage()
 
 
 @contextlib.contextmanager
