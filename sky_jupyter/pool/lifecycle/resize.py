@@ -156,8 +156,8 @@ class Resizing:
         self._addresses: list[str] = []
         # Machines that were created for the resize.
         self._bought: list[str] = []
-        # Whether it was given up half-way, which breaks the pool.
-        self._freed = False
+        # Whether the rollback was cancelled, which breaks the pool; and whether that was said before the end.
+        self._abandoned = self._broken = False
         # Machines that did not answer when it began.
         self._missed: set[str] = set()
 
@@ -182,13 +182,12 @@ class Resizing:
                     tick()
             except KeyboardInterrupt:
                 # A second interrupt: leave the rollback unfinished.
+                self._abandoned = True
                 self.stop()
                 concurrent.futures.wait([work], timeout=_FREE_PATIENCE)
                 if not work.done():
-                    self._freed = True
-                    loop().loop.call_soon_threadsafe(
-                        self.pool.mark_broken, "a change of its nodes was cancelled half-way"
-                    )
+                    broken = loop().submit(self._break("a change of its nodes was cancelled half-way"))
+                    concurrent.futures.wait([broken], timeout=_FREE_PATIENCE)
                 raise
             raise
 
@@ -452,16 +451,25 @@ class Resizing:
         pool.control.joining = False
         try:
             if self._before is not None and not self._ended:
+                if self._abandoned:
+                    raise PoolError("it was interrupted again")
                 await self._go_back(self._before)
         except BaseException as again:
             whys = [first_line(one) for one in (error, again)]
-            if (before := self._before) is not None:
-                # A restart makes the pool that was there before.
-                pool.spec, pool.ids, pool.hosts, pool.machines = before.spec, before.ids, before.hosts, before.machines
-            if not self._freed:
-                pool.mark_broken(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
+            await self._break(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
         finally:
             await self._in_thread(self._discard)
+
+    async def _break(self, why: str) -> None:
+        """Mark the pool broken, with its previous nodes: a restart makes these. Once; the pool may be restarted then."""
+        if self._broken:
+            return
+        self._broken = True
+        pool, before = self.pool, self._before
+        if before is not None:
+            pool.spec, pool.ids, pool.hosts, pool.machines = before.spec, before.ids, before.hosts, before.machines
+            pool.supervisor.suit(before.spec)
+        pool.mark_broken(why)
 
     async def _go_back(self, world: _World) -> None:
         with self.pool.phase("agent", "changing back"):
