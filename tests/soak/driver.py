@@ -31,6 +31,7 @@ from tests.soak.stage import Stage
 # So much of the time is rough.
 ROUGH = 0.4
 _LOOKS = 40
+_TOLD = 4000
 _SHORTEST, _LONGEST = 3.0, 30.0
 
 
@@ -72,6 +73,8 @@ class Soak:
             if isinstance(error, Hang):
                 (self.folder / "hang.txt").write_text(leftovers.tell(self.stage))
                 self.diary.note(f"what hangs is told in {self.folder / 'hang.txt'}")
+                # That file is gone with the machine of a CI run.
+                print(f"the manager is at:\n{self.stage.log.read_text(errors='replace')[-_TOLD:]}")
             self.diary.fail("".join(traceback.format_exception(error)))
         finally:
             leftovers.remove(self.stage)

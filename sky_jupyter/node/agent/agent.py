@@ -283,12 +283,9 @@ class Agent:
         if key and key in self.signalled:
             return []
         self.signalled.append(key)
-        reached = []
-        for rank in self.mine(ranks):
-            if run is None or rank.busy_with == run:
-                await rank.signal(number)
-                reached.append(rank.number)
-        return reached
+        chosen = self.mine(ranks)
+        reached = await asyncio.gather(*(rank.signal(number, run) for rank in chosen))
+        return [rank.number for rank, is_reached in zip(chosen, reached, strict=True) if is_reached]
 
     async def sky_abort_collectives(self, ranks: list[int] | None = None) -> None:
         """Break the collectives that ranks are blocked in."""

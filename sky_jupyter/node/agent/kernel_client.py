@@ -38,7 +38,8 @@ _MOST_WAITING = 32
 # Bytes of disk reserved for the files of a rank's next kernel.
 _ROOM = 1 << 16
 _FAREWELL = 2.0
-_BEGIN = 2.0
+# An interrupt's sender waits so long for the begin of the request, and the interrupt itself so long.
+_BEGIN, _LATE_BEGIN = 2.0, 20.0
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -69,8 +70,12 @@ class RankKernel:
         self.on_event = on_event
         self.generation = 0
         self.busy_with: str | None = None
-        # Set once the kernel has begun the current request: before that it ignores interrupts.
+        # Set where interrupts reach the current request: before it has begun, the kernel ignores them.
         self.begun = asyncio.Event()
+        self.begun.set()
+        # Requests that wait for their turn, and whether each was interrupted meanwhile.
+        self._waiting: dict[str, bool] = {}
+        self._interrupts: set[asyncio.Task[None]] = set()
         # Number of requests that run or are queued.
         self.waiting = 0
         # The order of requests and short calls: numbers of the requests that wait for their turn.
@@ -191,14 +196,16 @@ class RankKernel:
         self.waiting += 1
         number = self.next_number()
         self.queued.append(number)
+        self._waiting[run] = interrupted = False
         try:
             try:
                 await self.turn.acquire()
             finally:
                 self.queued.remove(number)
+                interrupted = self._waiting.pop(run, False)
             try:
                 on_turn()
-                return await self._request(run, content)
+                return await self._request(run, content, interrupted=interrupted)
             finally:
                 self.turn.release()
         finally:
@@ -208,19 +215,18 @@ class RankKernel:
         """Return the number of a request or short call in their order."""
         return next(self._numbers)
 
-    async def _request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, run: str, content: dict[str, Any], *, interrupted: bool) -> dict[str, Any]:
         if not self.pid:
             text = self.how_ended or "it had not been started"
             return self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
         future = self.ended[run] = asyncio.get_running_loop().create_future()
         self.busy_with = run
-        if content["kind"] == "call":
-            self.begun.clear()
-        else:
-            self.begun.set()
+        self.begun.clear()
         message = self._session.msg("sky_request", {**content, "run": run})
         message["header"]["msg_id"] = message["msg_id"] = run
         self._session.send(self._shell, message)
+        if interrupted:
+            self._begin_interrupt()
         try:
             return await future
         finally:
@@ -245,25 +251,42 @@ class RankKernel:
         if self.pid:
             self._session.send(self._control, self._session.msg(ANSWER, content), buffers=list(data) or None)
 
-    async def signal(self, number: int) -> None:
-        """Signal the kernel and its subprocesses.
+    async def signal(self, number: int, run: str | None = None) -> bool:
+        """Signal the kernel and its subprocesses; with ``run``, only if it works on that; return whether it does.
 
-        An interrupt waits until the current request has begun.
+        An interrupt is sent once the request has begun, also one that waits for its turn. This waits for it, but not
+        for long.
         """
+        if run is not None and self.busy_with != run:
+            if number == signal.SIGINT and run in self._waiting:
+                self._waiting[run] = True
+                return True
+            return False
         if number == signal.SIGINT:
-            run = self.busy_with
-            if run in self.short_ends and not self.begun.is_set() and self.pid:
-                self._session.send(self._control, "sky_tell_begin", {"run": run})
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.begun.wait(), _BEGIN)
-            if self.busy_with != run:
-                # The request ended while we waited; do not interrupt its successor.
-                return
-        if self._provisioner is not None and number == signal.SIGKILL:
+            await asyncio.wait([self._begin_interrupt()], timeout=_BEGIN)
+        elif self._provisioner is not None and number == signal.SIGKILL:
             self.leaving = True
             await self._provisioner.kill()
         elif self._provisioner is not None:
             await self._provisioner.send_signal(number)
+        return True
+
+    def _begin_interrupt(self) -> asyncio.Task[None]:
+        interrupt = asyncio.ensure_future(self._interrupt())
+        self._interrupts.add(interrupt)
+        interrupt.add_done_callback(self._interrupts.discard)
+        return interrupt
+
+    async def _interrupt(self) -> None:
+        """Interrupt the current request, as soon as the kernel says that it has begun."""
+        run = self.busy_with
+        if not self.begun.is_set() and self.pid:
+            self._session.send(self._control, "sky_tell_begin", {"run": run})
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.begun.wait(), _LATE_BEGIN)
+        # If it has ended meanwhile, its successor must not be interrupted.
+        if self.busy_with == run and self._provisioner is not None:
+            await self._provisioner.send_signal(signal.SIGINT)
 
     def abort(self) -> None:
         """Ask the kernel to break the collective that blocks it; no-op if it has ended."""

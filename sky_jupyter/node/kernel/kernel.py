@@ -75,6 +75,7 @@ from . import (
     user_input,
 )
 from .iopub import OutputThread
+from .request_begin import RequestBegin
 from .shell import SkyShell, said, without_ours
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class SkyKernel(IPythonKernel):
         self.control_handlers["sky_abort"] = self.sky_abort
         self.control_handlers["sky_tell_begin"] = self.sky_tell_begin
         self.short_calls = short_call_receiver.ShortCallReceiver(self)
+        self.begin = RequestBegin(self.tell)
         self.shell_handlers["comm_msg"] = _interruptible(self.shell_handlers["comm_msg"])
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
@@ -194,13 +196,13 @@ class SkyKernel(IPythonKernel):
             # The agent sees the end of this process, which ends all queued requests.
             return
         content = parent["content"]
-        end = await self.run_request(content, begun=content["kind"] == "call")
+        end = await self.run_request(content)
         self.drain_native_output()
         self.tell("sky_end", end)
         self.note_idle()
 
-    async def run_request(self, content: dict[str, Any], *, begun: bool = False) -> dict[str, Any]:
-        """Run one request and return its end; with ``begun``, report its begin."""
+    async def run_request(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Run one request and return its end."""
         began = time.perf_counter()
         end, failed = {}, None
         self._working = True
@@ -210,11 +212,7 @@ class SkyKernel(IPythonKernel):
             stream.set_parent(parent)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if begun:
-                # A call may be cancelled as soon as it begins: from here on an interrupt reaches it.
-                self.tell("sky_begin", {})
-            else:
-                self.short_calls.note_begun(content)
+            self.begin.note(content["run"])
             if self.sky_debugger is not None:
                 self.sky_debugger.of_next_request()
             self.sky_input.begin(allowed=content.get("asks") is True)
@@ -227,6 +225,7 @@ class SkyKernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.begin.note_end()
         self.sky_input.end()
         _have_streams()
         if failed is not None:
@@ -283,8 +282,8 @@ class SkyKernel(IPythonKernel):
                 plugin.abort(instance_info())
 
     async def sky_tell_begin(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Report that a short call has begun, now or when it does; runs in the control thread."""
-        self.short_calls.tell_begin(parent["content"]["run"])
+        """Report that a request has begun, now or when it does; runs in the control thread."""
+        self.begin.tell(parent["content"]["run"])
 
     # -- kinds -------------------------------------------------------------------------------------
 

@@ -58,8 +58,6 @@ class ShortCallReceiver:
         self._listener: socket.socket | None = None
         self._agent: FrameSocket | None = None
         self._task: asyncio.Task[None] | None = None
-        # The call that runs, and the one whose begin the agent waits for.
-        self._running = self._awaited = ""
 
     def listen(self, path: str) -> None:
         """Listen for the agent on a socket in the node's folder."""
@@ -93,7 +91,6 @@ class ShortCallReceiver:
         content = {**self._functions[key], **about, "kind": "call", "run": run, "pickled": arguments, "short": True}
         before = self._traffic()
         end = await kernel.run_request(content)
-        self._running = ""
         pickled = end.pop("pickled", None)
         kernel.drain_native_output()
         if pickled is not None and not end.get("ended") and self._traffic() == before and self._agent is not None:
@@ -107,19 +104,3 @@ class ShortCallReceiver:
         thread = self._kernel.iopub_socket.io_thread
         marks = [getattr(stream, "mark", None) for stream in (sys.stdout, sys.stderr, *self._kernel.sky_streams)]
         return thread.scheduled, thread.sent, *marks
-
-    # -- interrupts --------------------------------------------------------------------------------
-
-    def note_begun(self, content: dict[str, Any]) -> None:
-        """Note that interrupts reach a call from here on; tell the agent if it waits for that."""
-        if "short" in content:
-            self._running = content["run"]
-            if self._awaited == self._running:
-                self._kernel.tell("sky_begin", {"run": self._running})
-
-    def tell_begin(self, run: str) -> None:
-        """Tell the agent that a call has begun, once it has; runs in the control thread."""
-        # In this order: the main thread sets one and then looks at the other.
-        self._awaited = run
-        if self._running == run:
-            self._kernel.tell("sky_begin", {"run": run})

@@ -1,0 +1,41 @@
+"""Begin of a rank's requests, told to the agent that waits for it with an interrupt.
+
+Before a request has begun, and after its end, its process ignores interrupts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class RequestBegin:
+    """Which request can be interrupted now.
+
+    Parameters
+    ----------
+    send : callable
+        Called as ``send("sky_begin", content)``, in any thread.
+    """
+
+    def __init__(self, send: Callable[[str, dict[str, Any]], None]) -> None:
+        self._send = send
+        # The request that runs, and the one whose begin the agent waits for.
+        self._running = self._awaited = ""
+
+    def note(self, run: str) -> None:
+        """Note that interrupts reach a request from here on; tell the agent if it waits for that."""
+        self._running = run
+        if self._awaited == run:
+            self._send("sky_begin", {"run": run})
+
+    def note_end(self) -> None:
+        """Note that interrupts are ignored from here on."""
+        self._running = ""
+
+    def tell(self, run: str) -> None:
+        """Tell the agent that a request has begun, once it has; runs in the control thread."""
+        # In this order: the main thread sets one and then looks at the other.
+        self._awaited = run
+        if self._running == run:
+            self._send("sky_begin", {"run": run})

@@ -1,0 +1,63 @@
+"""Interrupts of runs that have not begun on their ranks: they are kept, and take effect as soon as the runs begin."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.pool.execution import supervisor
+from sky_jupyter.pool.runs.result import CellError, RankInterrupted
+from tests.pool.pools import begin, local_pool, run, wait_until
+from tests.pool.test_faults import kernel_of
+
+FOREVER = "import time\nwhile True: time.sleep(0.1)"
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No interrupt is repeated."""
+    monkeypatch.setattr(supervisor, "_INTERRUPT_PATIENCE", 600.0)
+
+
+@sky.function
+def waits(at_it: Path, go: Path) -> str:
+    at_it.touch()
+    while not go.exists():
+        time.sleep(0.05)
+    return "done"
+
+
+def test_an_interrupt_of_a_rank_that_has_not_begun_reaches_it_when_it_begins(tmp_path: Path) -> None:
+    at_it = tmp_path / "at it"
+    with local_pool() as pool:
+        kernel = kernel_of(pool, 1)
+        kernel.suspend()
+        try:
+            current = begin(pool, f"open({str(at_it)!r}, 'w').close()\n{FOREVER}")
+            wait_until(at_it.exists)
+            pool.interrupt(current)
+        finally:
+            kernel.resume()
+        with pytest.raises(CellError) as caught:
+            pool.attend(current)
+        assert [type(caught.value.errors[rank]) for rank in (0, 1)] == [RankInterrupted] * 2
+        assert run(pool, "40 + 2").values == [42, 42]
+
+
+def test_an_interrupt_of_a_run_that_waits_for_a_call_ends_the_run_and_not_the_call(tmp_path: Path) -> None:
+    at_it, go = tmp_path / "at it", tmp_path / "go"
+    with local_pool(nodes=1) as pool, ThreadPoolExecutor(1) as thread:
+        called = thread.submit(lambda: waits(at_it, go) >> pool)
+        wait_until(at_it.exists)
+        current = begin(pool, FOREVER)
+        wait_until(lambda: current.id in pool.runs())
+        pool.interrupt(current)
+        go.touch()
+        assert called.result() == "done"
+        with pytest.raises(CellError) as caught:
+            pool.attend(current)
+        assert isinstance(caught.value.errors[0], RankInterrupted)
