@@ -461,7 +461,7 @@ class Resizing:
             await self._in_thread(self._discard)
 
     async def _break(self, why: str) -> None:
-        """Mark the pool broken, with its previous nodes: a restart makes these. Once; the pool may be restarted then."""
+        """Mark the pool broken, once, with its previous nodes: a restart, which may follow, makes these."""
         if self._broken:
             return
         self._broken = True
