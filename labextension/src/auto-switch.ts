@@ -24,10 +24,9 @@ function add(panel: Panel): ReturnType<typeof addItem> {
   });
   widget.valueChanged.connect((_, change) => {
     if (change.newValue !== state.on) {
-      state.turn(change.newValue).catch((error: unknown) => {
-        widget.value = state.on;
-        Notification.error(reason(error), { autoClose: false });
-      });
+      // It shows what the kernel does, and changes with that: a cell that is run before its answer runs as shown.
+      widget.value = state.on;
+      state.turn(change.newValue).catch((error: unknown) => Notification.error(reason(error), { autoClose: false }));
     }
   });
   return addItem(panel, "sky-auto", widget, state);
