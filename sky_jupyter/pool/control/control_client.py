@@ -285,17 +285,28 @@ class Control:
         """
         if self.client is not None and node in self.addresses:
             self._dropping.add(node)
-            self._tasks.start(self._drop(self.client, node, self.addresses[node]))
+            self._tasks.start(self._drop(node))
 
-    async def _drop(self, client: Client, node: int, address: str) -> None:
+    async def _drop(self, node: int) -> None:
         try:
-            await client.scheduler.unregister(address=address, stimulus_id=f"sky-off-{node}")
-            self._have({other: address for other, address in self.addresses.items() if other != node})
-        except Exception as error:
-            # It notices by itself, later.
-            logging.getLogger(__name__).debug("node %s could not be dropped: %s", node, error)
+            if await self.unregister(node):
+                self._have({other: address for other, address in self.addresses.items() if other != node})
         finally:
             self._dropping.discard(node)
+
+    async def unregister(self, node: int) -> bool:
+        """Remove a node's agent from the scheduler, where its name is taken until then; return whether it was removed.
+
+        The scheduler notices the end of an agent by itself, but later.
+        """
+        if self.client is None or node not in self.addresses:
+            return False
+        try:
+            await self.client.scheduler.unregister(address=self.addresses[node], stimulus_id=f"sky-off-{node}")
+        except Exception as error:
+            logging.getLogger(__name__).debug("node %s could not be removed: %s", node, error)
+            return False
+        return True
 
     async def _reach(self) -> bool:
         """Return whether the scheduler answers; reconnect a broken client."""

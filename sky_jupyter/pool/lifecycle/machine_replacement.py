@@ -378,12 +378,8 @@ class MachineReplacement:
         """Start the nodes' hosts on their new machines, in the old ones' places."""
         pool, control = self.pool, self.pool.control
         for node in nodes:
-            # The scheduler may not have noticed that the agent is gone, whose name is taken until then.
-            if control.client is not None and node in control.addresses:
-                with contextlib.suppress(Exception):
-                    await control.client.scheduler.unregister(
-                        address=control.addresses[node], stimulus_id=f"sky-gone-{node}"
-                    )
+            # The scheduler may not have noticed that the agent is gone.
+            await control.unregister(node)
         started: list[launch.Host] = []
         try:
             await self._in_thread(self._launch, nodes, preparation, started.append)
