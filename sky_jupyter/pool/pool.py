@@ -758,7 +758,7 @@ class Pool:
                 wait_ticking(run.task, look)
             except _Freed:
                 # Something is stuck; it may go on in the background.
-                run.lose(run.left, f"you gave it up, and nothing answers{self.watchdog.why}")
+                run.lose(run.left, f"you cancelled it, and nothing answers{self.watchdog.why}")
         return bool(presses) or run.presses > before or run.early
 
     def watch(self, run: Run, tick: Tick = no_tick) -> bool:

@@ -632,7 +632,7 @@ class Supervisor:
         if await run.until(lambda: not run.left, FREE_PATIENCE):
             return
         stuck = run.left
-        run.lose(stuck, f"it does not end, and you gave it up{self.watchdog.why}")
+        run.lose(stuck, f"it does not end, and you cancelled it{self.watchdog.why}")
         self._mend_with(self._replace_stuck(run, stuck))
 
     async def _replace_stuck(self, run: Run, ranks: Sequence[int]) -> None:

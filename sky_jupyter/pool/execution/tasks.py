@@ -556,7 +556,7 @@ class PoolTasks:
         """Give up calls that do not end after two interrupts."""
         await asyncio.sleep(FREE_PATIENCE)
         for run in runs:
-            run.give_up(f"it does not end, and you gave it up{self.pool.watchdog.why}")
+            run.give_up(f"it does not end, and you cancelled it{self.pool.watchdog.why}")
 
     def _on_begun(self, run: TaskRun) -> None:
         """Start the hang detector's timer for a call that has begun."""
