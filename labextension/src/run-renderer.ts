@@ -10,7 +10,8 @@ import { PanelMount } from "./pool/mount";
 import { actions, type Kernel, Refusal, Subscription, VIEW_REQUEST } from "./run/kernel-requests";
 import type { Host } from "./run/display-context";
 import type { Item } from "./run/rank-output";
-import { RunModel } from "./run/model";
+import { afterKernel, afterSaving, DIED } from "./run/last-words";
+import { type Fate, RunModel } from "./run/model";
 import { withPictures } from "./run/pictures";
 import { reason } from "./run/dom";
 import { knows, whenEnding } from "./run/kernel-features";
@@ -32,8 +33,8 @@ const NEVER = 120_000;
 const STALE = 5000;
 // Until the kernel tells of a run, the notebook's output is drawn anew so often.
 const PACE = 1000;
+const SILENT = "does not answer";
 const NO_BUTTONS = "No live buttons: this kernel does not answer on its control channel.";
-const SAVED = "This notebook was saved while the run went on";
 
 /** What is used of JupyterLab's registry of renderers. */
 interface RenderMime {
@@ -54,6 +55,8 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private told = false;
   /** The run is over, and all that it has shown is here. */
   private whole = false;
+  /** Why nobody tells of the run, as the view says it. */
+  private orphaned = "";
   /** Why there are no buttons. */
   private note = "";
   /** When the notebook's output has last changed, and been drawn, while the run goes on. */
@@ -205,11 +208,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       if (!(error instanceof Refusal)) {
         this.missAnswer(subscription);
       } else if (await knows(kernel, VIEW_REQUEST, LATE).catch(() => false)) {
-        this.orphan(`${SAVED}, and its kernel does not know it any more.`);
+        this.orphan("does not know the run any more");
         this.unsubscribe();
       } else {
         // What stands before the kernel may answer in its place, and leave out what it does not know of.
-        this.missAnswer(subscription, `${SAVED}, and its kernel does not know it any more.`);
+        this.missAnswer(subscription, "does not know the run any more");
       }
     } finally {
       clearTimeout(late);
@@ -226,7 +229,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   }
 
   /** Nothing is answered: the notebook's output is all there is, and where that does not change either, it is old. */
-  private missAnswer(subscription: Subscription, why = `${SAVED}, and its kernel does not answer.`): void {
+  private missAnswer(subscription: Subscription, why = SILENT): void {
     const look = () => {
       if (this.isDisposed || this.subscription !== subscription || this.told || this.snapshot?.finished) {
         return;
@@ -235,7 +238,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
         this.note = NO_BUTTONS;
         this.view.host = this.host();
         this.view.update();
-      } else if (!this.run.finished) {
+      } else if (!this.run.finished || (this.orphaned === SILENT && why !== SILENT)) {
         this.note = "";
         this.orphan(why);
       }
@@ -254,24 +257,18 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     this.view.host = this.host();
   }
 
-  /** The notebook's kernel ends, or restarts; one that ends in order tells how its runs have ended. */
+  /** The notebook's kernel ends, or restarts; one that ends in order may tell how its runs have ended. */
   private kernelEnds(status: string): void {
     const subscription = this.subscription;
-    const died = status === "autorestarting";
+    const died = status === DIED;
     setTimeout(() => {
       if (this.isDisposed || !this.snapshot || this.subscription !== subscription || this.run.finished) {
         return;
       }
-      const what = died ? "died" : "has been restarted or shut down";
-      const { pool } = this.run;
-      const lasts = this.snapshot.lasts ?? false;
-      const then = lasts
-        ? `the run continues on the nodes of pool ${pool}: \`%sky attach ${pool}\` takes it up, \`sky-jupyter logs -f ${pool}\` follows it`
-        : "the pool ended with it";
-      const notice = `The notebook's kernel ${what}; ${then}.`;
-      this.run.end(notice, lasts);
+      const [notice, fate] = afterKernel(this.run.pool, this.snapshot.outliving, status);
+      this.run.end(notice, fate);
       this.whole = true;
-      const last = ended(this.snapshot, notice, lasts);
+      const last = ended(this.snapshot, notice, fate);
       this.unsubscribe();
       this.view.update();
       this.shown?.setData({ data: { ...this.shown.data, [MIME]: last } as never });
@@ -288,11 +285,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     }, LAST);
   }
 
-  /** Nobody tells of the run: what was saved while it went on is all there is. */
-  private orphan(notice: string): void {
+  /** Nobody tells of the run: what was saved while it went on is all there is. `why` says so of the kernel. */
+  private orphan(why: string): void {
     if (this.snapshot && !this.isDisposed) {
-      const run = this.snapshot.run;
-      this.load(ended(this.snapshot, run ? `${notice} %sky logs ${run} may show it.` : notice));
+      this.orphaned = why;
+      this.load(ended(this.snapshot, afterSaving(this.snapshot, why), "unknown"));
     }
   }
 
@@ -423,9 +420,10 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 }
 
 /** A run that went on, as it was when nothing more was to be heard of it. */
-function ended(snapshot: Snapshot, notice: string, lasts = false): Snapshot {
-  if (lasts) {
-    return { ...snapshot, finished: true, notices: [...snapshot.notices, notice] };
+function ended(snapshot: Snapshot, notice: string, fate: Fate): Snapshot {
+  if (fate !== "stopped") {
+    const unknown = fate === "unknown" ? { unknown: true } : {};
+    return { ...snapshot, ...unknown, finished: true, notices: [...snapshot.notices, notice] };
   }
   const over = <T extends { state: State }>(rank: T) =>
     rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank;

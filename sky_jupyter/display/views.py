@@ -10,13 +10,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..pool.base.events import Event, NullView, ProgressEvent, TroubleEvent
 from ..util.pool_cost import PoolCost, TimeLeft
 from .base.frontends import front_end, in_notebook
 from .model.ongoing_problems import Troubles
 from .terminal.bottom_rows import can_draw
+
+if TYPE_CHECKING:
+    from .model.outliving import Outliving
 
 _LATE = 0.5
 # The names of pools whose functions run without a view.
@@ -117,7 +120,7 @@ def run_view(
     unseen: Sequence[int] = (),
     cost: Callable[[], PoolCost | TimeLeft | None] | None = None,
     elapsed: float = 0.0,
-    lasts: bool = False,
+    outliving: Outliving | None = None,
 ) -> RunView:
     """Return the view of a run for this process's front end.
 
@@ -137,8 +140,8 @@ def run_view(
         Returns what the pool costs, or how long it may be used, for the header; None for neither.
     elapsed : float
         Seconds for which the run has gone on already.
-    lasts : bool
-        Whether the pool outlives this process, and its runs do.
+    outliving : Outliving, optional
+        How the pool outlives this process; None if it does not.
 
     Returns
     -------
@@ -151,8 +154,8 @@ def run_view(
         shown.cost = cost
     if hasattr(shown, "began"):
         shown.began -= elapsed
-    if hasattr(shown, "lasts"):
-        shown.lasts = lasts
+    if hasattr(shown, "outliving"):
+        shown.outliving = outliving
     return view
 
 

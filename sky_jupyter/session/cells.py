@@ -12,6 +12,7 @@ from ..capture.collect import Capture, collect
 from ..display import views as display
 from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
+from ..display.model.outliving import Outliving
 from ..errors import PoolError
 from ..node.runtime import shell_command
 from ..pool.base.events import Event, Listener, NoticeEvent, ProgressEvent, Tape
@@ -370,8 +371,18 @@ def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = Non
     title = f"sky · {name}" if name != "default" else "sky"
     seen = [rank for rank in ranks if shown is None or rank in shown]
     unseen = [rank for rank in ranks if rank not in seen]
-    lasts = pool.spec.keep or pool.is_guest
-    return display.run_view(title, seen, pool=name, unseen=unseen, cost=pool.pricing, elapsed=elapsed, lasts=lasts)
+    more: dict[str, Any] = {"cost": pool.pricing, "elapsed": elapsed, "outliving": _outliving(pool)}
+    return display.run_view(title, seen, pool=name, unseen=unseen, **more)
+
+
+def _outliving(pool: Pool) -> Outliving | None:
+    """Return how a pool outlives this process; None if it does not."""
+    spec = pool.spec
+    if pool.is_guest:
+        return Outliving("joined")
+    if spec.keep or spec.provider.survives_manager:
+        return Outliving("kept" if spec.keep else "lease", spec.lease)
+    return None
 
 
 # -- what the ranks have ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from sky_jupyter.pool import end_pool
 from sky_jupyter.pool.registry.registry import Registry
 from tests.browser import lab
 from tests.browser.view import View
+from tests.hosts.world import hosts, skip_unless_hosts_run
 
 PROXY = Path(sys.prefix, "share", "jupyter", "labextensions", "jupyter-distributed")
 
@@ -42,6 +44,14 @@ print("the end")""",
     "%sky",
     "%sky down",
 ]
+
+
+def end_pools(folder: Path) -> None:
+    """End the pools that a server's kernels have left."""
+    registry = Registry(folder / "registry.sqlite")
+    for row in registry.pools():
+        end_pool.end(registry, row.id)
+    registry.close()
 
 
 def write(server: lab.Server, cells: list[str] = CELLS) -> None:
@@ -93,7 +103,7 @@ def test_a_run_whose_kernel_has_died_is_over(server: lab.Server, chromium: Any) 
     view.wait("line 2")
     kernel = int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1])
     os.kill(kernel, signal.SIGKILL)
-    view.wait("The notebook's kernel died; the pool ended with it")
+    view.wait("The notebook's kernel died; the pool ended with it.")
     assert "interrupted" in view.text(".sky-facts")
     assert "line 2" in view.text()
     page.page.get_by_role("dialog").get_by_role("button").last.click()
@@ -126,10 +136,59 @@ def test_a_run_of_a_kept_pool_continues_when_the_kernel_dies(server: lab.Server,
         assert "interrupted" not in view.text(".sky-facts")
         page.page.close()
     finally:
-        registry = Registry(tmp_path / "registry.sqlite")
-        for row in registry.pools():
-            end_pool.end(registry, row.id)
-        registry.close()
+        end_pools(tmp_path)
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+def test_a_run_of_a_kept_pool_is_left_to_itself_when_the_kernel_is_restarted(
+    server: lab.Server, chromium: Any, tmp_path: Path
+) -> None:
+    cell = CELLS[1].replace("--nodes 2", "--nodes 1 --name left --keep --detach")
+    write(server, ["%load_ext sky_jupyter", cell])
+    try:
+        page = lab.Page(chromium, server.address("book.ipynb"))
+        page.wait_until_ready()
+        page.command("notebook:run-all-cells")
+        view = View(page, LIVE)
+        view.wait("line 2")
+        page.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+        told = view.wait("The notebook's kernel has been restarted; pool left continues")
+        assert "`%sky attach left` shows the run" in told
+        assert "end not known" in view.text(".sky-facts")
+        page.page.close()
+    finally:
+        end_pools(tmp_path)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
+def test_a_pool_on_other_machines_is_said_to_end_with_its_lease_when_the_kernel_dies(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    where = "--provider ssh --hosts host0 --offline --idle-timeout 120 --name far --detach"
+    cells = ["%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())", CELLS[1].replace("--nodes 2", where)]
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    with hosts(1, python=True, warm=True) as world:
+        monkeypatch.setenv("SKY_SSH_CONFIG", str(world.ssh_config(tmp_path / "config")))
+        monkeypatch.setenv("SSH_AUTH_SOCK", "")
+        # Who ends the pool finds its keys beside the registry.
+        monkeypatch.setenv("SKY_REGISTRY", str(folder / "registry.sqlite"))
+        with lab.server_with_book(folder, cells) as server:
+            try:
+                page = lab.Page(chromium, server.address("book.ipynb"))
+                page.wait_until_ready()
+                page.command("notebook:run-all-cells")
+                view = View(page, LIVE)
+                view.wait("line 2", timeout=180)
+                os.kill(int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1]), signal.SIGKILL)
+                told = view.wait("The notebook's kernel died; the run continues on the nodes of pool far")
+                assert "the pool ends with its lease, at most 2 min after its last run" in told
+                assert "goes on" in view.text(".sky-facts")
+                page.page.close()
+            finally:
+                end_pools(folder)
 
 
 @pytest.mark.parametrize("server", [False], indirect=True)
@@ -147,6 +206,7 @@ def test_a_saved_panel_and_run_say_so_at_once_and_ask_nothing_that_a_kernel_does
     (run,) = [one["data"] for one in book["cells"][LIVE]["outputs"] if "text/html" in one.get("data", {})][-1:]
     saved = run["application/vnd.sky.run.v1+json"]
     saved |= {"finished": False, "state": "running", "view": "0" * 32}
+    saved["outliving"] = {"how": "kept", "lease": 43200.0}
     for rank in saved["ranks"]:
         rank["state"] = "running"
     (server.root / "old.ipynb").write_text(json.dumps(book))
@@ -157,7 +217,11 @@ def test_a_saved_panel_and_run_say_so_at_once_and_ask_nothing_that_a_kernel_does
     panel.get_by_text("Saved at").wait_for()
     panel.locator(".sky-live-dot[data-state=ended]").first.wait_for()
     view = View(page, LIVE)
-    view.wait("was saved while the run went on, and its kernel does not know it any more")
+    view.wait("was saved while the run went on, and its kernel does not know the run any more")
+    assert "`%sky attach default` shows the run if the pool is still running" in view.text()
+    # What was saved does not tell how it ended.
+    assert "end not known" in view.text(".sky-facts")
+    assert "interrupted" not in view.text(".sky-facts")
     panel.get_by_text("has not loaded sky_jupyter").wait_for()
     assert "UNKNOWN CONTROL" not in (tmp_path / "server.log").read_text()
     page.page.close()

@@ -87,6 +87,9 @@ export class Rank {
   }
 }
 
+/** What has become of the ranks of a run that nobody tells more of. */
+export type Fate = "stopped" | "continues" | "unknown";
+
 export class RunModel {
   view = "";
   run = "";
@@ -101,6 +104,8 @@ export class RunModel {
   unseen: Rank[] = [];
   all = new AllLog();
   number = -1;
+  /** It was not over when it was last heard of, and nobody can tell how it went on. */
+  unknown = false;
   /** Set by who hears of widgets. */
   widgetBar: WidgetBar = () => undefined;
   /** Rises with each change. */
@@ -157,6 +162,7 @@ export class RunModel {
     this.pool = snapshot.pool ?? "";
     this.title = snapshot.title;
     this.finished = snapshot.finished;
+    this.unknown = snapshot.unknown ?? false;
     this.elapsedAtEnd = snapshot.elapsed;
     this.began = now - snapshot.elapsed;
     this.heard = now - snapshot.idle;
@@ -187,8 +193,8 @@ export class RunModel {
     this.version += 1;
   }
 
-  /** Nobody will tell how it goes on: it is over, as it is, or `lasts` where no page sees it. */
-  end(notice: string, lasts = false): void {
+  /** Nobody will tell more of it: its ranks were stopped, or go on where no page sees it, or that is not known. */
+  end(notice: string, fate: Fate): void {
     this.elapsedAtEnd = this.elapsed;
     if (this.cost) {
       const more = ((this.cost.hourly ?? 0) * (this.clock() - this.costed)) / 3600;
@@ -196,7 +202,8 @@ export class RunModel {
     }
     this.finished = true;
     this.notices.push(notice);
-    for (const rank of lasts ? [] : this.every.filter((one) => one.state === "running")) {
+    this.unknown = fate === "unknown";
+    for (const rank of fate !== "stopped" ? [] : this.every.filter((one) => one.state === "running")) {
       rank.state = "interrupted";
     }
     this.version += 1;

@@ -37,7 +37,7 @@ export function status(model: RunModel): string[] {
   if (groups.length === 1 && groups[0][0].length === every.length) {
     return [groups[0][1]];
   }
-  return words.length ? words : [model.isRunning ? "goes on" : "done"];
+  return words.length ? words : [!model.isRunning ? "done" : model.unknown ? "end not known" : "goes on"];
 }
 
 /** The rank whose tab is to be shown by itself: of those that failed the one that is most likely the cause. */

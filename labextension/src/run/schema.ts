@@ -42,8 +42,10 @@ const snapshot = v.pipe(
     /** The other ranks that it runs on, whose output is not shown. */
     unseen: v.optional(v.array(v.object({ rank: whole, state, note: v.optional(text), traceback: v.optional(text) }))),
     number: v.optional(whole),
-    /** The pool outlives the notebook's kernel, and its runs do. */
-    lasts: v.optional(v.boolean()),
+    /** How the pool outlives the notebook's kernel, where it does: see Outliving of display/model/outliving.py. */
+    outliving: v.optional(v.object({ how: v.picklist(["kept", "joined", "lease"]), lease: v.nullish(number) })),
+    /** Nobody could tell how it went on, and whether it has ended. */
+    unknown: v.optional(v.boolean()),
     /** Where the pool's machines are bought. */
     cost: v.nullish(cost),
   }),

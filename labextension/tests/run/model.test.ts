@@ -180,10 +180,15 @@ describe("a run", () => {
   it("is over where nobody tells how it goes on", () => {
     const model = new RunModel();
     model.load(snapshot());
-    model.end("the kernel died");
+    model.end("the kernel died", "stopped");
     expect([model.finished, model.state, status(model), model.notices]).toEqual([
       ...[true, "interrupted", ["interrupted"], ["the kernel died"]],
     ]);
+    model.load(snapshot());
+    model.end("it has been restarted", "unknown");
+    expect([model.finished, model.state, status(model)]).toEqual([true, "running", ["end not known"]]);
+    model.load(snapshot({ finished: true, unknown: true }));
+    expect(status(model)).toEqual(["end not known"]);
   });
 
   it("says that it goes on where nobody waits for its end any more", () => {

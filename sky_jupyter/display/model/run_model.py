@@ -16,6 +16,7 @@ from ...util.text import cleaned
 from . import ansi
 from .html import RankView, RunViewModel, State
 from .ongoing_problems import Troubles
+from .outliving import Outliving
 from .transcript import OutputPart, RankOutput, Rich
 
 # Limit of recorded changes from one rank to another in the order of lines.
@@ -93,8 +94,8 @@ class RankState:
 class RunState:
     """State of a run for a page.
 
-    ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`. ``lasts`` says that the pool
-    outlives the notebook's kernel.
+    ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`. ``outliving`` is None where the pool
+    ends with the notebook's kernel, however that ends.
     """
 
     title: str
@@ -108,7 +109,7 @@ class RunState:
     notices: tuple[str, ...]
     unseen: tuple[RankView, ...] = ()
     cost: dict[str, Any] | None = None
-    lasts: bool = False
+    outliving: Outliving | None = None
 
 
 class RunModel:
@@ -134,8 +135,8 @@ class RunModel:
         self.most_text: int | None = None
         # Returns what the pool costs, or how long it may be used; None if nothing is bought, and it has no end.
         self.cost: Callable[[], PoolCost | TimeLeft | None] | None = None
-        # Whether the pool outlives the notebook's kernel, and its runs do.
-        self.lasts = False
+        # How the pool outlives the notebook's kernel; None if it does not.
+        self.outliving: Outliving | None = None
         self.version = 0
         # The run's id, once something has come of it.
         self.run = ""
@@ -231,7 +232,7 @@ class RunModel:
             times = self._time(), idle, self.finished
             unseen = tuple(self._unseen.values())
             cost = pool_cost.to_json(self._cost())
-            about = unseen, cost, self.lasts
+            about = unseen, cost, self.outliving
             return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, *about)
 
     @property

@@ -6,6 +6,7 @@ kernel. Equal rich items are held once, and a picture that the HTML shows is the
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable
@@ -66,7 +67,7 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
         "order": [number for turn in state.order for number in turn],
         "notices": list(state.notices),
         **({"unseen": unseen} if unseen else {}),
-        **({"lasts": True} if state.lasts else {}),
+        **({"outliving": dataclasses.asdict(state.outliving)} if state.outliving else {}),
         **({"cost": state.cost} if state.cost else {}),
     }
 
