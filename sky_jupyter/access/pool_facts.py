@@ -5,10 +5,12 @@ They have no folders, keys or tokens, and nothing that code printed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..pool.registry import cost_rows, pool_bill
 from ..pool.registry.registry import PoolRow, Registry, RunRow, running
+from ..pool.registry.rows import notebooks
 from ..util import pool_cost
 
 SHOWN_RUNS = 20
@@ -50,7 +52,7 @@ def of_pool(registry: Registry, row: PoolRow, kernel: str | None = None, path: s
         "manager": manager,
         # Only where its processes and its keys are can it be ended or attached to.
         "here": here,
-        "running": [of_run(run) for run in active(registry, row)],
+        "running": of_runs(active(registry, row)),
         "cost": _cost(registry, row.id),
     }
 
@@ -65,6 +67,12 @@ def of_run(run: RunRow) -> dict[str, Any]:
         "elapsed": run.elapsed,
         "ranks": len(run.ranks) or None,
     }
+
+
+def of_runs(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Return runs as JSON, with their notebooks where there are several."""
+    several = notebooks(runs)
+    return [{**of_run(run), "notebook": run.notebook} if several else of_run(run) for run in runs]
 
 
 def active(registry: Registry, row: PoolRow) -> list[RunRow]:

@@ -7,13 +7,14 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..access import pool_facts
 from ..access.pool_access import PoolAccess
 from ..errors import PoolError
 from ..pool.registry.registry import PoolRow, RunRow
+from ..pool.registry.rows import notebooks
 from ..util.text import cleaned, plain
 
 if TYPE_CHECKING:
@@ -75,18 +76,25 @@ def runs(given: argparse.Namespace) -> int:
         row = None if given.pool is None else access.find(given.pool)
         found = access.runs(row, given.last)
     if given.json:
-        _print_json({"runs": [{**pool_facts.of_run(run), "pool": run.pool_name or run.pool} for run in found]})
+        facts = zip(pool_facts.of_runs(found), found, strict=True)
+        _print_json({"runs": [{**fact, "pool": run.pool_name or run.pool} for fact, run in facts]})
     elif not found:
         print("nothing has run yet")
     else:
-        _print_table([("RUN", "POOL", "STATE", "BEGAN", "TOOK", "CELL"), *map(_run_line, found)])
+        several = notebooks(found)
+        head = ("RUN", "POOL", "STATE", "BEGAN", "TOOK", *(("NOTEBOOK",) if several else ()), "CELL")
+        _print_table([head, *(_run_line(run, several) for run in found)])
     return 0
 
 
-def _run_line(run: RunRow) -> tuple[str, ...]:
+def _run_line(run: RunRow, several: Mapping[str, str]) -> tuple[str, ...]:
     took = "" if run.elapsed is None else f"{run.elapsed:.1f} s"
     began = time.strftime("%d %b %H:%M:%S", time.localtime(run.began))
-    return run.id, run.pool_name or run.pool, run.state, began, took, _short(run.title)
+    return run.id, run.pool_name or run.pool, run.state, began, took, *_notebook(run, several), _short(run.title)
+
+
+def _notebook(run: RunRow, several: Mapping[str, str]) -> tuple[str, ...]:
+    return (several[run.notebook] or "-",) if several else ()
 
 
 def logs(given: argparse.Namespace) -> int:

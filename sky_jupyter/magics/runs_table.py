@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import PoolError
 from ..pool.open_pools import pools
 from ..pool.registry.registry import Registry
+from ..pool.registry.rows import notebooks
 from .parsing import ParsedLine
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _CODE = 50
+_NOTEBOOK = 30
 
 
 @contextlib.contextmanager
@@ -82,14 +84,22 @@ def table(name: str | None) -> str:
     if not rows:
         return "no run is recorded"
     lines = []
+    several = notebooks(rows)
+    width = min(_NOTEBOOK, max(map(len, several.values()), default=0))
     for row in rows:
         took = "" if row.elapsed is None else f"{row.elapsed:.1f} s"
         when = time.strftime("%d %b %H:%M:%S", time.localtime(row.began))
         state = row.state if row.state != "running" or row.pool in live else "lost"
         cell = f"In[{row.cell}]" if row.cell else ""
         name = row.pool_name or row.pool
-        lines.append(f"{row.id}  {name:12} {state:11} {when} {took:>9}  {cell:7} {short(row.title)}")
+        notebook = f"{_tail(several[row.notebook] or '-', width):{width}} " if several else ""
+        lines.append(f"{row.id}  {name:12} {state:11} {when} {took:>9}  {notebook}{cell:7} {short(row.title)}")
     return "\n".join(lines)
+
+
+def _tail(text: str, width: int) -> str:
+    """Shorten a notebook's path, of which the end says most."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
 def short(text: str) -> str:

@@ -138,7 +138,7 @@ class PoolTools:
     def list_runs(self, pool: Pool = None, count: Annotated[int, Field(ge=1, le=200)] = 20) -> dict[str, Any]:
         """List what ran on a pool, the newest first, with states and times."""
         row = self._access.find(pool)
-        return {"runs": [pool_facts.of_run(run) for run in self._access.runs(row, count)]}
+        return {"runs": pool_facts.of_runs(self._access.runs(row, count))}
 
     def read_output(
         self,

@@ -59,4 +59,4 @@ class Listing:
     async def runs(self, pool: str) -> list[dict[str, Any]]:
         """Return the runs of a pool (its id), the newest first."""
         found = await asyncio.to_thread(self.registry.runs, pool, pool_facts.SHOWN_RUNS)
-        return [pool_facts.of_run(run) for run in found]
+        return pool_facts.of_runs(found)

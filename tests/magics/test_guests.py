@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -74,6 +75,10 @@ def test_a_second_notebook_joins_runs_cells_in_turn_and_is_told_of_the_end(manag
     # One line for both ranks: they ran them in the same order.
     assert manager.run("%%sky\nlen(order), sorted(order) == sorted(set(order))").body == ["[0-1] Out: (8, True)"]
     assert manager.run("%%sky\nprint(*order)").body[0].startswith("[0-1] ")
+
+    listed = manager.run(f"%sky runs --name {NAME}").stream()
+    assert re.search(r" train\.ipynb +In\[\d+\] +order, x", listed)
+    assert re.search(r" eval\.ipynb +In\[\d+\] +print\('of the guest", listed)
 
     for line in ("%sky down", "%sky restart", "%sky resize 3", "%%sky --pip tomli\n1"):
         assert "guest of pool" in guest.run(line).error, line

@@ -33,6 +33,7 @@ from sky_jupyter.pool.registry import registry as registry_module
 from sky_jupyter.pool.registry.database import VERSION
 from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.pool.registry.retention import Retention
+from sky_jupyter.pool.registry.rows import notebooks
 from sky_jupyter.util import process_identity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -848,10 +849,42 @@ def test_a_file_of_the_first_version_gets_what_is_new_and_keeps_its_rows(path: P
         thread.join()
     (row,) = registries[0].pools()
     assert (row.id, row.name, row.generation, row.host_pid, row.owner_lives) == ("p1", "old", 1, 0, True)
-    assert [(run.id, run.ranks, run.pool_name) for run in registries[0].runs()] == [("aa11", (), "old")]
+    assert [(run.id, run.ranks, run.pool_name, run.notebook) for run in registries[0].runs()] == [
+        ("aa11", (), "old", "")
+    ]
     assert ask(path, "PRAGMA user_version") == [(VERSION,)]
     for registry in registries:
         registry.close()
+
+
+def test_a_run_names_its_notebook_and_versions_that_know_of_none_use_the_same_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(path)
+    registry.intend("p1", "trainers", "local", 2, False)
+    for id, notebook in (("aa11", "/srv/books/train.ipynb"), ("aa22", "/srv/books/eval.ipynb")):
+        monkeypatch.setenv("JPY_SESSION_NAME", notebook)
+        registry.run_began(id, "p1", "x = 1")
+    registry.run_began("aa33", "p1", "y", notebook="")
+    registry.flush()
+    # As an earlier version writes a run.
+    ask(path, "INSERT INTO runs (id, pool, state, code, began, ranks, cell) VALUES ('aa44', 'p1', 'ok', 'z', 1, '', 3)")
+    found = registry.runs()
+    assert [(run.id, run.notebook) for run in found] == [
+        ("aa44", ""),
+        ("aa33", ""),
+        ("aa22", "notebook /srv/books/eval.ipynb"),
+        ("aa11", "notebook /srv/books/train.ipynb"),
+    ]
+    assert notebooks(found) == {
+        "": "",
+        "notebook /srv/books/eval.ipynb": "eval.ipynb",
+        "notebook /srv/books/train.ipynb": "train.ipynb",
+    }
+    assert notebooks(found[:3]) == {}, "one is known: there is nothing to tell apart"
+    twins = [replace(run, notebook=f"notebook /srv/{run.id}/a.ipynb") for run in found[:2]]
+    assert list(notebooks(twins).values()) == ["/srv/aa44/a.ipynb", "/srv/aa33/a.ipynb"]
+    registry.close()
 
 
 def newer(path: Path) -> None:

@@ -17,6 +17,8 @@ const run = v.object({
   began: number,
   elapsed: v.nullable(number),
   ranks: v.nullable(whole),
+  /** Who began it; told where the runs of several notebooks are listed, and empty where it is not known. */
+  notebook: v.optional(text),
 });
 const pool = v.object({
   id,

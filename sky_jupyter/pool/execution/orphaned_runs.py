@@ -73,7 +73,9 @@ def _record_missing(pool: StockContext, known: Mapping[str, Mapping[str, Any]]) 
             continue
         if (not latest or began > latest[0].began) and pool.registry.run(id) is None:
             ranks = [rank for rank in begin.get("ranks") or () if is_count(rank)]
-            pool.registry.run_began(id, pool.id, str(begin.get("code") or ""), ranks, count if is_count(count) else 0)
+            code, cell = str(begin.get("code") or ""), count if is_count(count) else 0
+            # Another notebook has begun it, which is not known any more.
+            pool.registry.run_began(id, pool.id, code, ranks, cell, notebook="")
 
 
 def _remove_sent(folder: Path, on: set[str]) -> None:

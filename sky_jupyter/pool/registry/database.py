@@ -45,7 +45,10 @@ _MORE = {
         "owner_place": "TEXT NOT NULL DEFAULT ''",
         "machine_place": "TEXT NOT NULL DEFAULT ''",
     },
-    "runs": {"cell": "INTEGER NOT NULL DEFAULT 0"},
+    "runs": {
+        "cell": "INTEGER NOT NULL DEFAULT 0",
+        "notebook": "TEXT NOT NULL DEFAULT ''",
+    },
 }
 # Added in the same way. What is asked while a cell runs, or a page looks, must not depend on how many rows there are.
 _INDICES = {

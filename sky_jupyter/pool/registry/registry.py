@@ -336,15 +336,18 @@ class Registry:
 
     # -- runs --------------------------------------------------------------------------------------
 
-    def run_began(self, id: str, pool: str, code: str, ranks: Sequence[int] = (), cell: int = 0) -> None:
-        """Record the begin of a run on these ranks, or on all."""
+    def run_began(
+        self, id: str, pool: str, code: str, ranks: Sequence[int] = (), cell: int = 0, notebook: str | None = None
+    ) -> None:
+        """Record the begin of a run on these ranks, or on all; by default this process's notebook began it."""
         # Code may have lone surrogates, which cannot be encoded.
         text = code[:MAX_CODE].encode("utf-8", "replace").decode()
         values = (id, pool, text, time.time(), format_ranks(ranks[:MAX_RANKS]), cell)
+        began_by = process_identity.own_name() if notebook is None else notebook
         self._write_later(
-            "INSERT OR IGNORE INTO runs (id, pool, state, code, began, ranks, cell) "
-            "VALUES (?, ?, 'running', ?, ?, ?, ?)",
-            values,
+            "INSERT OR IGNORE INTO runs (id, pool, state, code, began, ranks, cell, notebook) "
+            "VALUES (?, ?, 'running', ?, ?, ?, ?, ?)",
+            (*values, began_by),
         )
         # Who finds the pool after a kill is told of what runs there.
         self._hurry.set()

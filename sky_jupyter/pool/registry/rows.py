@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -151,6 +152,8 @@ class RunRow:
         ``running``, ``ok``, ``failed``, ``interrupted``, ``timed out``, or ``lost`` if the pool ended first.
     cell : int
         Number of its cell, as in ``In[cell]``; 0 if it is of none.
+    notebook : str
+        Name of the notebook, script or program that began it; empty if it is not known.
     """
 
     id: str
@@ -161,12 +164,23 @@ class RunRow:
     elapsed: float | None
     ranks: tuple[int, ...]
     cell: int
+    notebook: str
     pool_name: str
 
     @property
     def title(self) -> str:
         """Return its code in one line."""
         return title_of(self.code)
+
+
+def notebooks(runs: Iterable[RunRow]) -> dict[str, str]:
+    """Return the notebooks of these runs, each with a short name; empty unless several are known."""
+    found = dict.fromkeys(run.notebook for run in runs)
+    if len(found.keys() - {""}) < 2:
+        return {}
+    paths = {notebook: notebook.removeprefix("notebook ") for notebook in found}
+    ends = Counter(path.rpartition("/")[2] for path in paths.values())
+    return {one: end if ends[end := path.rpartition("/")[2]] == 1 else path for one, path in paths.items()}
 
 
 class BadRow(ValueError):
