@@ -60,8 +60,8 @@ test("a pool is shown with its nodes, age, notebook and cell", () => {
     "1 pool",
   ]);
   expect(offered()).toEqual(["Open notebook", "Logs", "Files", "Where", "Interrupt", "Restart", "Shut down"]);
-  view.show([pool({ running: [{ ...RUN, notebook: "notebook ~/a.ipynb" }, { ...RUN, notebook: "" }] })], NOW);
-  expect(words()).toContain("model.fit(x) · 12 s · notebook ~/a.ipynb\nmodel.fit(x) · 12 s\n");
+  view.show([pool({ running: [{ ...RUN, notebook: "notebook ~/old/a.ipynb" }, { ...RUN, notebook: "" }] })], NOW);
+  expect(words()).toContain("model.fit(x) · 12 s · a.ipynb\nmodel.fit(x) · 12 s\n");
 });
 
 test("what a pool has cost is shown where its provider has prices", () => {

@@ -182,7 +182,8 @@ class Row {
     say(this.state, pool.running.length ? "running" : pool.state);
     say(this.facts, factsOf(pool, now));
     say(this.manager, lost ? NOBODY : `Managed by ${pool.manager?.path || pool.manager?.who}`);
-    const told = (run: Pool["running"][number]) => [run.title || "a cell", duration(now - run.began), run.notebook].filter(Boolean);
+    const told = (run: Pool["running"][number]) =>
+      [run.title || "a cell", duration(now - run.began), run.notebook?.replace(/^.*\//, "")].filter(Boolean);
     say(this.runs, pool.running.map((run) => told(run).join(" · ")).join("\n"));
     this.runs.hidden = !pool.running.length;
     this.offer(pool);
