@@ -56,15 +56,15 @@ class CellInspector:
         def match(context: CompletionContext) -> dict[str, Any]:
             # From here on IPython loads jedi itself, in this thread.
             self._was_asked = True
-            try:
-                return self.completions(context) or {"completions": []}
-            except (Exception, KeyboardInterrupt):
-                # IPython would show it as a traceback below the cell.
-                return {"completions": []}
-            finally:
+            found: dict[str, Any] | None = None
+            # IPython would show an error as a traceback below the cell.
+            with contextlib.suppress(Exception, KeyboardInterrupt):
+                found = self.completions(context)
+            if not (found and found["completions"] and self.shell.Completer.suppress_competing_matchers is None):
                 # IPython asks jedi next.
                 with contextlib.suppress(KeyboardInterrupt):
                     jedi_completion.settle()
+            return found or {"completions": []}
 
         self.matcher = match
         self.kernel: Any = getattr(shell, "kernel", None)
@@ -117,6 +117,9 @@ class CellInspector:
         if (asked := self.asked(context.full_text, cursor)) is None:
             return None
         pool, rank, cell = asked
+        if not jedi_completion.is_loaded():
+            # It loads while the rank is asked, and after that.
+            jedi_completion.warm(lambda: True)
         found = remote_completion.complete(pool, rank, cell.code, cursor - cell.start)
         if found is None:
             return None
@@ -152,13 +155,8 @@ class CellInspector:
 
     def own(self, context: CompletionContext) -> Iterator[tuple[str, str]]:
         """Yield the notebook's own completions of the token, with their types."""
-        completer = self.shell.Completer
-        jedi_completion.settle()
         end = time.monotonic() + _TYPES
-        for matcher in completer.matchers:
-            name = getattr(matcher, "matcher_identifier", None) or getattr(matcher, "__qualname__", "")
-            if name not in _OWN or name in completer.disable_matchers:
-                continue
+        for name, matcher in self._own_matchers():
             for one in matcher(context)["completions"]:
                 if name != _OWN[0]:
                     yield one.text, one.type or "<unknown>"
@@ -166,6 +164,17 @@ class CellInspector:
                 typed = len(one.name_with_symbols) - len(one.complete or "")
                 text = context.token[: len(context.token) - typed] + one.name_with_symbols
                 yield text, (one.type if time.monotonic() < end else "<unknown>")
+
+    def _own_matchers(self) -> Iterator[tuple[str, Any]]:
+        """Yield IPython's matchers of the notebook's names, by their own names."""
+        completer = self.shell.Completer
+        for matcher in completer.matchers:
+            name = getattr(matcher, "matcher_identifier", None) or getattr(matcher, "__qualname__", "")
+            if name == _OWN[0] and not jedi_completion.is_ready():
+                # A page waits for a second, and jedi may load for longer: the objects themselves are there at once.
+                name, matcher = _OWN[1], completer.python_matcher
+            if name in _OWN and name not in completer.disable_matchers:
+                yield name, matcher
 
     # -- inspection --------------------------------------------------------------------------------
 

@@ -809,7 +809,6 @@ class Pool:
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Record in the ledger which names a run has assigned."""
-        self.modules |= run.modules
         cell = run.capture.names
         # A rank detects an assignment by the object's identity, so it misses equal small integers.
         sure = frozenset() if run.failed else cell.sure
@@ -827,6 +826,8 @@ class Pool:
         imports = {name: module for name, module in run.imports.items() if name in wrote}
         members = {name: found for name, found in run.members.items() if name in wrote and name not in imports}
         self.ledger.nodes_imported(imports, run.capture.modules, self.spec.world_size, members)
+        # A name that has been assigned since is no module any more.
+        self.modules = (self.modules.difference(run.writes) | run.modules) & self.ledger.nodes_own
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Interrupt all ranks of a run; ``hard`` replaces their kernels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ _MOST_SOURCE = 100_000
 _PATH = "_sky_cells.py"
 _LATE = 5.0
 _working = threading.Lock()
+# Set once jedi has worked: it is loaded then.
+_loaded = threading.Event()
 
 
 def complete(
@@ -77,6 +80,16 @@ def inspect(sources: Iterable[str], code: str, cursor: int, detail: int, patienc
         return _about(script.infer(*at), script.goto(*at, follow_imports=True), text, detail)
 
     return _within(patience, work)
+
+
+def is_loaded() -> bool:
+    """Return whether jedi has answered before."""
+    return _loaded.is_set()
+
+
+def is_ready() -> bool:
+    """Return whether jedi is loaded, and does nothing else just now: then it answers soon."""
+    return _loaded.is_set() and not _working.locked()
 
 
 def settle(patience: float = _LATE) -> None:
@@ -177,6 +190,8 @@ def _within(patience: float, work: Callable[[], T | None]) -> T | None:
         found = None
         try:
             found = work()
+            if "jedi" in sys.modules:
+                _loaded.set()
         except Exception:
             # Of code that is being typed, jedi may raise anything.
             found = None

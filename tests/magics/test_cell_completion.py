@@ -381,6 +381,22 @@ def test_jedi_is_loaded_once_there_is_a_pool_and_the_notebook_is_idle(tmp_path):
         assert opened.run("%sky down").status == "ok"
 
 
+def test_the_first_tab_has_what_a_rank_knows_while_jedi_is_still_loading(tmp_path):
+    late = """import sys, threading
+from sky_jupyter.session import jedi_completion
+may_load, script = threading.Event(), jedi_completion._script
+jedi_completion._script = lambda text: may_load.wait() and script(text)
+notebooks_own = 5"""
+    with notebook(tmp_path) as opened:
+        assert opened.run(f"%load_ext sky_jupyter\n{late}").status == "ok"
+        assert opened.run("%%sky\nvars()['model' + '_there'] = 1").status == "ok"
+        assert offered(opened, "%%sky\nmodel_t") == ["model_there"]
+        assert "notebooks_own" in offered(opened, "%%sky\nno", lambda found: "notebooks_own" in found)
+        assert opened.run("print('jedi' in sys.modules)").stream() == "False\n", "nobody has waited for it"
+        opened.run("may_load.set()")
+        assert opened.run("%sky down").status == "ok"
+
+
 def test_jedi_is_not_loaded_beside_ipythons_question(monkeypatch):
     made: list[str] = []
     monkeypatch.setattr(jedi_completion, "_script", made.append)

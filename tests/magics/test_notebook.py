@@ -437,6 +437,11 @@ def test_names_lists_where_each_value_comes_from(two):
     two.run("%%sky\nlen(data)")
     data = next(line for line in two.run("%sky names").stream().splitlines() if line.startswith("data"))
     assert re.fullmatch(rf"data +ndarray +1000000 +float64 +8 MB +the notebook +{now}", data)
+    # A second import of the same module assigns no other object; a value does.
+    two.run("%%sky\nimport math, sky_jupyter\nmath = 3")
+    listed = two.run("%sky names").stream()
+    assert re.search(rf"^math +int +3 +\d+ bytes +the nodes +{now}$", listed, re.MULTILINE), listed
+    assert re.search(rf"^sky_jupyter +module +import on the nodes +{now}$", listed, re.MULTILINE), listed
     two.run("del data")
     assert data in two.run("%sky names").stream().splitlines()
 
