@@ -23,6 +23,7 @@ DAILY = "the daily run: python3 dev.py test"
 
 # What a reason for a skip says, and what helps; the first that fits is told.
 HELP = (
+    (r"`npm install` could not", "let npm reach a registry: `npm config get registry` names it"),
     (r"second Python", "install another Python, of 3.10 to 3.14"),
     (r"git checkout", "run it in a git checkout"),
     (r"apt-get install|chmod 666|sysctl|git fetch|pip install|dev\.py|run (this|the tests) as root", ""),
