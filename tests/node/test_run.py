@@ -113,6 +113,20 @@ def test_what_nobody_takes_is_bounded_and_can_be_read(tmp_path: Path) -> None:
     assert run.take() is None
 
 
+def test_what_nobody_takes_of_agents_that_share_a_process_has_the_bound_of_one(tmp_path: Path) -> None:
+    runs = [RunRecord("r", [rank], tmp_path / f"{rank}.jsonl", sharers=8) for rank in range(8)]
+    for number in range(40):
+        for rank, run in enumerate(runs):
+            run.add(rank, text(f"{number:>{MEBI // 10}}\n"))
+        assert sum(len(data) for run in runs for _, _, data in run.unsent) <= 9 * MEBI
+        assert sum(len(event["text"]) for run in runs for event in run.pending) <= 4 * MEBI
+    for run in runs:
+        batch = run.take()
+        assert batch is not None
+        assert batch[0] + batch[1] == run.journal.next
+        assert "".join(event["text"] for event in everything(run)).split() == [str(number) for number in range(40)]
+
+
 def test_one_batch_is_kept_for_its_taker_however_large(tmp_path: Path) -> None:
     run = RunRecord("r", [0], tmp_path / "r.jsonl")
     run.add(0, text("first"))

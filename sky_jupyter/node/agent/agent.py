@@ -34,7 +34,7 @@ from ..dask.user_cluster import UserDaskProcesses
 from ..files.blob_cache import places
 from ..files.file_calls import FileService
 from ..journal.journal import Journal
-from ..journal.run_record import RunRecord
+from ..journal.run_record import RunRecord, part_of
 from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
 from ..kernel.script_run import DEVICES
@@ -71,8 +71,8 @@ _BATCH = 0.05
 _LINGER = 0.02
 _KEEP_RUNS = 200
 _SIGNALS = 100
-# Bytes that may be forwarded before the manager has acknowledged them. A manager that reads nothing fills no memory,
-# neither here nor in the scheduler; the journal has what it missed.
+# Bytes that the agents of a process may forward before the manager has acknowledged them. A manager that reads nothing
+# fills no memory, neither here nor in the scheduler; the journal has what it missed.
 _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 
@@ -615,7 +615,7 @@ class Agent:
     @property
     def may_forward(self) -> bool:
         """Whether the manager has acknowledged enough of what was forwarded."""
-        return self.forwarded - self.taken_in <= _MOST_AHEAD
+        return self.forwarded - self.taken_in <= part_of(_MOST_AHEAD, len(self.beside))
 
     def forward_comms(self, batch: dict[str, Any], size: int) -> None:
         if self.send is not None:
@@ -698,7 +698,13 @@ class Agent:
     def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> RunRecord:
         """Open a run's journal and return its record."""
         record = self.runs[run] = RunRecord(
-            run, mine, self.journal(run), begin=begin, limit=self.config.journal, spares=self.spares
+            run,
+            mine,
+            self.journal(run),
+            begin=begin,
+            limit=self.config.journal,
+            spares=self.spares,
+            sharers=len(self.beside),
         )
         self.forget_oldest()
         self.note_running()

@@ -17,10 +17,16 @@ from .spare_files import FileRecycler
 # journal's files would push out both the beginning and the end of a flood.
 _CHUNK = 1 << 20
 _PARTS = 64
-# Bytes that are gathered at most before they are written.
+# Bytes that are gathered at most before they are written, and that wait for forwarding; the journal has earlier ones.
+# Agents that share a process share these too.
 _MOST_PENDING = 2 << 20
-# Bytes that wait for forwarding at most; the journal has earlier ones.
 _MOST_UNSENT = 8 << 20
+_LEAST = 1 << 18
+
+
+def part_of(size: int, sharers: int) -> int:
+    """Return one agent's part of the bytes that the agents of a process may keep in memory together."""
+    return max(_LEAST, size // sharers)
 
 
 class RunRecord:
@@ -40,6 +46,8 @@ class RunRecord:
         Content of event 0; its ``"mine"`` are the ranks of this node.
     spares : FileRecycler, optional
         Recycler of the journal's files.
+    sharers : int
+        Agents that share this process and its memory.
     """
 
     def __init__(
@@ -51,13 +59,14 @@ class RunRecord:
         limit: int = LIMIT,
         begin: dict[str, Any] | None = None,
         spares: FileRecycler | None = None,
+        sharers: int = 1,
     ) -> None:
-        self._set_up(run, ranks, Journal(path, limit, spares))
+        self._set_up(run, ranks, Journal(path, limit, spares), sharers)
         if begin is not None:
             self._put({**begin, "kind": "begin"})
             self.settle()
 
-    def _set_up(self, run: str, ranks: Iterable[int], journal: Journal) -> None:
+    def _set_up(self, run: str, ranks: Iterable[int], journal: Journal, sharers: int = 1) -> None:
         self.id = run
         self.left = set(ranks)
         self.journal = journal
@@ -72,6 +81,7 @@ class RunRecord:
         self.answered_by: int | None = None
         # The guest that has begun it and answers instead; "" for the manager.
         self.guest = ""
+        self._most_pending, self._most_unsent = part_of(_MOST_PENDING, sharers), part_of(_MOST_UNSENT, sharers)
         self._gathered = 0
         self._waiting = 0
 
@@ -124,7 +134,7 @@ class RunRecord:
 
     def _gather(self, size: int) -> None:
         self._gathered += size
-        if self._gathered > _MOST_PENDING:
+        if self._gathered > self._most_pending:
             self.settle()
 
     @property
@@ -142,7 +152,7 @@ class RunRecord:
         self.unsent.append((first, self.journal.next - first, data))
         self._waiting += len(data)
         # Memory must stay bounded, whether the disk works or not. A late reader gets the journal, or its gaps.
-        while self._waiting > _MOST_UNSENT and len(self.unsent) > 1:
+        while self._waiting > self._most_unsent and len(self.unsent) > 1:
             self._waiting -= len(self.unsent.popleft()[2])
 
     def take(self) -> tuple[int, int, bytes] | None:
