@@ -15,7 +15,7 @@ from .base import ConnectionSession, MachineRecord, Offer, Order
 # Any machine can run so many ranks; more per core are too many; memory that each rank needs at least.
 _FEW, _PER_CORE = 8, 4
 _BARE, _WITH_FRAMEWORK = 100e6, 500e6
-_RANKS_PER_AGENT = 1
+_RANKS_PER_AGENT = 64
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Local:
 
     @property
     def ranks_per_agent(self) -> int:
-        """Ranks whose nodes share a process for their agents, at most; docs/design-agents.md says why it is 1."""
+        """Ranks whose nodes share a process for their agents, at most; see docs/design-agents.md."""
         return int(os.environ.get("SKY_RANKS_PER_AGENT") or _RANKS_PER_AGENT)
 
     def default_nodes(self) -> int:
