@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,23 @@ def test_an_interrupt_of_a_run_that_waits_for_a_call_ends_the_run_and_not_the_ca
         with pytest.raises(CellError) as caught:
             pool.attend(current)
         assert isinstance(caught.value.errors[0], RankInterrupted)
+
+
+def test_an_interrupt_of_a_broadcast_that_waits_for_a_call_reaches_all_its_ranks(tmp_path: Path) -> None:
+    at_it, go, elsewhere = tmp_path / "at it", tmp_path / "go", tmp_path / "elsewhere"
+    with local_pool() as pool, ThreadPoolExecutor(2) as threads:
+        called = threads.submit(lambda: waits(at_it, go).on(0) >> pool)
+        wait_until(at_it.exists)
+        broadcast = threads.submit(lambda: waits(elsewhere, tmp_path / "never") @ pool)
+        wait_until(elsewhere.exists)
+
+        def of_all() -> list[Any]:
+            return [current for current in pool.supervisor.runs.values() if len(current.outcomes) == 2]
+
+        wait_until(of_all)
+        pool.interrupt(of_all()[0])
+        go.touch()
+        assert called.result() == "done"
+        with pytest.raises(sky.BroadcastError) as caught:
+            broadcast.result()
+        assert [type(caught.value.errors[rank]) for rank in (0, 1)] == [RankInterrupted] * 2

@@ -38,8 +38,9 @@ _MOST_WAITING = 32
 # Bytes of disk reserved for the files of a rank's next kernel.
 _ROOM = 1 << 16
 _FAREWELL = 2.0
-# An interrupt's sender waits so long for the begin of the request, and the interrupt itself so long.
-_BEGIN, _LATE_BEGIN = 2.0, 20.0
+# An interrupt waits so long for the begin of its request; one that began late is interrupted again. Its sender waits
+# less than the manager waits for the agent's answer.
+_BEGIN, _LATE_BEGIN, _SENDER = 2.0, 60.0, 0.5
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -73,6 +74,8 @@ class RankKernel:
         # Set where interrupts reach the current request: before it has begun, the kernel ignores them.
         self.begun = asyncio.Event()
         self.begun.set()
+        # When that was, by the machine's monotonic clock.
+        self._begun_since = 0.0
         # Requests that wait for their turn, and whether each was interrupted meanwhile.
         self._waiting: dict[str, bool] = {}
         self._interrupts: set[asyncio.Task[None]] = set()
@@ -196,13 +199,14 @@ class RankKernel:
         self.waiting += 1
         number = self.next_number()
         self.queued.append(number)
-        self._waiting[run] = interrupted = False
+        interrupted = False
+        self.note_waiting(run)
         try:
             try:
                 await self.turn.acquire()
             finally:
                 self.queued.remove(number)
-                interrupted = self._waiting.pop(run, False)
+                interrupted = self.take_waiting(run)
             try:
                 on_turn()
                 return await self._request(run, content, interrupted=interrupted)
@@ -215,6 +219,14 @@ class RankKernel:
         """Return the number of a request or short call in their order."""
         return next(self._numbers)
 
+    def note_waiting(self, run: str) -> None:
+        """Note that a request or short call waits for its turn."""
+        self._waiting[run] = False
+
+    def take_waiting(self, run: str) -> bool:
+        """Note that it no longer waits; return whether it was interrupted meanwhile."""
+        return self._waiting.pop(run, False)
+
     async def _request(self, run: str, content: dict[str, Any], *, interrupted: bool) -> dict[str, Any]:
         if not self.pid:
             text = self.how_ended or "it had not been started"
@@ -226,7 +238,7 @@ class RankKernel:
         message["header"]["msg_id"] = message["msg_id"] = run
         self._session.send(self._shell, message)
         if interrupted:
-            self._begin_interrupt()
+            self.begin_interrupt()
         try:
             return await future
         finally:
@@ -263,7 +275,7 @@ class RankKernel:
                 return True
             return False
         if number == signal.SIGINT:
-            await asyncio.wait([self._begin_interrupt()], timeout=_BEGIN)
+            await asyncio.wait([self.begin_interrupt()], timeout=_SENDER)
         elif self._provisioner is not None and number == signal.SIGKILL:
             self.leaving = True
             await self._provisioner.kill()
@@ -271,22 +283,31 @@ class RankKernel:
             await self._provisioner.send_signal(number)
         return True
 
-    def _begin_interrupt(self) -> asyncio.Task[None]:
+    def begin_interrupt(self) -> asyncio.Task[None]:
+        """Interrupt the current request as soon as it has begun; return the task that does it."""
         interrupt = asyncio.ensure_future(self._interrupt())
         self._interrupts.add(interrupt)
         interrupt.add_done_callback(self._interrupts.discard)
         return interrupt
 
     async def _interrupt(self) -> None:
-        """Interrupt the current request, as soon as the kernel says that it has begun."""
-        run = self.busy_with
+        run, sent = self.busy_with, 0.0
         if not self.begun.is_set() and self.pid:
             self._session.send(self._control, "sky_tell_begin", {"run": run})
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.begun.wait(), _LATE_BEGIN)
-        # If it has ended meanwhile, its successor must not be interrupted.
-        if self.busy_with == run and self._provisioner is not None:
+        for patience in (_BEGIN, _LATE_BEGIN):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.begun.wait(), patience)
+            # If it has ended meanwhile, its successor must not be interrupted.
+            if self.busy_with != run or self._provisioner is None:
+                return
+            has_begun = self.begun.is_set()
+            if sent and not (has_begun and self._begun_since > sent):
+                # It had begun by then, or nothing is known: native code may keep the kernel from answering.
+                return
+            sent = time.monotonic()
             await self._provisioner.send_signal(signal.SIGINT)
+            if has_begun:
+                return
 
     def abort(self) -> None:
         """Ask the kernel to break the collective that blocks it; no-op if it has ended."""
@@ -371,7 +392,8 @@ class RankKernel:
             self.ready.set()
             return
         if kind == "sky_begin":
-            if (content.get("run") or run) == self.busy_with:
+            if content.get("run") == self.busy_with:
+                self._begun_since = float(content.get("since") or 0.0)
                 self.begun.set()
             return
         if kind == "sky_end":

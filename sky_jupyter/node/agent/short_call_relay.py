@@ -158,6 +158,7 @@ class ShortCallRelay:
         self._active[call.run] = call
         for lane in lanes:
             lane.rank.waiting += 1
+            lane.rank.note_waiting(call.run)
             lane.queue.append((lane.rank.next_number(), call))
             if not lane.has_turn and lane.task is None:
                 if taken_now(lane.rank.turn):
@@ -207,6 +208,7 @@ class ShortCallRelay:
     def _start(self, lane: _Lane, call: RelayedCall) -> bool:
         """Have a rank begin a call; return False if it has none to begin."""
         rank = lane.rank
+        interrupted = rank.take_waiting(call.run)
         if rank.number not in call.left:
             # It was cancelled.
             rank.waiting -= 1
@@ -233,6 +235,8 @@ class ShortCallRelay:
         told = {"partial": self._agent.is_partial(call.ranks)}
         told |= {what: True for what in ("asks", "together") if call.about.get(what) is True}
         lane.line.send(frames.pack(frames.CALL, call.run, call.key, call.arguments, told))
+        if interrupted:
+            rank.begin_interrupt()
         return True
 
     def _on_answer(self, lane: _Lane, frame: list[Any]) -> None:

@@ -5,6 +5,7 @@ Before a request has begun, and after its end, its process ignores interrupts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +23,13 @@ class RequestBegin:
         self._send = send
         # The request that runs, and the one whose begin the agent waits for.
         self._running = self._awaited = ""
+        self._since = 0.0
 
     def note(self, run: str) -> None:
         """Note that interrupts reach a request from here on; tell the agent if it waits for that."""
-        self._running = run
+        self._since, self._running = time.monotonic(), run
         if self._awaited == run:
-            self._send("sky_begin", {"run": run})
+            self._tell(run)
 
     def note_end(self) -> None:
         """Note that interrupts are ignored from here on."""
@@ -38,4 +40,8 @@ class RequestBegin:
         # In this order: the main thread sets one and then looks at the other.
         self._awaited = run
         if self._running == run:
-            self._send("sky_begin", {"run": run})
+            self._tell(run)
+
+    def _tell(self, run: str) -> None:
+        # The clock of the machine, which the agent has too.
+        self._send("sky_begin", {"run": run, "since": self._since})
