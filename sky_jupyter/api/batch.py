@@ -383,7 +383,7 @@ class Batch:
             # Whoever counts them outside of this does; where nobody does, it is raised here.
             signal.raise_signal(signal.SIGINT)
 
-    def take_up(self, short: ShortCall, call: PendingCall[Any], presses: int = 0) -> None:
+    def take_up(self, short: ShortCall, call: PendingCall[Any]) -> None:
         """Have a short call that was opened go on as the task of this batch.
 
         Parameters
@@ -392,10 +392,7 @@ class Batch:
             The call.
         call : PendingCall
             What it was made of.
-        presses : int
-            How often it was interrupted.
         """
-        self.pressed = presses
         sent = self.left[0] = InFlightTask((0,), (call,), None, len(short.arguments), short)
         self._open = 1
         self._go_on(sent)

@@ -29,6 +29,7 @@ from .futures import Future, settle, settler
 from .short_way import main, name_of, note_restarts
 
 if TYPE_CHECKING:
+    from ..display.views import RunView
     from .calls import Group, PendingCall, StreamedGroup
 
 T = TypeVar("T")
@@ -66,9 +67,10 @@ class Runner:
             return streams.begin(live, call)
         title = f"{name_of(call)} >> {live.spec.name}"
         if (sent := short_way.begin(live, call)) is not None:
-            presses = short_way.run(live, sent)
-            if sent.opened:
-                return _run_opened(live, call, sent, title, presses)
+            batches: list[Batch] = []
+            presses = short_way.run(live, sent, lambda: batches.append(_opened_batch(live, call, sent, title)))
+            if batches:
+                return _run_opened(batches[0], presses)
             if presses:
                 raise KeyboardInterrupt(f"{title} was interrupted")
             return sent.values()[0]
@@ -119,20 +121,18 @@ class Runner:
         if call.function.is_streaming:
             return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
         notes: list[Event] = []
-        opened, presses = None, 0
+        opened: list[tuple[RunView, Run]] = []
+        presses = 0
         if (sent := short_way.begin(live, call, everywhere=True, notes=notes)) is not None:
-            presses = short_way.run(live, sent)
+            presses = short_way.run(live, sent, lambda: opened.extend(_opened_runs(live, call, sent)))
             if not sent.opened and not presses:
                 return sent.values()
-            if not sent.sent or not sent.opened:
-                if presses:
-                    raise KeyboardInterrupt(f"{call.function!r} was interrupted")
-            else:
-                opened = sent
+            if not opened and presses:
+                raise KeyboardInterrupt(f"{call.function!r} was interrupted")
         left = call.retries or 0
         while True:
-            run, result = _broadcast(live, call, left, opened, presses, notes)
-            opened, presses, notes = None, 0, []
+            run, result = _broadcast(live, call, left, opened.pop() if opened else None, presses, notes)
+            presses, notes = 0, []
             if not (left and _lost(run)):
                 break
             left -= 1
@@ -274,24 +274,39 @@ def _check_group(group: object, method: str) -> None:
         raise SpecError(f"{method} takes several calls, such as f(x) & g(y), not {brief(group)}")
 
 
+def _view_of(live: Pool, call: PendingCall[Any]) -> RunView:
+    """Return the view of a broadcast."""
+    title = f"{name_of(call)} @ {live.spec.name}"
+    return display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name, cost=live.pricing)
+
+
+def _opened_runs(live: Pool, call: PendingCall[Any], sent: ShortCall) -> Iterator[tuple[RunView, Run]]:
+    """Have a broadcast that was opened go on as a run, if it was sent."""
+    if sent.sent:
+        view = _view_of(live, call)
+        yield view, live.take_up(sent, view.on_event, asks=can_ask())
+
+
 def _broadcast(
-    live: Pool, call: PendingCall[T], left: int, opened: ShortCall | None, presses: int, notes: Sequence[Event]
+    live: Pool,
+    call: PendingCall[T],
+    left: int,
+    opened: tuple[RunView, Run] | None,
+    presses: int,
+    notes: Sequence[Event],
 ) -> tuple[Run, CellResult]:
     """Make one attempt at a call on every rank, with so many retries left.
 
-    ``opened`` is what it was on the short way, with the interrupts that it had there.
+    ``opened`` is what it goes on as after the short way, with the interrupts that it had there.
     """
-    title = f"{name_of(call)} @ {live.spec.name}"
-    about: dict[str, Any] = {"results": False, "pool": live.spec.name, "cost": live.pricing}
     with live.stopping():
         if opened is not None:
-            view = display.run_view(title, range(live.spec.world_size), **about)
-            run = live.take_up(opened, view.on_event, asks=can_ask(), presses=presses)
+            view, run = opened
         else:
             note_restarts(live)
             payload = call.function.__wrapped__, call.args, call.kwargs
             blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
-            view = display.run_view(title, range(live.spec.world_size), **about)
+            view = _view_of(live, call)
             for note in notes:
                 view.on_event(note)
             with display.DelayedView("values", pool=live.spec.name) as late:
@@ -300,7 +315,7 @@ def _broadcast(
                     blob, capture, timeout=call.timeout, asks=can_ask(), title=name_of(call), **listeners
                 )
         try:
-            interrupted = live.wait(run, background_prompts.looking(view.refresh))
+            interrupted = live.wait(run, background_prompts.looking(view.refresh), pressed=presses)
             result = live.finish(run)
             if left and not interrupted and (lost := _lost(run)):
                 text = lost[0].end.get("text", f"rank {lost[0].rank} is lost")
@@ -324,15 +339,25 @@ def _lost(run: Run) -> list[Outcome]:
     return [outcome for outcome in run.outcomes.values() if outcome.status == "lost"]
 
 
-def _run_opened(live: Pool, call: PendingCall[T], sent: ShortCall, title: str, presses: int) -> T:
-    """Wait for a call of one rank that was opened, and return its value."""
-    with Batch(live, (), title, waited=True, many=False) as batch:
-        batch.take_up(sent, call, presses)
+def _opened_batch(live: Pool, call: PendingCall[Any], sent: ShortCall, title: str) -> Batch:
+    """Have a call of one rank that was opened go on as a task."""
+    batch = Batch(live, (), title, waited=True, many=False)
+    try:
+        batch.take_up(sent, call)
+    except BaseException:
+        batch.close()
+        raise
+    return batch
+
+
+def _run_opened(opened: Batch, presses: int) -> Any:
+    """Wait for a call of one rank that goes on as a task, interrupted so often, and return its value."""
+    with opened as batch:
+        batch.pressed = presses
         values: dict[int, Any] = {}
         for one in batch:
             values.update(batch.take(one))
-    value: T = values[0]
-    return value
+    return values[0]
 
 
 def run_all(

@@ -133,14 +133,19 @@ def _is_plain(value: Any, alone: bool) -> bool:
     return False
 
 
-def run(live: Pool, sent: ShortCall) -> int:
-    """Send a call, and wait until it is over or opened; return how often it was interrupted."""
-    # No interrupt comes between the two: a rank would go on with nobody to stop it.
+def run(live: Pool, sent: ShortCall, take_up: Callable[[], None]) -> int:
+    """Send a call, and wait until it is over, or opened and taken up; return how often it was interrupted.
+
+    ``take_up`` is called for one that was opened.
+    """
+    # No interrupt comes between these: a rank would go on with nobody to stop it.
     with counting_interrupts() as presses:
         live.calls.short.send(sent)
         while not sent.lock.acquire(timeout=_TICK):
             if presses:
                 live.calls.short.open(sent)
+        if sent.opened:
+            take_up()
     return len(presses)
 
 

@@ -397,7 +397,7 @@ class Pool:
             brought = self.code.bring(code, self.hosts, ignore, no_tick)
             return {**packages, **settings, **self.pythons.reader, **brought}
 
-    def take_up(self, short: ShortCall, listener: Listener, *, asks: bool, presses: int) -> Run:
+    def take_up(self, short: ShortCall, listener: Listener, *, asks: bool) -> Run:
         """Have a short call of all ranks that was opened go on as a run; return that. See `begin_call`."""
         run = Run(short.id, {rank: rank // self.spec.ranks_per_node for rank in short.ranks}, listener)
         run.capture, run.shape, run.incarnations = short.function.bundle.capture, self.shape, short.incarnations
@@ -412,9 +412,6 @@ class Pool:
         run.task = loop().submit(opened)
         run.task.add_done_callback(lambda _: self.calls.short.release(short))
         self.registry.run_began(run.id, self.id, run.code, list(run.outcomes), 0)
-        if presses:
-            run.early = True
-            self.press(run, presses)
         return run
 
     def _asking(self, run: Run, *, asks: bool) -> dict[str, bool]:
@@ -736,11 +733,12 @@ class Pool:
         fresh, self.supervisor.restarted = self.supervisor.restarted, set()
         return fresh
 
-    def wait(self, run: Run, tick: Tick = no_tick) -> bool:
-        """Wait until a run's task is done; return if it was interrupted."""
+    def wait(self, run: Run, tick: Tick = no_tick, *, pressed: int = 0) -> bool:
+        """Wait until a run's task is done; return if it was interrupted, or had been ``pressed`` so often before."""
         heeded, before = 0, run.presses
         hard = over = 0.0
         with counting_interrupts() as presses:
+            presses.extend([None] * pressed)
 
             def look() -> None:
                 nonlocal heeded, hard, over

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,9 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.execution import supervisor
+from sky_jupyter.api import operators
+from sky_jupyter.pool.execution import supervisor, tasks
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted
 from tests.pool.pools import begin, local_pool, run, wait_until
 from tests.pool.test_faults import kernel_of
@@ -82,3 +89,54 @@ def test_an_interrupt_of_a_broadcast_that_waits_for_a_call_reaches_all_its_ranks
         with pytest.raises(sky.BroadcastError) as caught:
             broadcast.result()
         assert [type(caught.value.errors[rank]) for rank in (0, 1)] == [RankInterrupted] * 2
+
+
+def is_idle(pool: Pool) -> bool:
+    return not any(its["busy_with"] for node in pool.status().values() for its in node["ranks"].values())
+
+
+@pytest.fixture
+def press(tmp_path: Path) -> Iterator[None]:
+    """An interrupt as soon as a rank is at it."""
+
+    def act() -> None:
+        wait_until((tmp_path / "at it").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=act)
+    pressing.start()
+    yield
+    pressing.join()
+
+
+@pytest.mark.usefixtures("press")
+def test_a_call_is_interrupted_when_its_rank_has_ended_it_however_late_the_agent_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "_PATIENCE", 0.0)
+    with local_pool(nodes=1) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            waits(tmp_path / "at it", tmp_path / "never") >> pool
+        assert is_idle(pool)
+
+
+@pytest.mark.parametrize(
+    ("way", "where"),
+    [(operator.rshift, "Batch"), (operator.matmul, "_view_of")],
+    ids=["one rank", "all ranks"],
+)
+def test_an_interrupt_amid_the_opening_of_a_call_stops_it(
+    way: Callable[[Any, Pool], Any], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = getattr(operators, where)
+
+    def makes(*args: Any, **options: Any) -> Any:
+        # Such as one that comes while a view's modules are imported.
+        os.kill(os.getpid(), signal.SIGINT)
+        return made(*args, **options)
+
+    monkeypatch.setattr(operators, where, makes)
+    with local_pool() as pool:
+        with pytest.raises(KeyboardInterrupt):
+            way(waits(tmp_path / "at it", tmp_path / "never"), pool)
+        assert is_idle(pool)

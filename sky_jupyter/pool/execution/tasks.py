@@ -534,7 +534,8 @@ class PoolTasks:
             if there:
                 await asyncio.wait(there, timeout=_PATIENCE)
         for run in runs:
-            if not run.placed and run.call not in begun:
+            # One that was sent as a short call is known to be there: its agent ends it, however late it answers.
+            if not run.placed and run.call not in begun and not run.incarnations:
                 run.end_unbegun()
             elif hard and run.node not in control.there:
                 run.give_up("its node does not answer, and you cancelled it; `%sky restart` recreates it")
