@@ -60,7 +60,7 @@ class SimulatedRank(RankKernel):
         self._interrupted = asyncio.Event()
         self.ready.set()
 
-    async def _request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, run: str, content: dict[str, Any], *, interrupted: bool) -> dict[str, Any]:
         self.ended[run] = asyncio.get_running_loop().create_future()
         self.busy_with = run
         self.begun.set()
@@ -99,10 +99,13 @@ class SimulatedRank(RankKernel):
             return {**_END, "status": "interrupted", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []}
         return dict(_END)
 
-    async def signal(self, number: int) -> None:
+    async def signal(self, number: int, run: str | None = None) -> bool:
         """End what waits."""
+        if run is not None and self.busy_with != run:
+            return False
         if self._lives:
             self._interrupted.set()
+        return True
 
     def tell(self, told: dict[str, Any], buffers: list[bytes]) -> None:
         """Do nothing: no code is there to hear it."""
