@@ -167,7 +167,7 @@ def test_a_notebook_that_stood_still_past_the_lease_is_told_that_it_ended(
         cell = page.run("%%sky\n1")
         late = time.monotonic() - resumed
         assert "lease ended: nodes that hear of no notebook for 10 s end (--idle-timeout 10)" in cell.error
-        assert "`%sky restart` recreates" in cell.error
+        assert "`%sky restart` recreates the pool" in cell.error
         assert page.run(f"%sky restart --name {name}").status == "ok"
         page.run("%%sky\n40 + 2")
         assert page.value("_sky.values") == [42, 42]

@@ -78,7 +78,7 @@ def shut_down_while_a_cell_runs(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize("end", daily([kill], [shut_down, restart, kill, shut_down_while_a_cell_runs]))
 def test_nothing_of_its_pools_is_left(notebook: Notebook, end: Callable[[Notebook], None], took: Took) -> None:
-    # Host, forkserver, scheduler, two agents, two kernels.
+    # Host, forkserver, scheduler, the two agents' process, two kernels.
     assert len(marked_processes(notebook.mark)) == 6
     assert len(pool_folders(notebook.pool)) == 2
     end(notebook)
