@@ -30,6 +30,8 @@ pytestmark = [
 ]
 
 LIVE, PANEL = 1, 2
+# Tells which process is the kernel, for `kill_kernel`.
+LOAD = "%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())"
 CELLS = [
     "%load_ext sky_jupyter",
     """%%sky --nodes 2
@@ -58,6 +60,20 @@ def write(server: lab.Server, cells: list[str] = CELLS) -> None:
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(book, server.root / "book.ipynb")
+
+
+def underway(server: lab.Server, chromium: Any, timeout: float = 60) -> tuple[lab.Page, View]:
+    """Run the book in a page, until its run has printed a few lines."""
+    page = lab.Page(chromium, server.address("book.ipynb"))
+    page.wait_until_ready()
+    page.command("notebook:run-all-cells")
+    view = View(page, LIVE)
+    view.wait("line 2", timeout=timeout)
+    return page, view
+
+
+def kill_kernel(page: lab.Page) -> None:
+    os.kill(int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1]), signal.SIGKILL)
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.skipif(not PROXY.is_dir(), reason="needs it"))])
@@ -95,14 +111,9 @@ def test_behind_a_proxy_the_run_is_drawn_as_the_notebook_has_it(server: lab.Serv
 
 @pytest.mark.parametrize("server", [False], indirect=True)
 def test_a_run_whose_kernel_has_died_is_over(server: lab.Server, chromium: Any) -> None:
-    write(server, ["%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())", *CELLS[1:2]])
-    page = lab.Page(chromium, server.address("book.ipynb"))
-    page.wait_until_ready()
-    page.command("notebook:run-all-cells")
-    view = View(page, LIVE)
-    view.wait("line 2")
-    kernel = int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1])
-    os.kill(kernel, signal.SIGKILL)
+    write(server, [LOAD, *CELLS[1:2]])
+    page, view = underway(server, chromium)
+    kill_kernel(page)
     view.wait("The notebook's kernel died; the pool ended with it.")
     assert "interrupted" in view.text(".sky-facts")
     assert "line 2" in view.text()
@@ -121,14 +132,10 @@ def test_a_run_whose_kernel_has_died_is_over(server: lab.Server, chromium: Any) 
 @pytest.mark.parametrize("server", [False], indirect=True)
 def test_a_run_of_a_kept_pool_continues_when_the_kernel_dies(server: lab.Server, chromium: Any, tmp_path: Path) -> None:
     cell = CELLS[1].replace("--nodes 2", "--nodes 1 --name left --keep --detach")
-    write(server, ["%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())", cell])
+    write(server, [LOAD, cell])
     try:
-        page = lab.Page(chromium, server.address("book.ipynb"))
-        page.wait_until_ready()
-        page.command("notebook:run-all-cells")
-        view = View(page, LIVE)
-        view.wait("line 2")
-        os.kill(int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1]), signal.SIGKILL)
+        page, view = underway(server, chromium)
+        kill_kernel(page)
         told = view.wait("The notebook's kernel died; the run continues on the nodes of pool left")
         assert "`%sky attach left`" in told
         assert "`sky-jupyter logs -f left`" in told
@@ -146,11 +153,7 @@ def test_a_run_of_a_kept_pool_is_left_to_itself_when_the_kernel_is_restarted(
     cell = CELLS[1].replace("--nodes 2", "--nodes 1 --name left --keep --detach")
     write(server, ["%load_ext sky_jupyter", cell])
     try:
-        page = lab.Page(chromium, server.address("book.ipynb"))
-        page.wait_until_ready()
-        page.command("notebook:run-all-cells")
-        view = View(page, LIVE)
-        view.wait("line 2")
+        page, view = underway(server, chromium)
         page.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
         told = view.wait("The notebook's kernel has been restarted; pool left continues")
         assert "`%sky attach left` shows the run" in told
@@ -167,7 +170,7 @@ def test_a_pool_on_other_machines_is_said_to_end_with_its_lease_when_the_kernel_
 ) -> None:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
     where = "--provider ssh --hosts host0 --offline --idle-timeout 120 --name far --detach"
-    cells = ["%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())", CELLS[1].replace("--nodes 2", where)]
+    cells = [LOAD, CELLS[1].replace("--nodes 2", where)]
     folder = tmp_path / "lab"
     folder.mkdir()
     with hosts(1, python=True, warm=True) as world:
@@ -177,12 +180,8 @@ def test_a_pool_on_other_machines_is_said_to_end_with_its_lease_when_the_kernel_
         monkeypatch.setenv("SKY_REGISTRY", str(folder / "registry.sqlite"))
         with lab.server_with_book(folder, cells) as server:
             try:
-                page = lab.Page(chromium, server.address("book.ipynb"))
-                page.wait_until_ready()
-                page.command("notebook:run-all-cells")
-                view = View(page, LIVE)
-                view.wait("line 2", timeout=180)
-                os.kill(int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1]), signal.SIGKILL)
+                page, view = underway(server, chromium, timeout=180)
+                kill_kernel(page)
                 told = view.wait("The notebook's kernel died; the run continues on the nodes of pool far")
                 assert "the pool ends with its lease, at most 2 min after its last run" in told
                 assert "goes on" in view.text(".sky-facts")
