@@ -67,10 +67,9 @@ class Runner:
             return streams.begin(live, call)
         title = f"{name_of(call)} >> {live.spec.name}"
         if (sent := short_way.begin(live, call)) is not None:
-            batches: list[Batch] = []
-            presses = short_way.run(live, sent, lambda: batches.append(_opened_batch(live, call, sent, title)))
-            if batches:
-                return _run_opened(batches[0], presses)
+            presses, batch = short_way.run(live, sent, lambda: _opened_batch(live, call, sent, title))
+            if batch is not None:
+                return _run_opened(batch, presses)
             if presses:
                 raise KeyboardInterrupt(f"{title} was interrupted")
             return sent.values()[0]
@@ -121,18 +120,17 @@ class Runner:
         if call.function.is_streaming:
             return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
         notes: list[Event] = []
-        opened: list[tuple[RunView, Run]] = []
-        presses = 0
+        opened, presses = None, 0
         if (sent := short_way.begin(live, call, everywhere=True, notes=notes)) is not None:
-            presses = short_way.run(live, sent, lambda: opened.extend(_opened_runs(live, call, sent)))
+            presses, opened = short_way.run(live, sent, lambda: _opened_run(live, call, sent))
             if not sent.opened and not presses:
                 return sent.values()
-            if not opened and presses:
+            if opened is None and presses:
                 raise KeyboardInterrupt(f"{call.function!r} was interrupted")
         left = call.retries or 0
         while True:
-            run, result = _broadcast(live, call, left, opened.pop() if opened else None, presses, notes)
-            presses, notes = 0, []
+            run, result = _broadcast(live, call, left, opened, presses, notes)
+            opened, presses, notes = None, 0, []
             if not (left and _lost(run)):
                 break
             left -= 1
@@ -280,11 +278,12 @@ def _view_of(live: Pool, call: PendingCall[Any]) -> RunView:
     return display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name, cost=live.pricing)
 
 
-def _opened_runs(live: Pool, call: PendingCall[Any], sent: ShortCall) -> Iterator[tuple[RunView, Run]]:
-    """Have a broadcast that was opened go on as a run, if it was sent."""
-    if sent.sent:
-        view = _view_of(live, call)
-        yield view, live.take_up(sent, view.on_event, asks=can_ask())
+def _opened_run(live: Pool, call: PendingCall[Any], sent: ShortCall) -> tuple[RunView, Run] | None:
+    """Have a broadcast that was opened go on as a run; return None if it was not sent."""
+    if not sent.sent:
+        return None
+    view = _view_of(live, call)
+    return view, live.take_up(sent, view.on_event, asks=can_ask())
 
 
 def _broadcast(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..capture.collect import collect_value
 from ..display.base.prompts import can_ask
@@ -23,6 +23,7 @@ from ..util.interrupts import counting_interrupts
 if TYPE_CHECKING:
     from .calls import PendingCall
 
+T = TypeVar("T")
 _TICK = 0.05
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -133,10 +134,10 @@ def _is_plain(value: Any, alone: bool) -> bool:
     return False
 
 
-def run(live: Pool, sent: ShortCall, take_up: Callable[[], None]) -> int:
-    """Send a call, and wait until it is over, or opened and taken up; return how often it was interrupted.
+def run(live: Pool, sent: ShortCall, take_up: Callable[[], T]) -> tuple[int, T | None]:
+    """Send a call, and wait until it is over, or opened and taken up.
 
-    ``take_up`` is called for one that was opened.
+    Returns how often it was interrupted, and what ``take_up`` returns of one that was opened; None if it was not.
     """
     # No interrupt comes between these: a rank would go on with nobody to stop it.
     with counting_interrupts() as presses:
@@ -144,9 +145,8 @@ def run(live: Pool, sent: ShortCall, take_up: Callable[[], None]) -> int:
         while not sent.lock.acquire(timeout=_TICK):
             if presses:
                 live.calls.short.open(sent)
-        if sent.opened:
-            take_up()
-    return len(presses)
+        taken = take_up() if sent.opened else None
+    return len(presses), taken
 
 
 def submit(live: Pool, sent: ShortCall, on_over: Callable[[ShortCall], None]) -> None:

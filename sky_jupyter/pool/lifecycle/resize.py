@@ -367,8 +367,7 @@ class Resizing:
         pool.states.to(PoolState.NEW)
         await pool.control.close()
         pool.shape += 1
-        pool.spec, pool.ids, pool.hosts, pool.machines = world.spec, world.ids, list(world.hosts), list(world.machines)
-        pool.supervisor.suit(world.spec)
+        self._adopt(world)
         pool.watchdog.forget(keepers=False)
         pool.status_cache.renumber({old: new for new, old in was.items()})
         changes = []
@@ -394,6 +393,11 @@ class Resizing:
         await control.connect(
             pool.scheduler_address, folder, world.spec.nodes, _JOIN_TIMEOUT, lambda: pool.broken or self._ended
         )
+
+    def _adopt(self, world: _World) -> None:
+        pool = self.pool
+        pool.spec, pool.ids, pool.hosts, pool.machines = world.spec, world.ids, list(world.hosts), list(world.machines)
+        pool.supervisor.suit(world.spec)
 
     async def _enter(self) -> None:
         pool = self.pool
@@ -465,11 +469,9 @@ class Resizing:
         if self._broken:
             return
         self._broken = True
-        pool, before = self.pool, self._before
-        if before is not None:
-            pool.spec, pool.ids, pool.hosts, pool.machines = before.spec, before.ids, before.hosts, before.machines
-            pool.supervisor.suit(before.spec)
-        pool.mark_broken(why)
+        if self._before is not None:
+            self._adopt(self._before)
+        self.pool.mark_broken(why)
 
     async def _go_back(self, world: _World) -> None:
         with self.pool.phase("agent", "changing back"):
