@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from sky_jupyter.node.protocol import agent_process
+from sky_jupyter.errors import NodeLost
+from sky_jupyter.node.protocol import agent_process, rpc
 from sky_jupyter.node.protocol.host_config import HostConfig
 from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.control.control_client import Control
 from sky_jupyter.pool.control.failure_detector import FailureDetector
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError
@@ -135,6 +141,92 @@ def test_more_ranks_than_a_process_has_agents_for_are_those_of_several(monkeypat
         assert pool.take_restarted() == {0, 1}
         assert run(pool, "globals().get('name')").values == [None, None, "kept"]
         assert agents(pool)[2] == before[2]
+
+
+class Requests:
+    """What is asked of agents, by their addresses: stands before the connections of a pool's manager."""
+
+    def __init__(self, pool: Pool) -> None:
+        assert pool.control is not None
+        assert pool.control.client is not None
+        self.asked: list[str] = []
+        self._rpc = pool.control.client.rpc
+        pool.control.client.rpc = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rpc, name)
+
+    def __call__(self, address: str) -> Any:
+        requests, agent = self, self._rpc(address)
+
+        class Agent:
+            def __getattr__(self, name: str) -> Callable[..., Any]:
+                requests.asked.append(name)
+                return getattr(agent, name)
+
+        return Agent()
+
+
+def test_a_cell_is_begun_by_one_request_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "3")
+    with local_pool(nodes=4) as pool:
+        requests = Requests(pool)
+        assert run(pool, f"{RANK}\nprint('line of', rank)\nrank").values == [0, 1, 2, 3]
+        assert [name for name in requests.asked if "start" in name] == [rpc.START_RUNS.op] * 2
+        result = run(pool, f"{RANK}\nprint('line of', rank)", ranks=[1, 3])
+        assert [result.stdout(rank) for rank in (1, 3)] == ["line of 1\n", "line of 3\n"]
+        # Where no two of them share a process, each is asked by itself.
+        assert [name for name in requests.asked if "start" in name][2:] == [rpc.START_RUN.op] * 2
+
+
+def test_a_node_whose_agent_is_another_one_begins_nothing_and_is_lost_alone(tmp_path: Path) -> None:
+    with local_pool(nodes=3) as pool:
+        assert pool.control is not None
+        # As if it had been dropped and come back, and were not met yet.
+        loop().call(_forget(pool.control, 1))
+        with pytest.raises(CellError) as caught:
+            run(pool, f"{RANK}\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close(); rank")
+        assert set(caught.value.errors) == {1}
+        assert "node 1 is lost: its agent ended" in str(caught.value.errors[1])
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
+        pool.settle()
+        assert run(pool, f"{RANK}\nrank").values == [0, 1, 2]
+
+
+async def _forget(control: Control, node: int) -> None:
+    control.incarnations[node] = agent_process.renewed(control.incarnations[node])
+
+
+def test_agents_of_an_earlier_version_are_asked_one_by_one() -> None:
+    class Scheduler:
+        """Of agents that know no joint call, and answer None to what they do not know."""
+
+        def __init__(self) -> None:
+            self.asked: list[tuple[str, list[str]]] = []
+
+        async def broadcast(self, msg: dict[str, Any], workers: list[str]) -> dict[str, Any]:
+            self.asked.append((msg["op"], workers))
+            return {worker: None if msg["op"] == rpc.START_RUNS.op else worker for worker in workers}
+
+    class Client:
+        scheduler = Scheduler()
+
+    async def ask_twice() -> None:
+        control = Control(object(), direct=False, generation=1)  # type: ignore[arg-type]
+        control.client, control.addresses = Client(), {0: "a", 1: "b", 2: "c"}
+        control.detector.begin(agent_process.new_incarnations([0, 1, 2]), {})
+        control.up.set()
+        for _ in range(2):
+            answers = await control.ask(rpc.START_RUN, [0, 2], run="r", ranks=[0, 2], content={})
+            assert answers == {0: "a", 2: "c"}
+        # A node that is not there is told of, as ever.
+        control.lost.add(3)
+        with pytest.raises(NodeLost, match="node 3 is lost"):
+            await control.ask(rpc.START_RUN, [0, 3], run="r", ranks=[0, 3], content={})
+
+    asyncio.run(ask_twice())
+    one_by_one = (rpc.START_RUN.op, ["a", "c"])
+    assert Client.scheduler.asked == [(rpc.START_RUNS.op, ["a"]), one_by_one, one_by_one]
 
 
 @pytest.mark.slow

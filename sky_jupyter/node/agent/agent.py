@@ -50,7 +50,7 @@ from ..system import gpus as accelerators
 from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
-from . import comm_hooks, stack_sampling
+from . import comm_hooks, run_starts, stack_sampling
 from .completion_calls import NameInspection
 from .debug_relay import DebugRelay
 from .input_relay import InputRelay
@@ -67,8 +67,6 @@ from .terminals import TerminalService
 from .value_export import ValueExport
 
 _BATCH = 0.05
-# The reply to `start_run` waits this long, so that a short run's end comes with it and not in a second message.
-_LINGER = 0.02
 _KEEP_RUNS = 200
 _SIGNALS = 100
 # Bytes that the agents of a process may forward before the manager has acknowledged them. A manager that reads nothing
@@ -215,15 +213,18 @@ class Agent:
         A known id answers with its state instead. ``about`` is what a later manager needs to know of the run, besides
         its ranks and content.
         """
-        if run in self.runs or self.open_short(run):
-            return {"state": "known", "first": 0, "count": 0, "data": b""}
-        self.turns.begin((about or {}).get("turn"))
-        record = self.begin(run, ranks, content, about)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(record.over.wait(), _LINGER)
-        first, count, data = record.take() or (0, 0, b"")
-        record.replied = True
-        return {"state": "over" if record.over.is_set() else "running", "first": first, "count": count, "data": data}
+        return (await run_starts.start([self], run, ranks, content, about))[self.node]
+
+    async def sky_start_runs(
+        self,
+        run: str,
+        ranks: list[int],
+        content: dict[str, Any],
+        incarnations: dict[int, str],
+        about: dict[str, Any] | None = None,
+    ) -> dict[int, dict[str, Any]]:
+        """Start a run on those agents of this process that have these incarnations; return their answers by node."""
+        return await run_starts.start(run_starts.present(self.beside, incarnations), run, ranks, content, about)
 
     async def sky_list_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return each run's begin event, whether it is over, and its event count.

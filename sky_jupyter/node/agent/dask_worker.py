@@ -31,6 +31,7 @@ from ..protocol.host_config import HostConfig, member_name
 from ..protocol.short_call_frames import HANDSHAKE
 from ..system import processes
 from ..system.gpus import Devices
+from . import run_starts
 from .agent import Agent
 
 TOPIC = "sky"
@@ -104,7 +105,7 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
         """Wrap a handler so that it refuses a manager that has been replaced, and a guest where it may not call."""
 
         async def checked(manager: int = 0, guest: str = "", **arguments: Any) -> Any:
-            for agent in self.agent.beside if call is rpc.PING else (self.agent,):
+            for agent in self.concerned(call, arguments):
                 if guest:
                     agent.admit(guest, call)
                 else:
@@ -112,6 +113,12 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
             return await handler(**arguments)
 
         return checked
+
+    def concerned(self, call: rpc.AgentCall, arguments: dict[str, Any]) -> Sequence[Agent]:
+        """Return the agents of this process that a call counts for."""
+        if call is rpc.START_RUNS:
+            return run_starts.present(self.agent.beside, arguments["incarnations"])
+        return self.agent.beside if call is rpc.PING else (self.agent,)
 
     async def serve_short_calls(self, comm: Any, manager: int) -> Any:
         """Serve the manager's channel of short calls until it closes."""

@@ -31,6 +31,9 @@ class AgentCall:
         Whether only the pool's current manager may call it, and its guests.
     guests : bool
         Whether guests may.
+    joint : AgentCall, optional
+        The call that asks all agents of a process at once. It takes their ``incarnations`` besides, by node, and
+        answers by node, without those that have another one.
     """
 
     name: str
@@ -41,6 +44,7 @@ class AgentCall:
     timeout: float | None = None
     fenced: bool = True
     guests: bool = True
+    joint: AgentCall | None = None
 
     @property
     def op(self) -> str:
@@ -57,7 +61,12 @@ class AgentCall:
 
 
 # Runs of cells and functions, and their journals.
-START_RUN = AgentCall("start_run", required=("run", "ranks", "content"), optional=("about",), idempotent=True)
+START_RUNS = AgentCall(
+    "start_runs", required=("run", "ranks", "content", "incarnations"), optional=("about",), idempotent=True
+)
+START_RUN = AgentCall(
+    "start_run", required=("run", "ranks", "content"), optional=("about",), idempotent=True, joint=START_RUNS
+)
 LIST_RUNS = AgentCall("list_runs", optional=("runs",), idempotent=True)
 READ_EVENTS = AgentCall("read_events", required=("run", "start"), idempotent=True)
 READ_PAGE = AgentCall("read_page", required=("run", "start", "most"), idempotent=True)

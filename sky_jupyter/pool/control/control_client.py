@@ -40,6 +40,10 @@ _FIRST_DIAL, _WATCH = TIMEOUTS.liveness.first_dial, TIMEOUTS.polls.broken
 _LAST_WORDS = TIMEOUTS.liveness.last_words
 
 
+class _NotJointly(Exception):
+    """Raised where agents of an earlier version are asked jointly."""
+
+
 class Watcher(NodeWatcher, Protocol):
     """Receiver of events on nodes and connections; called on the loop."""
 
@@ -107,6 +111,10 @@ class Control:
         self._many_took = 0.0
         # Whether the members may have changed since they were asked for: the scheduler tells when one comes or goes.
         self._stale = True
+        # Whether agents that share a process are asked by one request; those of earlier versions answer None to it.
+        self._answers_jointly = True
+        # Nodes that took no part in a joint call: they are pinged themselves, since another agent may be there.
+        self._unsure: set[int] = set()
 
     # -- connecting --------------------------------------------------------------------------------
 
@@ -275,6 +283,7 @@ class Control:
                 self._tasks.start(self._look_again())
         for node, incarnation in answers.items():
             if node in self.addresses and node not in self._dropping:
+                self._unsure.discard(node)
                 self.detector.meet(node, incarnation, (self.client, self.addresses[node]))
 
     def drop(self, node: int) -> None:
@@ -374,12 +383,13 @@ class Control:
     def _beside(self) -> dict[int, list[int]]:
         """Return the nodes to ping, each with those that answer with it.
 
-        A lost node is asked itself: it has another agent soon.
+        A lost node is asked itself: it has another agent soon. So is one that may have another one already.
         """
-        groups = self.detector.by_process(self.addresses.keys() - self.lost)
+        apart = self.lost | self._unsure
+        groups = self.detector.by_process(self.addresses.keys() - apart)
         return {
             **{first: rest for first, *rest in groups},
-            **{node: [] for node in self.addresses if node in self.lost},
+            **{node: [] for node in self.addresses if node in apart},
         }
 
     async def _ping_many(self) -> dict[int, str]:
@@ -488,12 +498,42 @@ class Control:
         if absent:
             raise self.is_lost(absent[0])
         arguments |= self._caller
-        by_address = {self.addresses[node]: node for node in nodes}
-        if self.direct and len(by_address) <= _DIRECT and len(self.addresses) <= _MANY:
-            calls = (self._call(address, call, arguments) for address in by_address)
-            return dict(zip(by_address.values(), await asyncio.gather(*calls), strict=True))
-        answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=list(by_address))
-        return {by_address[address]: answer for address, answer in answers.items()}
+        nodes = list(dict.fromkeys(nodes))
+        if call.joint is not None and self._answers_jointly:
+            processes = [[node] for node in nodes]
+            if all(node in self.incarnations for node in nodes):
+                processes = self.detector.by_process(nodes)
+            if len(processes) < len(nodes):
+                with contextlib.suppress(_NotJointly):
+                    return await self._ask_jointly(processes, call.joint, arguments)
+                self._answers_jointly = False
+        answers = await self._send([self.addresses[node] for node in nodes], call, arguments)
+        return dict(zip(nodes, answers, strict=True))
+
+    async def _ask_jointly(
+        self, processes: list[list[int]], call: AgentCall, arguments: dict[str, Any]
+    ) -> dict[int, Any]:
+        """Call the agents of each process by one request, which the first of them takes."""
+        incarnations = {node: self.incarnations[node] for nodes in processes for node in nodes}
+        places = [self.addresses[nodes[0]] for nodes in processes]
+        found: dict[int, Any] = {}
+        for answer in await self._send(places, call, {**arguments, "incarnations": incarnations}):
+            if answer is None:
+                raise _NotJointly
+            found.update(answer)
+        if absent := incarnations.keys() - found.keys():
+            # As if its address did not answer: it is reconnecting, or another one is about to be met.
+            self._unsure.update(absent)
+            raise ConnectionAbortedError(f"the agent of node {min(absent)} is not there any more")
+        return found
+
+    async def _send(self, places: list[str], call: AgentCall, arguments: dict[str, Any]) -> list[Any]:
+        """Send a request to each of these addresses; return the answers."""
+        if self.direct and len(places) <= _DIRECT and len(self.addresses) <= _MANY:
+            return await asyncio.gather(*(self._call(place, call, arguments) for place in places))
+        assert self.client is not None
+        answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=places)
+        return [answers[place] for place in places]
 
     async def _call(self, address: str, call: AgentCall, arguments: dict[str, Any]) -> Any:
         """Call an agent; raise OSError once it is gone."""

@@ -1,0 +1,72 @@
+"""Start of a run on agents that share a process: they begin it one after the other, and answer together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..journal.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+# The answer waits this long for the end of a run, so that a short one's end comes with it and not in a second message.
+# Where agents begin together it waits again as often as ranks have ended meanwhile: the others are about to.
+_LINGER, _MOST_TURNS = 0.02, 5
+_KNOWN = {"state": "known", "first": 0, "count": 0, "data": b""}
+
+
+def present(agents: Iterable[Agent], incarnations: Mapping[int, str]) -> list[Agent]:
+    """Return the agents of these incarnations that are connected: what others would begin, nobody would hear of."""
+    return [agent for agent in agents if agent.send is not None and incarnations.get(agent.node) == agent.incarnation]
+
+
+async def start(
+    agents: Sequence[Agent], run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None
+) -> dict[int, dict[str, Any]]:
+    """Start a run on each agent's share of the ranks; return the first output by node.
+
+    An agent that knows the id answers with its state instead. ``about`` is what a later manager needs to know of the
+    run, besides its ranks and content.
+    """
+    answers: dict[int, dict[str, Any]] = {}
+    begun: dict[int, RunRecord] = {}
+    try:
+        for agent in agents:
+            if run in agent.runs or agent.open_short(run):
+                answers[agent.node] = _KNOWN
+            else:
+                agent.turns.begin((about or {}).get("turn"))
+                begun[agent.node] = agent.begin(run, ranks, content, about)
+                # Its ranks begin while the others' journals are opened.
+                await asyncio.sleep(0)
+        await _linger(begun.values())
+        return {**answers, **{node: _answer(record) for node, record in begun.items()}}
+    finally:
+        # What comes from now on is forwarded, also where there is no answer.
+        for record in begun.values():
+            record.replied = True
+
+
+async def _linger(records: Iterable[RunRecord]) -> None:
+    """Wait until runs are over, as long as some end, but not for long."""
+    left = [record for record in records if not record.over.is_set()]
+    for _ in range(_MOST_TURNS):
+        before = len(left)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_all_over(left), _LINGER)
+        left = [record for record in left if not record.over.is_set()]
+        if len(left) in (0, before):
+            return
+
+
+async def _all_over(records: Iterable[RunRecord]) -> None:
+    for record in records:
+        await record.over.wait()
+
+
+def _answer(record: RunRecord) -> dict[str, Any]:
+    first, count, data = record.take() or (0, 0, b"")
+    return {"state": "over" if record.over.is_set() else "running", "first": first, "count": count, "data": data}
