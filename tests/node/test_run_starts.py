@@ -93,4 +93,4 @@ def test_neither_an_agent_that_has_been_replaced_nor_one_without_connection_take
     agents = [Agent(node, tmp_path) for node in range(3)]
     agents[1].send = None
     wanted = {0: "agent 0", 1: "agent 1", 2: "its predecessor"}
-    assert run_starts.present(agents, wanted) == agents[:1]  # type: ignore[arg-type,comparison-overlap]
+    assert run_starts.present(agents, wanted) == agents[:1]  # type: ignore[type-var]

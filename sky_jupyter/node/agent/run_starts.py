@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from ..journal.run_record import RunRecord
-
-if TYPE_CHECKING:
-    from .agent import Agent
+from .context import AgentContext
+from .run_turns import RunTurns
 
 # The answer waits this long for the end of a run, so that a short one's end comes with it and not in a second message.
 # Where agents begin together it waits again as often as ranks have ended meanwhile: the others are about to.
@@ -18,13 +17,26 @@ _LINGER, _MOST_TURNS = 0.02, 5
 _KNOWN = {"state": "known", "first": 0, "count": 0, "data": b""}
 
 
-def present(agents: Iterable[Agent], incarnations: Mapping[int, str]) -> list[Agent]:
+class StartingAgent(AgentContext, Protocol):
+    """Agent of a node, as the start of a run uses it."""
+
+    turns: RunTurns
+
+    def begin(self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None) -> RunRecord:
+        """Register a run and start it on this node's share of the ranks."""
+        ...
+
+
+A = TypeVar("A", bound=StartingAgent)
+
+
+def present(agents: Iterable[A], incarnations: Mapping[int, str]) -> list[A]:
     """Return the agents of these incarnations that are connected: what others would begin, nobody would hear of."""
     return [agent for agent in agents if agent.send is not None and incarnations.get(agent.node) == agent.incarnation]
 
 
 async def start(
-    agents: Sequence[Agent], run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None
+    agents: Sequence[StartingAgent], run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None
 ) -> dict[int, dict[str, Any]]:
     """Start a run on each agent's share of the ranks; return the first output by node.
 
