@@ -878,7 +878,9 @@ def test_tab_completes_options(book):
 
 
 @pytest.mark.slow
-def test_unloading_ends_the_pools_and_loading_again_works(tmp_path):
+def test_unloading_ends_the_pools_and_loading_again_works(tmp_path, monkeypatch):
+    # Loading tells of kept pools: those of tests before this one may be ending still.
+    monkeypatch.setenv("SKY_REGISTRY", os.fspath(tmp_path / "registry" / "registry.sqlite"))
     with notebook(tmp_path) as book:
         book.run("%load_ext sky_jupyter")
         assert book.run("%%sky\n1").status == "ok"

@@ -634,6 +634,17 @@ def test_a_call_is_given_up_that_has_lost_too_many_nodes(compute: sky.Compute, p
         run.value()
 
 
+@pytest.mark.parametrize("rank", [None, 5])
+def test_a_call_is_lost_with_its_node_though_its_begin_was_not_heard(rank: int | None) -> None:
+    from sky_jupyter.pool.base.events import ignore
+    from sky_jupyter.pool.execution.tasks import TaskRun
+
+    run = TaskRun("call", ignore, rank=rank, retries=0)
+    run.lose_last(2, 2)
+    with pytest.raises(sky.RankDied, match=rf"rank {rank or 4} \(node 2\) is lost: node 2 was lost"):
+        run.value()
+
+
 @pytest.mark.slow
 def test_futures_of_a_pool_that_ends_hear_of_it(tmp_path: Path) -> None:
     with sky.Compute(name="ending") as compute:

@@ -73,7 +73,7 @@ def test_each_transition_is_logged_with_its_reason_and_only_once() -> None:
 def test_the_reason_lasts_until_the_pool_is_made_anew() -> None:
     states = machine(PoolState.READY)
     states.to(PoolState.BROKEN, "its head is gone")
-    with pytest.raises(PoolError, match="is broken: its head is gone; `%sky restart` recreates it"):
+    with pytest.raises(PoolError, match="is broken: its head is gone; `%sky restart` recreates the pool"):
         states.require_live()
     states.require_live(restarting=True)
     states.to(PoolState.NEW)

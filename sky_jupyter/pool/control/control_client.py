@@ -548,6 +548,10 @@ class Control:
         finally:
             asking.cancel()
 
+    def node_named(self, name: object) -> int:
+        """Return the node of an agent's name in the control plane; -1 if there is none."""
+        return self._names.get(str(name), -1)
+
     def is_lost(self, node: int) -> NodeLost:
         """Return the error of a lost node."""
         why = self.whys.get(node, "its agent does not answer")

@@ -149,6 +149,13 @@ class TaskRun(Run):
         self.place(self.begun_on, node)
         self._leave(why)
 
+    def lose_last(self, node: int, ranks_per_node: int) -> None:
+        """End it as lost with its node, as Dask retries it no more; its begin may not have been heard."""
+        if not (self.outcomes or self.over.is_set()) and node >= 0:
+            rank = node * ranks_per_node if self.rank is None else self.rank
+            self._end_as(rank, node, {"kind": "end", "rank": rank, "status": "lost", "text": f"node {node} was lost"})
+        self.give_up(f"node {self.node} was lost")
+
     def lose(self, ranks: Iterable[int], text: str) -> None:
         """End it as lost, wherever it is."""
         for rank in ranks:
@@ -472,8 +479,11 @@ class PoolTasks:
         if future.status == "error":
             with contextlib.suppress(Exception):
                 error = await future.exception()
-                text = f"the control plane could not bring it to a rank: {type(error).__name__}: {error}"
-                run.give_up(f"node {run.node} was lost" if isinstance(error, KilledWorker) else text)
+                if isinstance(error, KilledWorker):
+                    node = self.pool.control.node_named(error.last_worker.name)
+                    run.lose_last(node, self.pool.spec.ranks_per_node)
+                else:
+                    run.give_up(f"the control plane could not bring it to a rank: {type(error).__name__}: {error}")
 
     async def _find_opened(self, runs: Sequence[TaskRun]) -> dict[str, int]:
         """Find calls that their nodes had begun as short ones; count those as lost that their nodes do not know."""

@@ -166,7 +166,7 @@ class StateMachine:
                 "takes it back, `%sky down` forgets it here"
             )
         if state is PoolState.BROKEN and not restarting:
-            raise PoolError(f"pool {name!r} is broken: {self._why}; `%sky restart` recreates it")
+            raise PoolError(f"pool {name!r} is broken: {self._why}; `%sky restart` recreates the pool")
         if state is PoolState.NEW:
             raise self._is_being_changed() if self.is_changing and not restarting else self.not_started()
 
