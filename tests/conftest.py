@@ -28,7 +28,7 @@ from tests.took import Took
 if TYPE_CHECKING:
     from tests.hosts.world import World
 
-pytest_plugins = ["tests.fresh", "tests.left_out", "tests.longest_first", "tests.time_limit"]
+pytest_plugins = ["tests.fresh", "tests.left_out", "tests.longest_first"]
 
 MARK = "SKY_TEST"
 PATIENCE = 60.0

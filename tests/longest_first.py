@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.time_limit import VARIABLE
-
 TABLE = Path(__file__).with_name("durations.json")
 TIERS = ("daily", "slow")
 # What takes less is not worth a line.
 LEAST = 10.0
-# Seconds from which a file begins first where there is a time limit, too.
-LONG = 60.0
 
 Durations = dict[str, dict[str, float]]
 
@@ -76,12 +71,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         file, tier = file_of(item.nodeid), "slow" if item.get_closest_marker("slow") else "daily"
         seconds[file] = max(seconds.get(file, 0), durations.get(file, {}).get(tier, 0))
-    until = os.environ.get(VARIABLE)
-    if until:
-        # Those at the end may be left out: other ones in each run, but those that take very long, which begin first.
-        drawn = sorted(seconds)
-        random.Random(until).shuffle(drawn)
-        places = {file: place for place, file in enumerate(drawn)}
-        items.sort(key=lambda item: (-max(LONG, seconds[file_of(item.nodeid)]), places[file_of(item.nodeid)]))
-        return
     items.sort(key=lambda item: -seconds[file_of(item.nodeid)])

@@ -212,8 +212,8 @@ class World:
         values, failed = [], {}
         for rank in ranks:
             try:
-                if not self.connections[rank].poll(250):
-                    raise EOFError("no answer within 250 s")
+                if not self.connections[rank].poll(120):
+                    raise EOFError("no answer within 120 s")
                 good, value = cloudpickle.loads(self.connections[rank].recv_bytes())
             except (EOFError, OSError) as error:
                 good, value = (
