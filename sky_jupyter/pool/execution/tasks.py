@@ -151,9 +151,8 @@ class TaskRun(Run):
 
     def lose_last(self, node: int, ranks_per_node: int) -> None:
         """End it as lost with its node, as Dask retries it no more; its begin may not have been heard."""
-        if not (self.outcomes or self.over.is_set()) and node >= 0:
-            rank = node * ranks_per_node if self.rank is None else self.rank
-            self._end_as(rank, node, {"kind": "end", "rank": rank, "status": "lost", "text": f"node {node} was lost"})
+        if not self.outcomes and node >= 0:
+            self.place(node * ranks_per_node if self.rank is None else self.rank, node)
         self.give_up(f"node {self.node} was lost")
 
     def lose(self, ranks: Iterable[int], text: str) -> None:
