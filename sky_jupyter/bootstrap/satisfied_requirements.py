@@ -74,10 +74,12 @@ def frozen(leaving_out: Iterable[str] = ()) -> list[str]:
     names = {canonicalize_name(name) for name in leaving_out}
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
+        # Each look at an attribute of it would parse its file again.
+        about = distribution.metadata
+        name, version = about["Name"], about["Version"]
         # A half-removed distribution has no name; a version that is none cannot be a constraint.
-        if name and canonicalize_name(name) not in names and _is_version(distribution.version):
-            found.setdefault(canonicalize_name(name), distribution.version)
+        if name and canonicalize_name(name) not in names and _is_version(version):
+            found.setdefault(canonicalize_name(name), version)
     return sorted(f"{name}=={version}" for name, version in found.items())
 
 

@@ -30,6 +30,7 @@ _SECRETS = re.compile(
 _KEY_ENDS = (".pem", ".key")
 _PRIVATE = b"PRIVATE KEY-----"
 _KEY_HEAD = 4096
+_RULES = ".gitignore"
 # A file that every virtual environment contains.
 _VENV = "pyvenv.cfg"
 
@@ -65,7 +66,7 @@ class Rule:
 def read_rules(folder: Path) -> list[Rule]:
     """Return the rules of a folder's ``.gitignore``; none if it is missing."""
     try:
-        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = (folder / _RULES).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
     return _rules(f"{folder}/", lines)
@@ -115,7 +116,10 @@ def _rules_above(folder: Path) -> list[Rule]:
 
 
 def files_in(
-    root: Path, excludes: Sequence[str] = (), on_secret: Callable[[str], object] = str
+    root: Path,
+    excludes: Sequence[str] = (),
+    on_secret: Callable[[str], object] = str,
+    on_look: Callable[[list[str]], object] = list,
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files and links of a folder that are sent, with their status.
 
@@ -130,6 +134,9 @@ def files_in(
         Further lines of a ``.gitignore`` in the folder.
     on_secret : callable
         Called with the path of each file that is left out because it has passwords or keys.
+    on_look : callable
+        Called with the full paths of the folders and rules that were consulted: while they stay as they are, so does
+        which files there are.
 
     Yields
     ------
@@ -142,12 +149,18 @@ def files_in(
         When a file or folder cannot be read.
     """
     root = root.absolute()
-    yield from _walk(root, "", [*_rules_above(root), *_rules(f"{root}/", excludes)], on_secret)
+    on_look([os.path.join(above, name) for above in root.parents for name in (".git", _RULES)])
+    yield from _walk(root, "", [*_rules_above(root), *_rules(f"{root}/", excludes)], on_secret, on_look)
 
 
 def _walk(
-    folder: Path, name: str, rules: list[Rule], on_secret: Callable[[str], object]
+    folder: Path,
+    name: str,
+    rules: list[Rule],
+    on_secret: Callable[[str], object],
+    on_look: Callable[[list[str]], object],
 ) -> Iterator[tuple[str, os.stat_result]]:
+    on_look([str(folder), os.path.join(folder, _RULES)])
     rules = [*rules, *read_rules(folder)]
     try:
         with os.scandir(folder) as found:
@@ -155,10 +168,13 @@ def _walk(
         for entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             if _stays(entry, os.path.isdir(entry.path)) or _ignored(rules, entry.path, folder=is_folder):
+                if is_folder:
+                    # It may cease to be a virtual environment.
+                    on_look([entry.path])
                 continue
             inner = f"{name}{entry.name}"
             if is_folder:
-                yield from _walk(Path(entry.path), f"{inner}/", rules, on_secret)
+                yield from _walk(Path(entry.path), f"{inner}/", rules, on_secret, on_look)
             elif entry.is_symlink():
                 yield inner, entry.stat(follow_symlinks=False)
             elif entry.is_file():

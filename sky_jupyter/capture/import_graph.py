@@ -204,10 +204,9 @@ def _take_call(node: ast.Call, package: str, modules: set[str], texts: list[str]
 
 
 class LocalModules:
-    """Finder of local modules, with a cache of the imports of each file."""
+    """Finder of local modules."""
 
     def __init__(self) -> None:
-        self._imports: dict[Path, tuple[tuple[int, int], Imports]] = {}
         self._found: dict[str, Module | None] = {}
         self._before: dict[str, Module] = {}
         self._searched = False
@@ -236,7 +235,7 @@ class LocalModules:
                 if "." not in part and found.folders:
                     left.extend(loaded for loaded in list(sys.modules) if loaded.startswith(f"{part}."))
                 if found.is_source:
-                    imports[part] = self._imports_of(found)
+                    imports[part] = _imports_of_module(found)
                     left.extend(imports[part].names)
         uses = {name: self._uses(name, one, modules) for name, one in imports.items()}
         return Closure({name: modules[name] for name in _ordered(modules, uses)}, uses, frozenset(others))
@@ -248,21 +247,6 @@ class LocalModules:
             inner = f"{base}.{member}"
             used.add(inner if inner in modules else base)
         return frozenset(used & modules.keys()) - {name}
-
-    def _imports_of(self, module: Module) -> Imports:
-        assert module.file is not None
-        try:
-            info = module.file.stat()
-            stamp = (info.st_mtime_ns, info.st_size)
-            known = self._imports.get(module.file)
-            if known is not None and known[0] == stamp:
-                return known[1]
-            package = module.name if module.folders else module.name.rpartition(".")[0]
-            found = imports_of(_text(module.file), package)
-        except OSError:
-            return Imports()
-        self._imports[module.file] = (stamp, found)
-        return found
 
     def _find(self, name: str) -> Module | None:
         if name not in self._found:
@@ -291,6 +275,22 @@ class LocalModules:
         # The notebook may have changed its working folder meanwhile.
         before = self._before.get(name)
         return before if before is not None and before.is_there else None
+
+
+def _imports_of_module(module: Module) -> Imports:
+    assert module.file is not None
+    try:
+        info = module.file.stat()
+        package = module.name if module.folders else module.name.rpartition(".")[0]
+        return _imports_of_file(module.file, package, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
+    except OSError:
+        return Imports()
+
+
+@functools.lru_cache(10_000)
+def _imports_of_file(file: Path, package: str, mtime_ns: int, ctime_ns: int, size: int) -> Imports:
+    """Return the imports of a file, which is read once in a process for all pools until it changes."""
+    return imports_of(_text(file), package)
 
 
 def _invalidate_caches() -> None:

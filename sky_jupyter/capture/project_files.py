@@ -6,6 +6,7 @@ their path relative to their entry of ``sys.path``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -19,11 +20,14 @@ from pathlib import Path, PurePosixPath
 from ..errors import CaptureError, SpecError
 from ..machines.local_machine import absolute
 from ..node.files.file_manifest import digest_of
-from . import file_selection
+from . import file_selection, file_stamps
+from .file_stamps import FileStamps
 from .import_graph import Closure, LocalModules, Module
 
 # Lines of a .gitignore that leave out all files but Python's.
 _ONLY_MODULES = ("*", "!*/", "!*.py", "!*.so")
+# As many looks are kept: few calls need the same modules of libraries.
+_LOOKS = 64
 _ADVICE = "name what is not needed in .gitignore, or bring it with `%sky put`"
 
 
@@ -36,7 +40,7 @@ class SourceFile:
     path : Path
         The file, or the link itself.
     stamp : tuple of int
-        Modification time, size and inode: if equal, the file has not changed.
+        Modification time, size, inode and change time: if equal, the file has not changed.
     digest : str
         SHA-256 of the content.
     to : str
@@ -44,7 +48,7 @@ class SourceFile:
     """
 
     path: Path
-    stamp: tuple[int, int, int]
+    stamp: tuple[int, int, int, int]
     digest: str
     to: str = ""
 
@@ -91,7 +95,7 @@ class CodeSnapshot:
     secret: Mapping[str, str] = field(default_factory=dict)
     outward: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def version(self) -> str:
         """Digest of the whole content; empty if there is none."""
         return hashlib.blake2b(self.index, digest_size=12).hexdigest() if self.index else ""
@@ -142,6 +146,18 @@ class CodeSnapshot:
         return f", with {_some(self.again)}, which import{'s' if len(self.again) == 1 else ''} {it}"
 
 
+@dataclass(frozen=True)
+class _Look:
+    """Look that found nothing new, and what tells that another would not either."""
+
+    code: CodeSnapshot
+    stamps: FileStamps
+    state: tuple[object, ...]
+
+    def holds(self) -> bool:
+        return self.state == file_stamps.import_state() and self.stamps.hold()
+
+
 class LocalCode:
     """Project files on one pool's nodes; a file needed once is kept up to date."""
 
@@ -152,9 +168,11 @@ class LocalCode:
         self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
         # Folders of scripts, of which the modules are sent; by place on the nodes.
         self._scripts: dict[str, Path] = {}
-        self._sources: dict[str, SourceFile] = {}
+        self._sources: Mapping[str, SourceFile] = {}
         # Secret files and outward links that were reported.
         self._told: set[str] = set()
+        # Looks that found nothing new, by what was needed.
+        self._unchanged: dict[frozenset[str], _Look] = {}
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
         """Send files and folders with the code from now on.
@@ -174,9 +192,11 @@ class LocalCode:
         for text in paths:
             path = check_path(text)
             self._included[_place_of(path)] = path, text, tuple(excludes)
+            self._unchanged.clear()
 
     def include_script(self, path: Path) -> None:
         """Send a script, and the modules of its folder, with the code from now on."""
+        self._unchanged.clear()
         self._scripts[_place_of(path.parent)] = path.parent
 
     def look(self, needs: Iterable[str]) -> CodeSnapshot:
@@ -184,22 +204,45 @@ class LocalCode:
 
         Raise CaptureError if a file cannot be read or a folder is too large. An include that fails is dropped.
         """
-        needs = set(needs)
+        needs = frozenset(needs)
+        known = self._unchanged.get(needs)
+        if known is not None and known.holds():
+            return known.code
+        stamps, state = FileStamps(), file_stamps.import_state()
+        code = self._look(needs, stamps)
+        if code.sources is self._sources and not code.news and stamps.are_sure:
+            if len(self._unchanged) >= _LOOKS:
+                self._unchanged.clear()
+            self._unchanged[needs] = _Look(code, stamps, state)
+        return code
+
+    def _look(self, needs: frozenset[str], stamps: FileStamps) -> CodeSnapshot:
+        """Look at all files, and stamp whatever the outcome rests on."""
+        stamps.add(entry for entry in sys.path if isinstance(entry, str))
         closure = self._modules.closure(needs | self._needs)
         # Other modules stay foreign: only the caller that needs them handles them.
-        self._needs |= {name for name in needs if name.partition(".")[0] in closure.modules}
+        local = {name for name in needs if name.partition(".")[0] in closure.modules}
+        if not local <= self._needs:
+            self._needs |= local
+            self._unchanged.clear()
         found: dict[str, _Found] = {}
         secret: dict[str, str] = {}
-        _add_modules(closure.modules, found, secret)
+        _add_modules(closure.modules, found, secret, stamps)
         for place in list(self._included):
-            self._add_included(place, found, secret)
+            self._add_included(place, found, secret, stamps)
         for place, folder in self._scripts.items():
+            stamps.add([folder])
             if folder.is_dir():
-                _add_included(place, folder, _ONLY_MODULES, found, {})
+                _add_included(place, folder, _ONLY_MODULES, found, {}, stamps)
         # A module may be a folder behind a link: the nodes have the folder itself.
         above = {str(one) for place in found for one in PurePosixPath(place).parents}
-        sources = {place: self._source(place, one) for place, one in sorted(found.items()) if place not in above}
+        sources: Mapping[str, SourceFile] = {
+            place: self._source(place, one) for place, one in sorted(found.items()) if place not in above
+        }
+        stamps.add(source.path for source in sources.values())
+        stamps.add(secret.values())
         before = self._sources
+        sources = before if sources == before else sources
         changed = tuple(name for name in sources if name in before and before[name].digest != sources[name].digest)
         gone = tuple(name for name in before if name not in sources)
         return CodeSnapshot(
@@ -214,10 +257,10 @@ class LocalCode:
             outward=self._outward(sources, found),
         )
 
-    def _add_included(self, place: str, found: dict[str, _Found], secret: dict[str, str]) -> None:
+    def _add_included(self, place: str, found: dict[str, _Found], secret: dict[str, str], stamps: FileStamps) -> None:
         path, text, excludes = self._included[place]
         try:
-            _add_included(place, path, excludes, found, secret)
+            _add_included(place, path, excludes, found, secret, stamps)
         except CaptureError as error:
             # Otherwise every later cell would fail, with no way to remove it.
             del self._included[place]
@@ -239,7 +282,10 @@ class LocalCode:
 
     def commit(self, code: CodeSnapshot) -> None:
         """Record that the nodes have these files."""
-        self._sources = dict(code.sources)
+        if self._sources is not code.sources:
+            self._sources = code.sources
+            # They were looks at other ones.
+            self._unchanged.clear()
         self._told.update(code.secret)
 
     def _index(self, sources: Mapping[str, SourceFile], closure: Closure) -> bytes:
@@ -256,7 +302,7 @@ class LocalCode:
 
     def _source(self, place: str, one: _Found) -> SourceFile:
         path, info = one.path, one.info
-        stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+        stamp = (info.st_mtime_ns, info.st_size, info.st_ino, info.st_ctime_ns)
         if one.root is not None:
             try:
                 to, _ = file_selection.target_of(path, one.root)
@@ -291,12 +337,18 @@ def _place_of(path: Path) -> str:
 
 
 def _add_included(
-    place: str, path: Path, excludes: Sequence[str], found: dict[str, _Found], secret: dict[str, str]
+    place: str,
+    path: Path,
+    excludes: Sequence[str],
+    found: dict[str, _Found],
+    secret: dict[str, str],
+    stamps: FileStamps,
 ) -> None:
+    stamps.add([path])
     if path.is_file():
         found.setdefault(place, _Found(path, path.stat()))
     elif path.is_dir():
-        files = list(file_selection.files_in(path, excludes, _noting(secret, place, path)))
+        files = list(file_selection.files_in(path, excludes, _noting(secret, place, path), stamps.add))
         file_selection.refuse_large(f"--include {path}", [(name, info.st_size) for name, info in files], _ADVICE)
         for name, info in files:
             found.setdefault(f"{place}/{name}".lstrip("/"), _inside(path, name, info))
@@ -324,10 +376,13 @@ def _own_file(file: Path) -> _Found:
     return _Found(file, file.stat())
 
 
-def _add_modules(modules: Mapping[str, Module], found: dict[str, _Found], secret: dict[str, str]) -> None:
+def _add_modules(
+    modules: Mapping[str, Module], found: dict[str, _Found], secret: dict[str, str], stamps: FileStamps
+) -> None:
     """Add the file of each module, and all files of each outermost package."""
     packages = []
     for name, module in sorted(modules.items()):
+        stamps.add(module.folders)
         if module.file is None:
             continue
         place = name.replace(".", "/")
@@ -343,7 +398,7 @@ def _add_modules(modules: Mapping[str, Module], found: dict[str, _Found], secret
         if above in modules and modules[above].file is not None:
             continue
         for folder in module.folders:
-            files = list(file_selection.files_in(folder, on_secret=_noting(secret, place, folder)))
+            files = list(file_selection.files_in(folder, (), _noting(secret, place, folder), stamps.add))
             sizes = [(inner, info.st_size) for inner, info in files]
             file_selection.refuse_large(f"the package {name} ({folder})", sizes, _ADVICE)
             for inner, info in files:

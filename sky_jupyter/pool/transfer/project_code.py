@@ -115,5 +115,5 @@ def _write_one(to: Receiver, place: str, source: SourceFile, *, changed: bool) -
     to.put_part("file", place, 0o600, source.stamp[0])
 
 
-def _is_same(info: os.stat_result | None, stamp: tuple[int, int, int]) -> bool:
+def _is_same(info: os.stat_result | None, stamp: tuple[int, int, int, int]) -> bool:
     return info is not None and stat.S_ISREG(info.st_mode) and (info.st_mtime_ns, info.st_size) == stamp[:2]
