@@ -171,7 +171,7 @@ def daily() -> int:
 
 def rewrite_assertions() -> subprocess.Popen[bytes]:
     """Begin to compile the tests as pytest does, for its workers: each of them would do all of it by itself."""
-    command = [BIN / "python", "-m", "pytest", "--collect-only", "-q"]
+    command = [str(BIN / "python"), "-m", "pytest", "--collect-only", "-q"]
     # What is wrong with a file, the workers tell.
     return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
