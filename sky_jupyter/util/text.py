@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -43,8 +44,6 @@ def rank_label(ranks: Iterable[int]) -> str:
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for a message; empty if no word is near."""
-    import difflib
-
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -93,6 +93,20 @@ def test_collectives_listen_on_each_nodes_own_address() -> None:
         assert world.run(psum) == [3.0, 3.0]
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has such threads")
+def test_threads_that_hold_the_connections_wait_their_turn_and_no_others_do(world: World) -> None:
+    def policies(info: Any) -> tuple[int, list[int]]:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("a collective")
+        threads = [int(thread) for thread in os.listdir("/proc/self/task")]
+        return os.sched_getscheduler(0), [os.sched_getscheduler(thread) for thread in threads]
+
+    for main, every in world.run(policies):
+        assert main == os.SCHED_OTHER
+        assert 0 < every.count(os.SCHED_BATCH) < len(every) - 1
+
+
 def test_setting_up_again_works_ten_times_and_leaves_no_port_open(world: World) -> None:
     before = world.run(listening)
     for _ in range(10):

@@ -59,6 +59,17 @@ def gradients(info: Any, ranks: int) -> list[Any]:
     return [parameter.grad.numpy() for parameter in model.parameters()]
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has such threads")
+def test_threads_that_hold_the_connections_wait_their_turn_and_the_main_thread_does_not(world: World) -> None:
+    def policies(info: Any) -> tuple[int, list[int]]:
+        threads = [int(thread) for thread in os.listdir("/proc/self/task")]
+        return os.sched_getscheduler(0), [os.sched_getscheduler(thread) for thread in threads]
+
+    for main, every in world.run(policies):
+        assert main == os.SCHED_OTHER
+        assert os.SCHED_BATCH in every
+
+
 def test_ddp_gives_the_gradients_of_one_process_on_all_ranks(world: World) -> None:
     first, second = world.run(gradients, 2)
     with World([plugins.torch()], 1) as single:

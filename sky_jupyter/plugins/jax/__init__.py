@@ -292,7 +292,7 @@ def _devices_of_one(info: InstanceInfo) -> int:
 
 
 def _bind_gloo(addr: str) -> None:
-    """Make JAX's CPU collectives listen on this node's own address.
+    """Make JAX's CPU collectives listen on this node's own address, in a thread that lets others go first.
 
     JAX passes the host's name to gloo, which Debian and Ubuntu map to 127.0.1.1, and has no option for another. If a
     release of JAX has this elsewhere, it keeps its default.
@@ -305,7 +305,8 @@ def _bind_gloo(addr: str) -> None:
     original: Callable[..., Any] = getattr(make, "sky_original", make)
 
     def bound(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **{"hostname": addr, **kwargs})
+        with rank_resources.patient_threads():
+            return original(*args, **{"hostname": addr, **kwargs})
 
     bound.sky_original = original  # type: ignore[attr-defined]
     native.make_gloo_tcp_collectives = bound

@@ -221,12 +221,14 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool
     store = _store(info)
     init_process_group.install(info, store)
     with rank_resources.noting_connections("torch"):
-        init_process_group.original_init()(
-            backend,
-            store=store,
-            rank=info.rank,
-            world_size=info.world_size,
-            timeout=timedelta(seconds=timeout),
+        init_process_group.start(
+            {
+                "backend": backend,
+                "store": store,
+                "rank": info.rank,
+                "world_size": info.world_size,
+                "timeout": timedelta(seconds=timeout),
+            }
         )
         # The first collective opens the connections; it also finds a peer that cannot be reached.
         dist.barrier()

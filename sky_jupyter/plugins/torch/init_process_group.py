@@ -7,6 +7,7 @@ no port has to be free.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -62,7 +63,7 @@ def install(info: InstanceInfo, store: Any) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        _init(original, signature.bind(*args, **kwargs).arguments)
+        _init(signature.bind(*args, **kwargs).arguments)
 
     init_process_group.sky_original = original  # type: ignore[attr-defined]
     # Some of torch's own modules have taken it by name.
@@ -77,12 +78,20 @@ def original_init() -> Callable[..., None]:
     return getattr(found, "sky_original", found)
 
 
+def start(call: Mapping[str, Any]) -> None:
+    """Start a process group with torch's own `init_process_group`."""
+    # NCCL's threads have to be fast.
+    gloo = call.get("backend") == "gloo"
+    with rank_resources.patient_threads() if gloo else contextlib.nullcontext():
+        original_init()(**call)
+
+
 def ended(info: InstanceInfo) -> str:
     """Say what of the pool's group a program has ended."""
     return "" if dist.is_initialized() and dist.get_world_size() == info.world_size else "torch's process group"
 
 
-def _init(original: Callable[..., None], call: dict[str, Any]) -> None:
+def _init(call: dict[str, Any]) -> None:
     (meeting,) = _meetings
     info = meeting.info
     here = {"rank": info.rank, "world_size": info.world_size}
@@ -100,12 +109,12 @@ def _init(original: Callable[..., None], call: dict[str, Any]) -> None:
         dist.destroy_process_group()
     if not ours or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
         with rank_resources.noting_connections("torch"):
-            original(**call)
+            start(call)
         return
     meeting.count += 1
     store = dist.PrefixStore(f"program-{meeting.count}", meeting.store)
     with rank_resources.noting_connections("torch"):
-        original(**{**call, **here, "init_method": None, "store": store})
+        start({**call, **here, "init_method": None, "store": store})
 
 
 def _suits(asked: Any) -> bool:
