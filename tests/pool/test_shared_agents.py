@@ -22,7 +22,7 @@ from sky_jupyter.pool.control.control_client import Control
 from sky_jupyter.pool.control.failure_detector import FailureDetector
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError
-from tests.pool.pools import local_pool, run, underway, wait_until
+from tests.pool.pools import begin, local_pool, run, underway, wait_until
 from tests.took import Took
 
 RANK = "import sky_jupyter as sky\nrank = sky.instance_info().rank"
@@ -189,6 +189,36 @@ def test_a_node_whose_agent_is_another_one_begins_nothing_and_is_lost_alone(tmp_
         assert set(caught.value.errors) == {1}
         assert "node 1 is lost: its agent ended" in str(caught.value.errors[1])
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
+        pool.settle()
+        assert run(pool, f"{RANK}\nrank").values == [0, 1, 2]
+
+
+def test_another_agent_of_a_node_does_not_begin_what_the_others_are_asked_for_again(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = f"{RANK}\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()\n"
+    code += f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
+    with local_pool(nodes=3) as pool:
+        assert pool.control is not None
+        control, asked = pool.control, pool.control.ask
+        answered: list[dict[int, Any]] = []
+
+        async def ask(call: rpc.AgentCall, *args: Any, **more: Any) -> dict[int, Any]:
+            answer = await asked(call, *args, **more)
+            if call is rpc.START_RUN:
+                answered.append(answer)
+            return answer
+
+        control.ask = ask  # type: ignore[method-assign]
+        loop().call(_forget(control, 1))
+        current = begin(pool, code)
+        # The other one has been met by then.
+        wait_until(lambda: answered and current.left == [0, 2])
+        go.touch()
+        with pytest.raises(CellError) as caught:
+            pool.attend(current)
+        assert set(caught.value.errors) == {1}
+        assert sorted(answered[0]) == [0, 2]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2", "go"]
         pool.settle()
         assert run(pool, f"{RANK}\nrank").values == [0, 1, 2]
 

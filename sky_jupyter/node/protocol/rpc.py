@@ -31,6 +31,9 @@ class AgentCall:
         Whether only the pool's current manager may call it, and its guests.
     guests : bool
         Whether guests may.
+    same_agents : bool
+        Whether it is repeated for the same agents only: another agent of a node is not asked in the place of the one
+        that was.
     joint : AgentCall, optional
         The call that asks all agents of a process at once. It takes their ``incarnations`` besides, by node, and
         answers by node, without those that have another one.
@@ -44,6 +47,7 @@ class AgentCall:
     timeout: float | None = None
     fenced: bool = True
     guests: bool = True
+    same_agents: bool = False
     joint: AgentCall | None = None
 
     @property
@@ -65,7 +69,12 @@ START_RUNS = AgentCall(
     "start_runs", required=("run", "ranks", "content", "incarnations"), optional=("about",), idempotent=True
 )
 START_RUN = AgentCall(
-    "start_run", required=("run", "ranks", "content"), optional=("about",), idempotent=True, joint=START_RUNS
+    "start_run",
+    required=("run", "ranks", "content"),
+    optional=("about",),
+    idempotent=True,
+    same_agents=True,
+    joint=START_RUNS,
 )
 LIST_RUNS = AgentCall("list_runs", optional=("runs",), idempotent=True)
 READ_EVENTS = AgentCall("read_events", required=("run", "start"), idempotent=True)

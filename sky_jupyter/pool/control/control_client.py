@@ -474,11 +474,15 @@ class Control:
     async def _ask_until_answered(
         self, call: AgentCall, nodes: Iterable[int] | None, arguments: dict[str, Any]
     ) -> dict[int, Any]:
+        met = dict(self.incarnations) if call.same_agents else {}
         while True:
             await self.up.wait()
             chosen = list(range(self._nodes)) if nodes is None else list(nodes)
             if self.closing:
                 raise NodeLost(self.why_closed)
+            if others := [node for node in chosen if node in met and met[node] != self.incarnations.get(node)]:
+                # What was asked of the one that was there is lost with it.
+                raise NodeLost(f"node {others[0]}{self.names.get(others[0], '')} is lost: its agent ended")
             try:
                 return await self._ask(chosen, call, **arguments)
             except OSError:

@@ -451,6 +451,9 @@ class Supervisor:
                     rpc.START_RUN, nodes, run=run.id, ranks=ranks, content=content, about=about
                 )
             except NodeLost as error:
+                if not set(nodes) <= {run.outcomes[rank].node for rank in run.left}:
+                    # Some are lost, or have other agents already, which the run was told of: the rest may have it.
+                    continue
                 gone = self.control.lost & set(nodes) or set(nodes)
                 run.lose([rank for rank in run.left if run.outcomes[rank].node in gone], str(error))
             except Exception as error:
