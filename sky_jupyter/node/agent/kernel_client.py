@@ -93,8 +93,9 @@ class RankKernel:
         self.preload_failed: dict[str, str] = {}
         # How the last kernel ended, in words; `surprise` only if it ended by itself while it was idle.
         self.how_ended = self.surprise = ""
-        # Whether the kernel was asked to end.
-        self.leaving = False
+        # Whether the kernel was asked to end; whether it was killed, so that what it still has to say of its requests'
+        # ends means nothing: they end with it, and whoever waits for them has it replaced.
+        self.leaving = self.killed = False
         # Called with each comm message and its run; called when the kernel ends.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
         self.on_end: Callable[[], None] = lambda: None
@@ -148,7 +149,7 @@ class RankKernel:
         self.generation += 1
         with contextlib.suppress(OSError):
             self._log_start = self.log.stat().st_size
-        self.entered = self.leaving = False
+        self.entered = self.leaving = self.killed = False
         self.surprise = ""
         self.ready.clear()
         self._room.unlink(missing_ok=True)
@@ -277,7 +278,7 @@ class RankKernel:
         if number == signal.SIGINT:
             await asyncio.wait([self.begin_interrupt()], timeout=_SENDER)
         elif self._provisioner is not None and number == signal.SIGKILL:
-            self.leaving = True
+            self.leaving = self.killed = True
             await self._provisioner.kill()
         elif self._provisioner is not None:
             await self._provisioner.send_signal(number)
@@ -317,7 +318,7 @@ class RankKernel:
     async def kill(self) -> None:
         """Kill the kernel process and wait for its end."""
         if self._provisioner is not None and self._provisioner.has_process:
-            self.leaving = True
+            self.leaving = self.killed = True
             await self._provisioner.kill()
             await self._provisioner.wait()
 
@@ -397,7 +398,8 @@ class RankKernel:
                 self.begun.set()
             return
         if kind == "sky_end":
-            self._finish(run, end_of(content))
+            if not self.killed:
+                self._finish(run, end_of(content))
             return
         if kind in COMM_TYPES:
             self.on_comm(message, run)

@@ -243,7 +243,7 @@ class ShortCallRelay:
         """Take the value of a call from its rank."""
         kind, run, elapsed, pickled, name = frame
         call, rank = lane.running, lane.rank
-        if kind != frames.DONE or call is None or run != call.run:
+        if kind != frames.DONE or call is None or run != call.run or rank.killed:
             return
         rank.short_ends.pop(run, None)
         end = {"kind": "end", "status": "ok", "bound": True, "type": name, "pickled": pickled, "elapsed": elapsed}
