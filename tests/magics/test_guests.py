@@ -48,6 +48,11 @@ def waits(cell: Cell) -> bool:
     return bool(cell.displays) and "waits for a run of notebook" in cell.run
 
 
+def printed(cell: Cell) -> list[str]:
+    """What the ranks have printed and returned: on a busy machine the view tells of a wait for the turn besides."""
+    return [line for line in cell.body if not line.startswith("waits for ")]
+
+
 def test_a_second_notebook_joins_runs_cells_in_turn_and_is_told_of_the_end(manager: Notebook, guest: Notebook) -> None:
     up(manager)
     assert manager.run("%%sky\norder, x = [], 41").status == "ok"
@@ -55,8 +60,8 @@ def test_a_second_notebook_joins_runs_cells_in_turn_and_is_told_of_the_end(manag
     assert f"`%sky join {NAME}` runs cells there as its guest" in refused.error
     assert "train.ipynb" in refused.error
     join(guest)
-    assert guest.run("%%sky\nprint('of the guest', x)\ny = x + 1").body == ["[0-1] of the guest 41"]
-    assert manager.run("%%sky\ny").body == ["[0-1] Out: 42"]
+    assert printed(guest.run("%%sky\nprint('of the guest', x)\ny = x + 1")) == ["[0-1] of the guest 41"]
+    assert printed(manager.run("%%sky\ny")) == ["[0-1] Out: 42"]
     assert guest.value("_sky.ranks") == (0, 1)
 
     def work(page: Notebook, who: str, cells: list[Cell]) -> None:
@@ -71,10 +76,10 @@ def test_a_second_notebook_joins_runs_cells_in_turn_and_is_told_of_the_end(manag
     for thread in threads:
         thread.join()
     for who, its in cells.items():
-        assert [cell.body[0] for cell in its] == [f"[0-1] {who}{number}" for number in range(4)]
+        assert [printed(cell)[0] for cell in its] == [f"[0-1] {who}{number}" for number in range(4)]
     # One line for both ranks: they ran them in the same order.
-    assert manager.run("%%sky\nlen(order), sorted(order) == sorted(set(order))").body == ["[0-1] Out: (8, True)"]
-    assert manager.run("%%sky\nprint(*order)").body[0].startswith("[0-1] ")
+    assert printed(manager.run("%%sky\nlen(order), sorted(order) == sorted(set(order))")) == ["[0-1] Out: (8, True)"]
+    assert printed(manager.run("%%sky\nprint(*order)"))[0].startswith("[0-1] ")
 
     listed = manager.run(f"%sky runs --name {NAME}").stream()
     assert re.search(r" train\.ipynb +In\[\d+\] +order, x", listed)
@@ -83,7 +88,7 @@ def test_a_second_notebook_joins_runs_cells_in_turn_and_is_told_of_the_end(manag
     for line in ("%sky down", "%sky restart", "%sky resize 3", "%%sky --pip tomli\n1"):
         assert "guest of pool" in guest.run(line).error, line
     assert "ZeroDivisionError" in guest.run("%%sky\n1 / 0").error
-    assert manager.run("%%sky\nx").body == ["[0-1] Out: 41"]
+    assert printed(manager.run("%%sky\nx")) == ["[0-1] Out: 41"]
 
     assert manager.run("%sky down").status == "ok"
     assert f"pool '{NAME}'" in guest.run("%%sky\nx").error
@@ -112,7 +117,7 @@ def test_a_cell_that_waits_is_interrupted_alone(manager: Notebook, guest: Notebo
     go.touch()
     thread.join()
     assert cells[0].status == "ok"
-    assert guest.run("%%sky\n'never' in globals()").body == ["[0-1] Out: False"]
+    assert printed(guest.run("%%sky\n'never' in globals()")) == ["[0-1] Out: False"]
     left = guest.run(f"%sky leave {NAME}")
     assert left.status == "ok"
     assert manager.run("%%sky\n2").status == "ok"
@@ -127,14 +132,14 @@ def test_a_guest_of_a_kept_pool_outlives_the_manager_and_can_become_it(manager: 
     refused = guest.run(f"%sky attach {NAME}")
     assert "--take-over" in refused.error
     # It is a guest all the same.
-    assert guest.run("%%sky\nx").body == ["[0-1] Out: 1"]
+    assert printed(guest.run("%%sky\nx")) == ["[0-1] Out: 1"]
     assert guest.run("%%sky --detach\nimport time; time.sleep(1000)").status == "ok"
     assert "goes on" in guest.run(f"%sky attach {NAME} --take-over").error
     assert guest.run("%sky interrupt").status == "ok"
     manager.manager.signal_kernel(signal.SIGKILL)
-    assert guest.run("%%sky\nx + 1").body[-1] == "[0-1] Out: 2"
+    assert printed(guest.run("%%sky\nx + 1"))[-1] == "[0-1] Out: 2"
     assert guest.run(f"%sky attach {NAME}").status == "ok"
-    assert guest.run("%%sky\nx + 2").body == ["[0-1] Out: 3"]
+    assert printed(guest.run("%%sky\nx + 2")) == ["[0-1] Out: 3"]
     assert guest.run("%sky down").status == "ok"
 
 
@@ -161,8 +166,8 @@ def test_collectives_of_two_notebooks_meet(manager: Notebook, guest: Notebook) -
         thread.start()
     for thread in threads:
         thread.join()
-    assert [cell.body[0] for its in cells.values() for cell in its] == ["[0-1] 2"] * 8
+    assert [printed(cell)[0] for its in cells.values() for cell in its] == ["[0-1] 2"] * 8
     # One rank fails between two collectives: the guest sets them up again, and the manager's cell finds them in step.
     failed = guest.run("%%sky\nif dist.get_rank():\n    1 / 0\ndist.all_reduce(value)")
     assert failed.status == "error"
-    assert manager.run(COLLECTIVE).body[0] == "[0-1] 2"
+    assert printed(manager.run(COLLECTIVE))[0] == "[0-1] 2"

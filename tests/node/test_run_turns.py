@@ -55,8 +55,11 @@ def head(clock: Clock) -> Head:
 
 def test_the_manager_has_the_turn_until_it_gives_it_up_itself(head: Head) -> None:
     answer = head.take("r1", "a")
-    assert (answer["turn"], answer["ahead"]["standing"]) == (0, True)
-    assert head.sent == [{"turn": "wanted", "node": 0}]
+    assert (answer["turn"], answer["ahead"]["standing"], answer["ahead"]["runs"]) == (0, True, [])
+    over = head.begin("m1")
+    assert head.take("r1", "a")["ahead"]["runs"] == ["m1"]
+    over.set()
+    assert head.sent[:1] == [{"turn": "wanted", "node": 0}]
     head.leave("", "")
     assert head.take("r1", "a")["turn"] > 0
 

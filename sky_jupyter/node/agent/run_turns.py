@@ -248,7 +248,7 @@ class RunTurns:
                 return {"turn": ticket.turn, "alone": True}
             return {"turn": ticket.turn, "stale": self._stale}
         if self._standing:
-            return {"ahead": {"who": "", "label": "", "standing": True}}
+            return {"ahead": {"who": "", "label": "", "standing": True, "runs": self._going_on()}}
         if self._holder is not None:
             return {"ahead": {"who": self._holder.who, "label": self._holder.label, "run": self._holder.run}}
         before = [one for one in self._waiting if one is not ticket][:1]

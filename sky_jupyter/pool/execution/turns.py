@@ -174,7 +174,9 @@ class Turns:
     def _waits_for(self, before: Mapping[str, Any]) -> str:
         who = str(before.get("label") or "")
         if before.get("standing"):
-            return "waits for the notebook that manages the pool to end what it runs"
+            # It gives the turn up at once where it runs nothing, unless its process or the machine is slow.
+            does = "end what it runs" if before.get("runs", True) else "make way: it has not answered yet"
+            return f"waits for the notebook that manages the pool to {does}"
         if before.get("who") == self.guest and before.get("run"):
             # A run of this notebook's own before: it leaves at once.
             return ""
