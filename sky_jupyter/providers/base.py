@@ -54,6 +54,8 @@ class ConnectionSession:
         `Machine.facts` of machines to reconnect to, by id.
     tell : callable
         Called with a line for a person when a machine takes long.
+    waits : dict of str to str
+        What each machine is waited for, by id. The provider writes it, for the message of whoever gives up.
     """
 
     prompts: Prompts | None = None
@@ -61,6 +63,7 @@ class ConnectionSession:
     stop: threading.Event = field(default_factory=threading.Event)
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tell: Callable[[str], None] = lambda line: None
+    waits: dict[str, str] = field(default_factory=dict)
 
 
 class Provider(Protocol):

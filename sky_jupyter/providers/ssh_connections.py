@@ -47,8 +47,9 @@ def opener(session: ConnectionSession, accept: bool | Mapping[str, str] = False)
 
         access = Access.of(accept, session.prompts)
         return lambda target, address: SSHMachine(connect(target, access), address)
-    link = session.open_link()
-    return lambda target, address: link.connect(target, accept=accept, address=address, prompts=session.prompts)
+    # The link starts with the first connection: what has no address yet is looked for meanwhile.
+    open_link = session.open_link
+    return lambda target, address: open_link().connect(target, accept=accept, address=address, prompts=session.prompts)
 
 
 def known_target(session: ConnectionSession, id: str) -> tuple[Target, str] | None:

@@ -127,20 +127,30 @@ class _Contacts:
             )
         return machine
 
-    def _rounds(self, id: str, pause: float, state: Callable[[], str]) -> Iterator[None]:
-        """Yield until the caller has what it waits for; say after a minute what that is."""
+    def _rounds(
+        self, id: str, pause: float, state: Callable[[], str], more: Callable[[], str] = lambda: ""
+    ) -> Iterator[None]:
+        """Yield until the caller has what it waits for; say after a minute what that is, with ``more`` about it."""
         began, told = time.monotonic(), 1
-        while True:
-            if self._session.stop.is_set():
-                raise MachineError(id, "closed", "stopped")
-            if self._session.open_link is not None:
-                # It fails if the link was closed, as when the start is given up.
-                self._session.open_link().ask("state")
-            if time.monotonic() - began > told * _LONG:
-                self._session.tell(f"{id} after {told * _LONG:.0f} s: {state()}")
-                told += 1
-            yield
-            self._session.stop.wait(pause)
+        try:
+            while True:
+                if self._session.stop.is_set():
+                    raise MachineError(id, "closed", "stopped")
+                if time.monotonic() - began > told * _LONG:
+                    self._session.tell(f"{id} after {told * _LONG:.0f} s: {state()}{more()}")
+                    told += 1
+                yield
+                # Whoever gives the wait up says so, however short it was.
+                self._session.waits[id] = state()
+                self._require_link()
+                self._session.stop.wait(pause)
+        finally:
+            self._session.waits.pop(id, None)
+
+    def _require_link(self) -> None:
+        """Raise if the link was closed, as when the start is given up; start it if there is none yet."""
+        if self._session.open_link is not None:
+            self._session.open_link().ask("state")
 
     def _booted(self, id: str) -> MachineRecord:
         """Return the record of a running machine that has an address."""
@@ -195,9 +205,10 @@ class _Contacts:
 
         def state() -> str:
             said = f"answers, but: {refused}" if answered else refused or "does not answer"
-            return f"{record.state}, and {place} {said}{self._console(record)}"
+            return f"{record.state}, and {place} {said}"
 
-        for _ in self._rounds(record.id, _DIAL, state):
+        self._require_link()
+        for _ in self._rounds(record.id, _DIAL, state, lambda: self._console(record)):
             if not self._is_open(target, _DIAL_TIMEOUT):
                 self._record(record.id)
                 continue

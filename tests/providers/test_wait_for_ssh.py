@@ -13,6 +13,7 @@ import pytest
 from sky_jupyter.errors import BootstrapError, HostKeyError, MachineError
 from sky_jupyter.machines.ssh import pool_keys
 from sky_jupyter.machines.ssh.pool_keys import PoolKeys
+from sky_jupyter.pool.hosts.pool_link import PoolLink
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import provider_registry, wait_for_ssh
 from sky_jupyter.providers.base import ConnectionSession
@@ -243,6 +244,25 @@ def test_a_start_that_waits_too_long_for_a_machine_says_for_what(
     with pytest.raises(BootstrapError, match=r"Options\(ssh_timeout=2\)(.|\n)*pending, without an address"):
         pool.start()
     assert provider.alive() == []
+
+
+def test_a_start_whose_time_is_over_before_anything_was_told_says_what_it_waited_for(
+    keys: PoolKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def start_slowly(link: PoolLink) -> Any:
+        """As the process of the connections starts on a busy machine."""
+        over.wait()
+        raise MachineError("", "closed", "stopped")
+
+    monkeypatch.setattr(PoolLink, "open", start_slowly)
+    pool = Pool(PoolSpec(provider=Slow(str(tmp_path / "cloud.sqlite")), options=Options(ssh_timeout=2.0)))
+    try:
+        with pytest.raises(BootstrapError, match=r"ssh_timeout(.|\n)*[^ ]+: pending, without an address"):
+            pool.start()
+    finally:
+        over.set()
 
 
 @pytest.mark.root

@@ -121,9 +121,13 @@ class PoolLink:
         stop: threading.Event,
         known: Mapping[str, Mapping[str, Any]] | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        waits: dict[str, str] | None = None,
     ) -> ConnectionSession:
-        """Return a session that makes its connections in the link; ``tell`` hears what takes long."""
-        return ConnectionSession(prompts, self.open, stop, known or {}, tell)
+        """Return a session that makes its connections in the link.
+
+        ``tell`` hears what takes long, and ``waits`` has what each machine is waited for.
+        """
+        return ConnectionSession(prompts, self.open, stop, known or {}, tell, {} if waits is None else waits)
 
     def connect(self, wanted: Sequence[tuple[AnyTarget, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
         """Connect to targets in parallel; return their machines.

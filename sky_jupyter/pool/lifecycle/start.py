@@ -161,14 +161,15 @@ class PoolStart:
             await asyncio.to_thread(self._acquire)
             await asyncio.to_thread(self._wait_in_queue)
             told: list[str] = []
+            waits: dict[str, str] = {}
             with pool.phase("connect", str(pool.spec.provider)) as say:
 
                 def tell(line: str) -> None:
                     told.append(line)
                     say(line)
 
-                work = asyncio.to_thread(self._connect, tell)
-                late = functools.partial(self._not_connected, told)
+                work = asyncio.to_thread(self._connect, tell, waits)
+                late = functools.partial(self._not_connected, told, waits)
                 await retries.within(work, "ssh_timeout", options.ssh_timeout, late)
 
         await self._attempt(connect)
@@ -199,19 +200,24 @@ class PoolStart:
             nodes = {id: node for node, id in enumerate(pool.ids)}
             machine_queue.wait(pool.spec, nodes, session, tell, lambda: pool.state == "ended")
 
-    def _not_connected(self, told: Sequence[str], why: str) -> BootstrapError:
-        """Return the error of a connection that takes too long, with what it told of machines that it waits for."""
+    def _not_connected(self, told: Sequence[str], waits: Mapping[str, str], why: str) -> BootstrapError:
+        """Return the error of a connection that takes too long.
+
+        It has what was told of machines, and what is waited for and was not told yet.
+        """
+        lines = list(told[-_LAST:])
+        lines += [f"{id}: {state}" for id, state in list(waits.items()) if not any(state in line for line in lines)]
         # Closing the link ends the thread that still connects.
         self.pool.hang_up()
-        return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}", lines=told[-_LAST:])
+        return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}", lines=lines[-_LAST:])
 
-    def _connect(self, tell: Callable[[str], None]) -> None:
+    def _connect(self, tell: Callable[[str], None], waits: dict[str, str]) -> None:
         """Connect to the machines in one thread: interrupts lose none."""
         pool = self.pool
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool.is_off)
         try:
-            session = pool.link.session(pool.prompts, pool.stop_event, tell=tell)
+            session = pool.link.session(pool.prompts, pool.stop_event, tell=tell, waits=waits)
             pool.machines, pool.incarnations = incarnations.connect(pool.spec, pool.ids, session)
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
