@@ -13,6 +13,7 @@ Functions go by cloudpickle and are called with the rank's `InstanceInfo` first.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import io
@@ -139,6 +140,8 @@ class World:
         for connection, info in zip(self.connections, self.infos, strict=True):
             connection.send_bytes(cloudpickle.dumps((self.plugins, info)))
         try:
+            # The imports take 8 s of processor time for Keras with torch, and ten times as long on a busy machine.
+            self._answers(range(len(self.infos)), patience=None)
             self._answers(range(len(self.infos)))
         except BaseException:
             self.orderly = False
@@ -208,12 +211,13 @@ class World:
         path = Path(self.folder.name) / str(rank)
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _answers(self, ranks: Iterable[int]) -> list[Any]:
+    def _answers(self, ranks: Iterable[int], patience: float | None = 120.0) -> list[Any]:
+        """What ranks have to say next; without patience, however late, unless they or their mother end."""
         values, failed = [], {}
         for rank in ranks:
             try:
-                if not self.connections[rank].poll(120):
-                    raise EOFError("no answer within 120 s")
+                if not self.connections[rank].poll(patience):
+                    raise EOFError(f"no answer within {patience:g} s")
                 good, value = cloudpickle.loads(self.connections[rank].recv_bytes())
             except (EOFError, OSError) as error:
                 good, value = (
@@ -230,12 +234,15 @@ class World:
 
 
 def _mother(folder: str, descriptors: list[int]) -> None:
-    """Preload, fork a rank for each socket, report their ends, wait for all."""
+    """Preload, fork a rank for each socket, report their ends, wait for all; as a pool's forkserver does it."""
+    gc.disable()
     connections = [Connection(descriptor) for descriptor in descriptors]
     greetings = [connection.recv_bytes() for connection in connections]
     for plugin in cloudpickle.loads(greetings[0])[0]:
         for module in plugin.preload:
             importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
     ranks, mother = {}, os.getpid()
     for rank, connection in enumerate(connections):
         pid = os.fork()
@@ -249,6 +256,7 @@ def _mother(folder: str, descriptors: list[int]) -> None:
                 for other in connections:
                     if other is not connection:
                         other.close()
+                connection.send_bytes(cloudpickle.dumps((True, None)))
                 _rank(connection, *cloudpickle.loads(greetings[rank]))
                 status = 0
             except BaseException:
@@ -262,6 +270,8 @@ def _mother(folder: str, descriptors: list[int]) -> None:
     for _ in range(len(ranks)):
         pid, status = os.wait()
         print(json.dumps({ranks[pid]: os.waitstatus_to_exitcode(status)}), flush=True)
+    # The interpreter would take seconds to take thousands of modules apart.
+    os._exit(0)
 
 
 def _rank(connection: Connection, plugins: Sequence[Plugin], info: InstanceInfo) -> None:
