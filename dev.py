@@ -152,10 +152,12 @@ def daily() -> int:
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         # Fetching waits for the network while the checks compute.
         aside = subprocess.Popen([BIN / "python", FRONT_END, "check"], env=environment(), stdout=said, stderr=said)
+        rewriting = rewrite_assertions()
         try:
             failed = check_python(())
         finally:
             failed_front = aside.wait()
+            rewriting.wait()
         said.seek(0)
         print(said.read(), flush=True)
     for verb in [*(["check"] if failed else []), *(["front"] if failed_front else [])]:
@@ -165,6 +167,13 @@ def daily() -> int:
     for verb in [*(["check"] if failed else []), *(["front"] if failed_front else [])]:
         print(f"The tests are above; what was before them failed too: python3 dev.py {verb}", file=sys.stderr)
     return status or failed or failed_front
+
+
+def rewrite_assertions() -> subprocess.Popen[bytes]:
+    """Begin to compile the tests as pytest does, for its workers: each of them would do all of it by itself."""
+    command = [str(BIN / "python"), "-m", "pytest", "--collect-only", "-q"]
+    # What is wrong with a file, the workers tell.
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def slow(args: Sequence[str]) -> int:

@@ -207,6 +207,20 @@ def test_loading_the_extension_imports_neither_the_api_nor_what_starts_pools() -
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_loading_the_extension_imports_nothing_that_only_nodes_or_rare_options_need() -> None:
+    code = (
+        "import sys\nimport ipykernel.zmqshell\nfrom IPython.core.interactiveshell import InteractiveShell\n"
+        "shell, before = InteractiveShell.instance(), set(sys.modules)\n"
+        "shell.run_line_magic('load_ext', 'sky_jupyter')\n"
+        "ours = ('node.kernel.script_run', 'node.runtime.shell_command', 'node.system.metrics')\n"
+        "names = [f'sky_jupyter.{name}' for name in ours]\n"
+        "names += ['psutil', 'packaging.requirements', 'statistics', 'difflib']\n"
+        "print([name for name in names if name in sys.modules and name not in before])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_loading_the_extension_waits_for_no_collection_of_all_objects(collects: bool) -> None:
     """A notebook has many objects, and all of them are looked at."""

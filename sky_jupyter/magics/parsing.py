@@ -7,13 +7,12 @@ import functools
 import itertools
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from ..bootstrap.satisfied_requirements import parse as parse_requirement
 from ..errors import SpecError
 from ..plugins import parse_plugins
 from ..plugins.core import entry_points
@@ -381,14 +380,22 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> ParsedLine:
         _make_provider(pool, prog)
     if "plugins" in pool:
         pool["plugins"] = parse_plugins(pool["plugins"])
-    for text in pool.get("pip", ()):
-        parse_requirement(text)
+    if pool.get("pip"):
+        _check_requirements(pool["pip"])
     given = ParsedLine(verb=verb, pool=pool, **values)
     _agree(given, prog)
     if verb in NAMED and given.target is not None:
         given = replace(given, name=given.target)
     given.spec()
     return given
+
+
+def _check_requirements(texts: Sequence[str]) -> None:
+    # `packaging` takes longer to import than most of ours: only those wait who ask for packages.
+    from ..bootstrap.satisfied_requirements import parse as parse_requirement
+
+    for text in texts:
+        parse_requirement(text)
 
 
 def _agree(given: ParsedLine, prog: str) -> None:

@@ -14,7 +14,6 @@ from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
 from ..display.model.outliving import Outliving
 from ..errors import PoolError
-from ..node.runtime import shell_command
 from ..pool.base.events import Event, Listener, NoticeEvent, ProgressEvent, Tape
 from ..pool.open_pools import pools
 from ..pool.runs.result import CellError, CellResult
@@ -164,6 +163,8 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
 
 def command_code(command: str) -> str:
     """Return the code by which a rank runs a command of the shell; its first line is the run's title."""
+    from ..node.runtime import shell_command
+
     title = " ".join(command.split())
     return f"# {title}\n__import__({shell_command.__name__!r}, fromlist=['run']).run({command!r})"
 

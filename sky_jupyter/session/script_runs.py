@@ -14,7 +14,6 @@ from ..capture.collect import Capture
 from ..capture.import_graph import imports_of
 from ..errors import SpecError
 from ..machines.local_machine import absolute
-from ..node.kernel.script_run import ScriptPlan
 from .cells import Cell, run_cell
 
 if TYPE_CHECKING:
@@ -155,6 +154,9 @@ def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]
     CellError
         When ranks failed.
     """
+    # The nodes' half: `%load_ext` does without it.
+    from ..node.kernel.script_run import ScriptPlan
+
     ranks = _ranks(pool, script, cell.ranks)
     nodes = len({rank // pool.spec.ranks_per_node for rank in ranks})
     key = secrets.token_hex(8)

@@ -10,7 +10,6 @@ Sources. Memory is what the makers' data sheets say; compute capability is what 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import dataclass
@@ -358,6 +357,8 @@ def _gigabytes(memory: int | str) -> int:
 def _known(name: str) -> Model:
     key = "".join(_words(name)) if isinstance(name, str) else ""
     if key not in _BY_KEY:
+        import difflib
+
         near = difflib.get_close_matches(key, list(_BY_KEY), n=1, cutoff=0.5)
         hint = f"; did you mean {_BY_KEY[near[0]].name!r}?" if near else ""
         raise SpecError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -44,6 +43,8 @@ def rank_label(ranks: Iterable[int]) -> str:
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for a message; empty if no word is near."""
+    import difflib
+
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 

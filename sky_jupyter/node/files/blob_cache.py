@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
-
-from ..system import metrics
+if TYPE_CHECKING:
+    from ..system import metrics
 
 LEAST = 1 << 20
 """Smaller blobs are not cached: sending them again is faster."""
@@ -179,6 +179,8 @@ class BlobCache:
             place = place.parent
         free = shutil.disk_usage(place).free
         if _is_memory(place):
+            from ..system import metrics
+
             self._machine = self._machine or metrics.MachineMonitor()
             free = min(free, max(0, self._machine.memory - self._machine.used()))
         return free
@@ -191,6 +193,9 @@ class BlobCache:
                 for run in place.iterdir():
                     if _RUN.match(run.name):
                         held.update(path.name for path in run.iterdir())
+        # Here, as is `metrics`: notebooks import this module for the names of its folders.
+        import psutil
+
         # The agent's parent is the host, of which all ranks on this machine are descendants.
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(os.getppid()).children(recursive=True):

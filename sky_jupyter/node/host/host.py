@@ -16,6 +16,7 @@ then: see `power_file`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -122,6 +123,8 @@ class HostProcess:
         with forkserver.listen(self.folder / "fork") as listener:
             self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
         # After the forkserver: it must not contain the control plane's modules, nor wait for them.
+        # Garbage collections would only visit modules: here again and again, and in each child with copies of pages.
+        gc.disable()
         from ..dask import settings
 
         settings.forget_the_persons()
@@ -129,6 +132,8 @@ class HostProcess:
         from ..dask import scheduler
         from ..system import gpus
 
+        gc.freeze()
+        gc.enable()
         # After the forkserver: its children run user code, and keep the defaults.
         processes.give_memory_back()
         self.serve_scheduler, self.serve_agents = scheduler.serve, dask_worker.serve
@@ -432,3 +437,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     HostProcess(Path(folder)).run()
+    # Nothing is left to be done; to take the control plane's modules apart would be a quarter of a second of work.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(0)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
-import psutil
 
 from ...errors import SkyError, SpecError
 from ...spec.pool_spec import PoolSpec
@@ -127,6 +126,9 @@ def interface(addr: str) -> str | None:
     if any(ipaddress.ip_address(item.split("%")[0]).is_loopback for item in wanted):
         # All of 127.0.0.0/8 belongs to the loopback interface, which lists one address.
         wanted |= {"127.0.0.1", "::1"}
+    # Here: notebooks have the plugins' modules too, for their options.
+    import psutil
+
     for name, addresses in psutil.net_if_addrs().items():
         # A link-local IPv6 address has a scope, as in fe80::1%eth0.
         if any(entry.address.split("%")[0] in wanted for entry in addresses):

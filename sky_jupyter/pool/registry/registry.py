@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ...errors import PoolError
@@ -423,6 +422,9 @@ class Registry:
             # The file is untrusted input.
             if isinstance(phase, str) and len(phase) <= 64 and isinstance(seconds, float) and 0 <= seconds < _MOST_TOOK:
                 took.setdefault(phase, []).append(seconds)
+        # Here: it brings fractions and decimals, and each `%load_ext` would wait for them.
+        from statistics import median
+
         return {phase: median(found) for phase, found in took.items()}
 
     def forget_ended(self) -> None:
