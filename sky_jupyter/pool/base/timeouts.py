@@ -9,17 +9,38 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from typing import Any, NoReturn, TypeVar
 
 from ...errors import SpecError
 
 VARIABLE = "SKY_TIMEOUTS_SCALE"
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Liveness:
+class TimeoutGroup:
+    """Base of the groups of timeouts: the values of its class, and what it is given.
+
+    `%load_ext` waits for this module. The methods that dataclasses write for so many fields take ten times as long to
+    compile as all of these classes.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        if wrong := values.keys() - {one.name for one in fields(self)}:  # type: ignore[arg-type]
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(wrong))}")
+        vars(self).update(values)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+G = TypeVar("G", bound=TimeoutGroup)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Liveness(TimeoutGroup):
     """Failure detection of nodes: ``doubt`` < ``silence`` < ``absence``."""
 
     # The interval of pings; the timeouts of the first and of later connections to the scheduler.
@@ -48,8 +69,8 @@ class Liveness:
     try_again: float = 0.2
 
 
-@dataclass(frozen=True)
-class Links:
+@dataclass(init=False, repr=False, eq=False)
+class Links(TimeoutGroup):
     """Links to other machines, and the connections that they carry."""
 
     # Hosts that are lost within this time are reported in one message.
@@ -68,8 +89,8 @@ class Links:
     listener: float = 30.0
 
 
-@dataclass(frozen=True)
-class Start:
+@dataclass(init=False, repr=False, eq=False)
+class Start(TimeoutGroup):
     """Start of a pool, and changes of its nodes."""
 
     # A host reports its scheduler's address; its agents join.
@@ -95,8 +116,8 @@ class Start:
     dask: float = 120.0
 
 
-@dataclass(frozen=True)
-class End:
+@dataclass(init=False, repr=False, eq=False)
+class End(TimeoutGroup):
     """Shutdown of a pool; users set the ranks' time (``--exit-timeout``)."""
 
     # A start of hosts, or a resize, that was under way stops.
@@ -122,8 +143,8 @@ class End:
     ttl_margin: float = 2.0
 
 
-@dataclass(frozen=True)
-class Interrupts:
+@dataclass(init=False, repr=False, eq=False)
+class Interrupts(TimeoutGroup):
     """Interrupts of a run: ``heed`` < ``agents`` < ``freed`` <= ``last``."""
 
     # The stacks of ranks that have not stopped by then are sampled.
@@ -142,8 +163,8 @@ class Interrupts:
     double_click: float = 1.0
 
 
-@dataclass(frozen=True)
-class Repairs:
+@dataclass(init=False, repr=False, eq=False)
+class Repairs(TimeoutGroup):
     """Replacement of kernels that have died."""
 
     kill: float = 20.0
@@ -161,8 +182,8 @@ class Repairs:
     recovery: float = 3.0
 
 
-@dataclass(frozen=True)
-class TurnLeases:
+@dataclass(init=False, repr=False, eq=False)
+class TurnLeases(TimeoutGroup):
     """Turns of the notebooks that share a pool: ``renewal`` < ``lease``."""
 
     # A guest that has not been heard for this long is gone; a request for a turn is repeated after the waits.
@@ -172,8 +193,8 @@ class TurnLeases:
     wait: float = 1.0
 
 
-@dataclass(frozen=True)
-class Answers:
+@dataclass(init=False, repr=False, eq=False)
+class Answers(TimeoutGroup):
     """Requests to nodes that are idle, or beside a run."""
 
     read: float = 60.0
@@ -205,8 +226,8 @@ class Answers:
     hang_longest: float = 600.0
 
 
-@dataclass(frozen=True)
-class Transfers:
+@dataclass(init=False, repr=False, eq=False)
+class Transfers(TimeoutGroup):
     """Transfers of files, values, code and packages."""
 
     # The timeout of a repr.
@@ -223,8 +244,8 @@ class Transfers:
     silence: float = 30.0
 
 
-@dataclass(frozen=True)
-class Polls:
+@dataclass(init=False, repr=False, eq=False)
+class Polls(TimeoutGroup):
     """Poll intervals."""
 
     loop: float = 0.05
@@ -258,8 +279,8 @@ class Polls:
     costs: float = 60.0
 
 
-@dataclass(frozen=True)
-class Machines:
+@dataclass(init=False, repr=False, eq=False)
+class Machines(TimeoutGroup):
     """Machines that are created for a pool, and destroyed with it."""
 
     # The processes of destroyed machines are seen ending within this.
@@ -287,8 +308,8 @@ class Machines:
     comeback: float = 900.0
 
 
-@dataclass(frozen=True)
-class Registers:
+@dataclass(init=False, repr=False, eq=False)
+class Registers(TimeoutGroup):
     """Registry of pools."""
 
     # SQLite's busy timeout.
@@ -299,7 +320,7 @@ class Registers:
     gather: float = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Timeouts:
     """All timeouts, in seconds."""
 
@@ -341,7 +362,7 @@ class Timeouts:
         return cls() if factor == 1 else cls().scaled(factor)
 
 
-def _scaled(group: T, factor: float) -> T:
+def _scaled(group: G, factor: float) -> G:
     values: dict[str, Any] = {one.name: getattr(group, one.name) * factor for one in fields(group)}  # type: ignore[arg-type]
     return type(group)(**values)
 
