@@ -22,7 +22,7 @@ def measure(options: Options) -> list[Row]:
     samples[YARDSTICK]["load_ext"] = yardstick
     return [
         *rows("import sky_jupyter", samples, "import", ours=OURS, most=0.3),
-        *rows("%load_ext sky_jupyter", samples, "load_ext", ours=OURS, most=0.3),
+        *rows("%load_ext sky_jupyter", samples, "load_ext", ours=OURS, most=0.1),
     ]
 
 

@@ -9,7 +9,6 @@ imports only the modules that it uses.
 
 from __future__ import annotations
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -174,15 +173,11 @@ def load_ipython_extension(shell: Any) -> None:
         from IPython.core.error import UsageError
 
         raise UsageError(problem)
-    # What is imported stays: a collection meanwhile would find nothing, and look at all that the notebook has.
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    from .util.garbage import collections_paused
+
+    with collections_paused():
         # `from . import magics` would ask `_find` first, which imports the API to give a hint.
         from .magics import load
-    finally:
-        if was_on:
-            gc.enable()
     load(shell)
 
 

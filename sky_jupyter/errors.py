@@ -13,6 +13,16 @@ class SkyError(Exception):
     """Base of all errors that Sky Jupyter raises."""
 
 
+class OwnTraceback(Exception):
+    """Base of errors that say by themselves how a notebook shows them, by `_render_traceback_`.
+
+    IPython has forms of its own for their kinds, groups and syntax errors, which show our frames and not the user's.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        raise NotImplementedError
+
+
 class SpecError(SkyError, ValueError):
     """Raised for an option, plugin or value that is not valid.
 

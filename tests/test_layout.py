@@ -207,18 +207,60 @@ def test_loading_the_extension_imports_neither_the_api_nor_what_starts_pools() -
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+# What loading the extension may import of packages of which it needs little; of those that are not here, nothing.
+AT_LOAD = {
+    "bootstrap": {"shadowing_files"},
+    "capture": {"settings_start"},
+    "machines": {"link"},
+    "magics": {
+        *("auto", "busy_status", "cell_questions", "cell_text", "debug_magic", "extension", "leftover_pools"),
+        *("line_matcher", "page_requests", "sky_magics", "tracebacks"),
+    },
+    "node": {"protocol", "shared", "system"},
+    "pool": {"base", "open_pools", "registry", "request_names"},
+    "session": {"debug_selector", "debug_target", "jedi_completion"},
+}
+WHOLE = {"errors", "util"}
+
+
+def loaded(*lines: str) -> list[str]:
+    """Return the modules that loading the extension imports in a notebook's process, and the lines after it."""
+    code = [
+        "import sys, ipykernel.zmqshell",
+        "from IPython.core.interactiveshell import InteractiveShell",
+        "shell, before = InteractiveShell.instance(), set(sys.modules)",
+        "shell.run_line_magic('load_ext', 'sky_jupyter')",
+        *lines,
+        "print(*sorted(sys.modules.keys() - before))",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1].split()
+
+
 def test_loading_the_extension_imports_nothing_that_only_nodes_or_rare_options_need() -> None:
-    code = (
-        "import sys\nimport ipykernel.zmqshell\nfrom IPython.core.interactiveshell import InteractiveShell\n"
-        "shell, before = InteractiveShell.instance(), set(sys.modules)\n"
-        "shell.run_line_magic('load_ext', 'sky_jupyter')\n"
-        "ours = ('node.kernel.script_run', 'node.runtime.shell_command', 'node.system.metrics')\n"
-        "names = [f'sky_jupyter.{name}' for name in ours]\n"
-        "names += ['psutil', 'packaging.requirements', 'statistics', 'difflib']\n"
-        "print([name for name in names if name in sys.modules and name not in before])"
+    names = {"psutil", "packaging.requirements", "statistics", "difflib", "cloudpickle"}
+    assert not names & {*loaded()}
+
+
+def test_loading_the_extension_imports_no_options_providers_or_plugins_and_nothing_that_runs_cells() -> None:
+    ours = [name.split(".")[1:3] for name in loaded() if name.startswith("sky_jupyter.")]
+    assert [name for name in ours if name[0] not in {*AT_LOAD, *WHOLE}] == []
+    assert [name for name in ours if name[0] in AT_LOAD and name[1:] and name[1] not in AT_LOAD[name[0]]] == []
+    # Each takes half a millisecond at least.
+    assert len(ours) < 70
+
+
+def test_what_plain_cells_do_before_there_is_a_pool_imports_no_more() -> None:
+    """Hooks on cells, completion and inspection look first whether there is a pool."""
+    lines = (
+        "shell.run_cell('x = 1')",
+        "shell.run_cell('undefined')",
+        "shell.complete('x', 'x.re', 4)",
+        "shell.object_inspect_text('x')",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert [name for name in loaded(*lines) if name.startswith("sky_jupyter.")] == [
+        name for name in loaded() if name.startswith("sky_jupyter.")
+    ]
 
 
 @pytest.mark.parametrize("collects", [True, False])

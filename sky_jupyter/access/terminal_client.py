@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import PoolError
-from ..pool import terminal_requests
+from ..pool import request_names, terminal_requests
 from ..pool.base.event_loop import loop
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class KernelLine:
         PoolError
             When it is refused, or nobody answers.
         """
-        request = self._client.session.msg(terminal_requests.REQUEST, {**content, "pool": self._pool})
+        request = self._client.session.msg(request_names.TERMINAL, {**content, "pool": self._pool})
         id = request["header"]["msg_id"]
         self._waits[id] = asyncio.get_running_loop().create_future()
         try:

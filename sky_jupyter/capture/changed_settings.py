@@ -15,11 +15,12 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ..node.serialization.process_settings import FAMILIES, Family, NotSendable
 from ..util.redaction import without_secrets
 from .module_changes import Statement
+from .settings_start import SettingsStart
 
 _ABSENT = object()
 _PLAIN = (float, bool, type(None))
@@ -43,16 +44,7 @@ _SECRET = re.compile(
 
 
 class Settings:
-    """Settings of the notebook's process, polled for one pool.
-
-    Attributes
-    ----------
-    from_the_start : bool
-        True to send settings that were made before the pool, as in a notebook. In other programs, settings at the
-        pool's start are taken as the program's own.
-    """
-
-    from_the_start: ClassVar[bool] = False
+    """Settings of the notebook's process, polled for one pool; `SettingsStart` says from when on they count."""
 
     def __init__(self) -> None:
         self._of, self._version = secrets.token_hex(4), 0
@@ -63,7 +55,7 @@ class Settings:
         self._said: set[tuple[str, str]] = set()
         self._done: dict[Statement, bool] = {}
         for kind, family in FAMILIES.items():
-            if kind == "env" or not self.from_the_start:
+            if kind == "env" or not SettingsStart.of_process:
                 with contextlib.suppress(Exception):
                     if not family.module or family.module in sys.modules:
                         self._seen[kind] = family.read()

@@ -193,7 +193,7 @@ def down(given: argparse.Namespace) -> int:
             reply = access.ask(row, {"action": "down"})
             text, done = str(reply["message"]), bool(reply["done"])
         else:
-            from ..magics.leftover_pools import end_left
+            from ..magics.end_leftovers import end_left
 
             # Also of a pool that has ended something may be left on other machines.
             text = end_left(given.pool if row is None else row.id)

@@ -266,7 +266,7 @@ def _shell_status(code: Any) -> int:
 
 def _managed(access: PoolAccess, row: PoolRow, given: ParsedLine) -> int:
     """Run it on a pool that nobody manages, as its manager for that time."""
-    from ..magics.sky_magics import cell_of
+    from ..magics.cell_runs import cell_of
     from ..pool.runs.result import CellError
     from ..session.script_runs import run_script
 

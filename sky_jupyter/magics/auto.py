@@ -12,15 +12,17 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.inputtransformer2 import make_tokens_by_line
 
 from ..errors import PoolError
 from ..pool.open_pools import pools
 from ..util import control_channel
-from .option_table import without_values
-from .parsing import ParsedLine, parse
+from .cell_text import first_line
+
+if TYPE_CHECKING:
+    from .parsing import ParsedLine
 
 REQUEST = "sky_auto_request"
 CHANGED = "sky_auto"
@@ -31,7 +33,6 @@ _AROUND = ("capture",)
 _MAGIC = re.compile(r"%%(\S*)")
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _LOCAL = re.compile(r"%%local\s*\Z")
-_SKY_CELL = re.compile(r"%%sky(?:\s(?P<line>.*))?\Z", re.DOTALL)
 _STAYS = re.compile(r"\?{0,2}%sky\b|%(?:re|un)?load_ext\s+sky_jupyter\b|%debug\s+(?:rank\s+)?\d+\s*$")
 # Without the extension nothing sends the lines below to a pool; loaded anew, it begins with auto off.
 _ENDS = re.compile(r"%(?:re|un)load_ext\s+sky_jupyter\b")
@@ -60,10 +61,10 @@ class Auto:
         self._told: dict[str, Any] = {}
 
     def turn_on(self, given: ParsedLine, pool: str, line: str = "") -> None:
-        """Run plain cells on this pool from the next one on."""
+        """Run plain cells on this pool from the next one on; ``line`` is shown to pages, without secrets."""
         # The pool is there: later cells ask for it, and for no other nodes or packages.
         self.given = replace(given, verb=None, pool={}, name=pool, target=None)
-        self.line = without_values(line)
+        self.line = line
         self.on = True
         self.tell()
 
@@ -98,12 +99,12 @@ class Auto:
 
     def transform(self, lines: list[str]) -> list[str]:
         """Turn a plain cell into a call that runs it on the pool; for IPython."""
-        at = _first(lines)
+        at = first_line(lines)
         if at is None or self._aside:
             return lines
         if _LOCAL.match(lines[at]):
             rest = lines[at + 1 :]
-            below = _first(rest)
+            below = first_line(rest)
             if below is not None and rest[below].startswith("%%"):
                 # It has to be the first line to be a cell magic.
                 return rest[below:]
@@ -177,6 +178,9 @@ class Auto:
             if live is None:
                 return control_channel.refusal("there is no pool; `%sky auto --nodes 2` makes one, and turns it on")
             known = self.given is not None and self.given.name == live.spec.name
+            # Here: most notebooks never turn it on, and loading waits for none of the options.
+            from .parsing import parse
+
             given = self.given if known and self.given else parse("", cell=True)
             self.turn_on(given, live.spec.name, self.line if known else "")
         elif wanted is False:
@@ -184,37 +188,9 @@ class Auto:
         return {"status": "ok", **self.state()}, ()
 
 
-def pool_options(shell: Any, cell: str) -> ParsedLine | None:
-    """Return the options with which a cell would run on a pool; None if it would run in the notebook.
-
-    Parameters
-    ----------
-    shell : Any
-        The notebook's IPython shell, with the extension loaded.
-    cell : str
-        The cell's text, finished or not.
-
-    Returns
-    -------
-    ParsedLine or None
-        Those of ``%%sky``, or of ``%sky auto`` where it is on and the cell is plain.
-
-    Raises
-    ------
-    UsageError
-        When the cell's ``%%sky`` line cannot be parsed.
-    """
-    lines = cell.splitlines(keepends=True)
-    at = _first(lines)
-    if at is not None and (match := _SKY_CELL.match(lines[at].rstrip("\n"))):
-        return parse(match["line"] or "", cell=True)
-    auto: Auto | None = shell.sky_magics.auto if hasattr(shell, "sky_magics") else None
-    return auto.given if auto is not None and auto.on and goes_to_nodes(lines) else None
-
-
 def goes_to_nodes(lines: list[str]) -> bool:
     """Tell whether ``%sky auto`` sends a cell, or some of its lines, to the pool."""
-    at = _first(lines)
+    at = first_line(lines)
     if at is None or _EXIT.match("".join(lines[at:])):
         return False
     if magic := _MAGIC.match(lines[at]):
@@ -224,19 +200,14 @@ def goes_to_nodes(lines: list[str]) -> bool:
 
 def _is_around(cell: str) -> bool:
     lines = cell.splitlines(keepends=True)
-    at = _first(lines)
+    at = first_line(lines)
     magic = _MAGIC.match(lines[at]) if at is not None else None
     return magic is not None and magic[1] in _AROUND
 
 
-def _first(lines: list[str]) -> int | None:
-    """Return where the first line is that is neither empty nor a comment."""
-    return next((at for at, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
-
-
 def _calls(lines: list[str]) -> list[str]:
     """Return the cell in which what goes to the nodes is handed to the magics."""
-    if lines[_first(lines) or 0].startswith("%%"):
+    if lines[first_line(lines) or 0].startswith("%%"):
         return [_call("".join(lines))]
     cell: list[str] = []
     for on_nodes, start, part in _parts(lines):
@@ -269,7 +240,7 @@ def _parts(lines: list[str]) -> list[tuple[bool, int, list[str]]]:
             parts[-1][2].append(line)
         else:
             parts.append((number not in here, number, [line]))
-    return [(on_nodes and _first(part) is not None, start, part) for on_nodes, start, part in parts]
+    return [(on_nodes and first_line(part) is not None, start, part) for on_nodes, start, part in parts]
 
 
 def install(shell: Any, auto: Auto) -> None:

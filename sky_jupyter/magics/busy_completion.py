@@ -11,17 +11,17 @@ from typing import Any
 
 from ..session.remote_completion import APART
 from ..util import control_channel
+from ..util.control_channel import Handler
 from ..util.validate import is_whole
 from .cell_completion import CellInspector
 
-COMPLETE, INSPECT = "sky_complete_request", "sky_inspect_request"
 _MOST_CODE = 1 << 20
 _NOTHING: dict[str, Any] = {"status": "ok", "found": False}
 Content = dict[str, Any]
 
 
-def install(shell: Any, inspector: CellInspector) -> None:
-    """Answer from now on, if the shell is a Jupyter kernel's."""
+def completer(inspector: CellInspector) -> Handler:
+    """Return the answer to a page that completes."""
 
     def complete(content: Content) -> Content:
         code, cursor = content["code"], content["cursor_pos"]
@@ -41,20 +41,18 @@ def install(shell: Any, inspector: CellInspector) -> None:
             "metadata": {"_jupyter_types_experimental": kinds},
         }
 
+    return lambda content, request: _answered(complete, content)
+
+
+def describer(inspector: CellInspector) -> Handler:
+    """Return the answer to a page that asks what a name is."""
+
     def inspect(content: Content) -> Content:
         detail = int(content.get("detail_level") == 1)
         bundle = inspector.inspected(content["code"], content["cursor_pos"], detail, APART)
         return _NOTHING if bundle is None else {"status": "ok", "found": True, "data": bundle, "metadata": {}}
 
-    kernel = getattr(shell, "kernel", None)
-    control_channel.register(kernel, COMPLETE, lambda content, request: _answered(complete, content))
-    control_channel.register(kernel, INSPECT, lambda content, request: _answered(inspect, content))
-
-
-def remove(shell: Any) -> None:
-    """Undo `install`."""
-    for name in (COMPLETE, INSPECT):
-        control_channel.unregister(getattr(shell, "kernel", None), name)
+    return lambda content, request: _answered(inspect, content)
 
 
 async def _answered(answer: Callable[[Content], Content], content: Content) -> control_channel.Reply:

@@ -6,22 +6,18 @@ Nothing here starts a pool, or raises into the notebook.
 from __future__ import annotations
 
 import ast
-import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import page
-from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.completer import CompletionContext, SimpleCompletion
 
-from ..pool.base.event_loop import loop
 from ..pool.open_pools import pools
 from ..session import jedi_completion, remote_completion
 from . import auto
-from .cell_text import SkyCell, sky_cell
+from .cell_text import SkyCell, first_line, sky_cell
 from .option_table import chosen
 from .parsing import ParsedLine, parse
 
@@ -34,13 +30,12 @@ _FILES = "IPCompleter.file_matcher"
 _KEYS = "dict key"
 # Seconds for the types of jedi's completions, which it infers one by one.
 _TYPES = 0.1
-# Seconds that the notebook is idle before jedi is loaded: cells that are run one after the other are not slowed.
-_IDLE = 0.5
 _NAME = re.compile(r"--name[= ]+(\S+)")
+_SKY_CELL = re.compile(r"%%sky(?:\s(?P<line>.*))?\Z", re.DOTALL)
 
 
 class CellInspector:
-    """Answers for the cells of one shell; `install` makes it, `remove` takes it away.
+    """Answers for the cells of one shell; made when there is a pool to ask (`cell_questions`).
 
     Parameters
     ----------
@@ -50,45 +45,6 @@ class CellInspector:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.active = True
-
-        @context_matcher(identifier="sky_cell_matcher")
-        def match(context: CompletionContext) -> dict[str, Any]:
-            # From here on IPython loads jedi itself, in this thread.
-            self._was_asked = True
-            found: dict[str, Any] | None = None
-            # IPython would show an error as a traceback below the cell.
-            with contextlib.suppress(Exception, KeyboardInterrupt):
-                found = self.completions(context)
-            if not (found and found["completions"] and self.shell.Completer.suppress_competing_matchers is None):
-                # IPython asks jedi next.
-                with contextlib.suppress(KeyboardInterrupt):
-                    jedi_completion.settle()
-            return found or {"completions": []}
-
-        self.matcher = match
-        self.kernel: Any = getattr(shell, "kernel", None)
-        self.before: Any = getattr(self.kernel, "do_inspect", None)
-        self._warming: Future[None] | None = None
-        self._was_asked = False
-
-    # -- the first answer --------------------------------------------------------------------------
-
-    def after_cell(self, result: Any = None) -> None:
-        """Load jedi before anybody asks, once there is a pool and no cell runs."""
-        if self._was_asked or not pools.all():
-            return
-        if self._warming is None or self._warming.cancelled():
-            self._warming = loop().submit(self._warm_when_idle())
-
-    def before_cell(self, info: Any = None) -> None:
-        """Leave the processor to the cell that begins."""
-        if self._warming is not None:
-            self._warming.cancel()
-
-    async def _warm_when_idle(self) -> None:
-        await asyncio.sleep(_IDLE)
-        jedi_completion.warm(lambda: not self._was_asked)
 
     # -- what is asked -----------------------------------------------------------------------------
 
@@ -99,7 +55,7 @@ class CellInspector:
         """
         cell = sky_cell(text)
         if cell is None:
-            given = auto.pool_options(self.shell, text)
+            given = pool_options(self.shell, text)
             if given is None:
                 return None
             cell = SkyCell("", text, 0)
@@ -178,16 +134,6 @@ class CellInspector:
 
     # -- inspection --------------------------------------------------------------------------------
 
-    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *more: Any, **options: Any) -> Any:
-        """Answer a page's request (Shift-Tab); the kernel's own method answers for other cells."""
-        bundle = None
-        # An interrupt is for this question alone.
-        with contextlib.suppress(Exception, KeyboardInterrupt):
-            bundle = self.inspected(code, cursor_pos, detail_level) if self.active else None
-        if bundle is None:
-            return self.before(code, cursor_pos, detail_level, *more, **options)
-        return {"status": "ok", "found": True, "data": bundle, "metadata": {}}
-
     def inspected(self, text: str, cursor: int, detail: int, patience: float | None = None) -> dict[str, Any] | None:
         """Return what the nodes know of the name at the cursor, as a mimebundle; see `remote_completion.inspect`."""
         if (asked := self.asked(text, cursor)) is None:
@@ -234,31 +180,32 @@ class CellInspector:
         return True
 
 
-def install(shell: Any) -> CellInspector:
-    """Answer from now on, in a terminal or a kernel."""
-    inspector = CellInspector(shell)
-    completer = getattr(shell, "Completer", None)
-    if completer is not None:
-        completer.custom_matchers.append(inspector.matcher)
-    if callable(inspector.before):
-        inspector.kernel.do_inspect = inspector.do_inspect
-    shell.events.register("pre_run_cell", inspector.before_cell)
-    shell.events.register("post_run_cell", inspector.after_cell)
-    return inspector
+def pool_options(shell: Any, cell: str) -> ParsedLine | None:
+    """Return the options with which a cell would run on a pool; None if it would run in the notebook.
 
+    Parameters
+    ----------
+    shell : Any
+        The notebook's IPython shell, with the extension loaded.
+    cell : str
+        The cell's text, finished or not.
 
-def remove(inspector: CellInspector) -> None:
-    """Undo `install`; another's hook that came later stays."""
-    inspector.active = False
-    inspector.before_cell()
-    for event, callback in (("pre_run_cell", inspector.before_cell), ("post_run_cell", inspector.after_cell)):
-        if callback in inspector.shell.events.callbacks[event]:
-            inspector.shell.events.unregister(event, callback)
-    completer = getattr(inspector.shell, "Completer", None)
-    if completer is not None and inspector.matcher in completer.custom_matchers:
-        completer.custom_matchers.remove(inspector.matcher)
-    if inspector.kernel is not None and vars(inspector.kernel).get("do_inspect") == inspector.do_inspect:
-        del inspector.kernel.do_inspect
+    Returns
+    -------
+    ParsedLine or None
+        Those of ``%%sky``, or of ``%sky auto`` where it is on and the cell is plain.
+
+    Raises
+    ------
+    UsageError
+        When the cell's ``%%sky`` line cannot be parsed.
+    """
+    lines = cell.splitlines(keepends=True)
+    at = first_line(lines)
+    if at is not None and (match := _SKY_CELL.match(lines[at].rstrip("\n"))):
+        return parse(match["line"] or "", cell=True)
+    on: auto.Auto | None = shell.sky_magics.auto if hasattr(shell, "sky_magics") else None
+    return on.given if on is not None and on.on and auto.goes_to_nodes(lines) else None
 
 
 def _parsed(line: str) -> ParsedLine:

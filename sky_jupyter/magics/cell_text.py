@@ -27,6 +27,28 @@ class SkyCell:
     start: int
 
 
+def first_line(lines: list[str]) -> int | None:
+    """Return where the first line is that is neither empty nor a comment."""
+    return next((at for at, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+
+
+def with_body(lines: list[str]) -> list[str]:
+    """Turn a cell with ``%%sky`` into what IPython takes for one.
+
+    Alone it gets an empty body, which IPython wants even for ``--help``. Comments above it come below it; the lines
+    after it keep their numbers.
+    """
+    at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
+    if not SKY_LINE.match("".join(lines[at : at + 1])):
+        return lines
+    first = lines[at].rstrip("\n") + "\n"
+    return [first, *lines[:at], *lines[at + 1 :]] if len(lines) > 1 else [first, "\n"]
+
+
+# IPython leaves such transformers out where it asks whether a cell is finished: a terminal waits for its lines.
+with_body.has_side_effects = True  # type: ignore[attr-defined]
+
+
 def sky_cell(text: str) -> SkyCell | None:
     """Return the parts of a cell with a ``%%sky`` line, which only comments may precede; else None."""
     start = 0

@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Sequence
 from typing import Any
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.completer import CompletionContext, SimpleCompletion
 
 from ..errors import PoolError
 from ..plugins.core import entry_points
@@ -123,9 +123,8 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
     return sorted(f"{head}{choice}" for choice in choices if choice.startswith(last) and choice not in taken)
 
 
-@context_matcher()
-def sky_matcher(context: CompletionContext) -> dict[str, Any]:
-    """Match for IPython: on our lines our candidates only."""
+def matches(context: CompletionContext) -> dict[str, Any]:
+    """Return what IPython's completer is to offer on a line of ours, and nothing else."""
     paths = path_completion.complete(context.line_with_cursor[: context.cursor_position])
     if paths is not None:
         offered = [SimpleCompletion(text=text, type="path") for text in paths[1]]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import PoolError
+from ..pool.base.run_titles import short_title
 from ..pool.open_pools import pools
-from ..pool.registry.registry import Registry
+from ..pool.registry import registry as registries
 from ..pool.registry.rows import notebooks
 from .parsing import ParsedLine
 
@@ -17,18 +18,7 @@ if TYPE_CHECKING:
     from ..pool.pool import Pool
 
 _SHOWN = 20
-_CODE = 50
 _NOTEBOOK = 30
-
-
-@contextlib.contextmanager
-def opened_registry() -> Iterator[Registry]:
-    """Open the registry for a ``with`` block."""
-    registry = Registry()
-    try:
-        yield registry
-    finally:
-        registry.close()
 
 
 def find(given: ParsedLine) -> tuple[Pool, str]:
@@ -75,7 +65,7 @@ def _oldest_first(known: Mapping[str, tuple[float, Pool]], chosen: Sequence[Pool
 
 def table(name: str | None) -> str:
     """Return the newest runs, a line each."""
-    with opened_registry() as registry:
+    with registries.opened() as registry:
         pool = registry.pool(name) if name is not None else None
         if name is not None and pool is None:
             raise PoolError(f"the registry knows no pool {name!r}")
@@ -93,15 +83,10 @@ def table(name: str | None) -> str:
         cell = f"In[{row.cell}]" if row.cell else ""
         name = row.pool_name or row.pool
         notebook = f"{_tail(several[row.notebook] or '-', width):{width}} " if several else ""
-        lines.append(f"{row.id}  {name:12} {state:11} {when} {took:>9}  {notebook}{cell:7} {short(row.title)}")
+        lines.append(f"{row.id}  {name:12} {state:11} {when} {took:>9}  {notebook}{cell:7} {short_title(row.title)}")
     return "\n".join(lines)
 
 
 def _tail(text: str, width: int) -> str:
     """Shorten a notebook's path, of which the end says most."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
-def short(text: str) -> str:
-    """Shorten a cell's title for a line."""
-    return text if len(text) <= _CODE else text[: _CODE - 1] + "…"

@@ -14,11 +14,11 @@ import sys
 import warnings
 from typing import Any
 
-from ..pool.runs.result import CellError
+from ..errors import OwnTraceback
 from ..util.text import rank_label
 
 
-class CellSyntaxError(SyntaxError):
+class CellSyntaxError(SyntaxError, OwnTraceback):
     """Raised for a cell that is no Python, before anything is sent."""
 
     sky_lines: list[str]
@@ -27,15 +27,12 @@ class CellSyntaxError(SyntaxError):
         return self.sky_lines
 
 
-OURS = (CellError, CellSyntaxError)
-
-
 def install(shell: Any) -> None:
     """Show our errors our way; handlers of other exceptions stay."""
     before, earlier = tuple(shell.custom_exceptions), shell.CustomTB
 
     def show(self: Any, etype: Any, value: Any, tb: Any, tb_offset: int | None = None) -> Any:
-        if not isinstance(value, OURS):
+        if not isinstance(value, OwnTraceback):
             return earlier(etype, value, tb, tb_offset=tb_offset)
         lines = value._render_traceback_()
         # What `%debug` and other tools take for the last error is this one, and none of earlier.
@@ -45,12 +42,12 @@ def install(shell: Any) -> None:
         self._showtraceback(etype, value, lines)
         return lines
 
-    shell.set_custom_exc((*before, *OURS), show)
+    shell.set_custom_exc((*before, OwnTraceback), show)
     shell.sky_earlier_exceptions = before, shell.CustomTB, earlier
     debug = shell.debugger
 
     def debugger(force: bool = False) -> None:
-        if force and isinstance(last := getattr(sys, "last_value", None), OURS):
+        if force and isinstance(last := getattr(sys, "last_value", None), OwnTraceback):
             print(_not_here(last))
         else:
             debug(force)
@@ -58,9 +55,9 @@ def install(shell: Any) -> None:
     shell.debugger = debugger
 
 
-def _not_here(error: BaseException) -> str:
+def _not_here(error: Any) -> str:
     """Explain why the frames of an error cannot be inspected."""
-    if not isinstance(error, CellError):
+    if isinstance(error, CellSyntaxError):
         return f"nothing has run: {error}"
     ranks = rank_label(error.errors)
     return (
@@ -78,7 +75,7 @@ def remove(shell: Any) -> None:
     if shell.CustomTB == ours:
         shell.custom_exceptions, shell.CustomTB = before, earlier
     else:  # someone has put theirs around ours
-        shell.custom_exceptions = tuple(item for item in shell.custom_exceptions if item not in OURS)
+        shell.custom_exceptions = tuple(item for item in shell.custom_exceptions if item is not OwnTraceback)
 
 
 def short(error: BaseException) -> None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .runs.run import Run
 
 _log = logging.getLogger(__name__)
-REQUEST = "sky_request"
 # So many are worked on at a time; who asks for more asks too often.
 _MOST_AT_A_TIME = 32
 # Of those, so many are left to what must come through.
@@ -85,7 +84,7 @@ class Request:
 
 
 class FrontendRequestHandler:
-    """Handler of these requests; made by `install`, held by the kernel.
+    """Handler of these requests; made with the first, held by the kernel.
 
     Runs on the kernel's control thread.
     """
@@ -110,18 +109,6 @@ def _answer_in_thread(content: Any) -> asyncio.Future[dict[str, Any]]:
     work = threading.Thread(target=lambda: future.set_result(answer(content)), name="sky-request", daemon=True)
     work.start()
     return asyncio.wrap_future(future)
-
-
-def install(shell: Any) -> None:
-    """Answer requests from now on, if the shell is a Jupyter kernel's."""
-    kernel = getattr(shell, "kernel", None)
-    if kernel is not None:
-        control_channel.register(kernel, REQUEST, FrontendRequestHandler())
-
-
-def remove(shell: Any) -> None:
-    """Undo `install`."""
-    control_channel.unregister(getattr(shell, "kernel", None), REQUEST)
 
 
 def answer(content: Any) -> Answer:
@@ -422,4 +409,4 @@ def _clean(value: Any) -> Any:
     return value
 
 
-__all__ = ["ACTIONS", "FrontendRequestHandler", "Request", "answer", "install", "read", "remove", "sound"]
+__all__ = ["ACTIONS", "FrontendRequestHandler", "Request", "answer", "read", "sound"]

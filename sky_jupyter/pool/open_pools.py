@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import PoolError
-from ..node.shared import agent_channel
-from ..spec.pool_spec import PoolSpec
+from ..node.shared import outside_ranks
 from ..util.text import nearest
-from .registry.ended_pools import Gone
 
 if TYPE_CHECKING:
+    from ..spec.pool_spec import PoolSpec
     from .pool import Pool
+    from .registry.ended_pools import Gone
 
 
 class OpenPools:
@@ -143,7 +143,7 @@ class OpenPools:
         """Record a remote pool that could not be started."""
         if spec.provider.survives_manager:
             told = str(error).partition("\n")[0] or "interrupted"
-            self.miss(Gone.of(spec, f"was not started ({told})"))
+            self.miss(_gone(spec, f"was not started ({told})"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ class OpenPools:
         gone = gone or pool.gone
         if (gone is None and not pool.spec.provider.survives_manager) or pool.state == "taken":
             return
-        gone = gone or Gone.of(pool.spec, f"has ended: {pool.why_expired}" if pool.expired else "was ended")
+        gone = gone or _gone(pool.spec, f"has ended: {pool.why_expired}" if pool.expired else "was ended")
         if current and (pool.expired or self._current is None or pool.is_guest):
             self.miss(gone)
         else:
@@ -180,6 +180,13 @@ class OpenPools:
                         pool.down()
 
 
+def _gone(spec: PoolSpec, what: str) -> Gone:
+    # Here: `%load_ext` needs this module, and nothing of a pool's spec.
+    from .registry.ended_pools import Gone
+
+    return Gone.of(spec, what)
+
+
 def _numbered(name: str) -> Iterator[str]:
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
@@ -187,4 +194,4 @@ def _numbered(name: str) -> Iterator[str]:
 
 pools = OpenPools()
 # `sky.dict` and others use the current pool in this process.
-agent_channel.outside[:] = [lambda: pools.need(None).shared.shares]
+outside_ranks.offered[:] = [lambda: pools.need(None).shared.shares]

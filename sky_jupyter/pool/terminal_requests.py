@@ -22,7 +22,6 @@ from .base.event_loop import loop
 from .context import PoolContext
 from .open_pools import pools
 
-REQUEST = "sky_terminal_request"
 # So many are worked on at a time; each terminal has two.
 _MOST_AT_A_TIME = 64
 _MOST_DATA, _MOST_COMMAND, _MOST_NUMBER = 128 << 10, 64 << 10, 1 << 53
@@ -121,7 +120,7 @@ def _read(content: Mapping[str, Any]) -> tuple[rpc.AgentCall, dict[str, Any]]:
 
 
 class TerminalRequestHandler:
-    """Handler of these requests; made by `install`, held by the kernel."""
+    """Handler of these requests; made with the first, held by the kernel."""
 
     def __init__(self) -> None:
         self._worked_on = 0
@@ -142,16 +141,4 @@ class TerminalRequestHandler:
             self._worked_on -= 1
 
 
-def install(shell: Any) -> None:
-    """Answer requests from now on, if the shell is a Jupyter kernel's."""
-    kernel = getattr(shell, "kernel", None)
-    if kernel is not None:
-        control_channel.register(kernel, REQUEST, TerminalRequestHandler())
-
-
-def remove(shell: Any) -> None:
-    """Undo `install`."""
-    control_channel.unregister(getattr(shell, "kernel", None), REQUEST)
-
-
-__all__ = ["REQUEST", "TerminalRequestHandler", "answer", "install", "remove"]
+__all__ = ["TerminalRequestHandler", "answer"]

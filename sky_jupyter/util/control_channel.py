@@ -6,6 +6,7 @@ among them, are sent here and have one form.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -75,6 +76,16 @@ def register(kernel: Any, name: str, handler: Handler) -> bool:
     handlers[name] = handle
     _announce(kernel, handlers)
     return True
+
+
+def made_when_asked(make: Callable[[], Handler]) -> Handler:
+    """Return a handler that is made with the first request: what answers need not be imported before."""
+    handler = functools.cache(make)
+
+    def handle(content: Content, request: dict[str, Any]) -> Reply | Awaitable[Reply]:
+        return handler()(content, request)
+
+    return handle
 
 
 async def _later(found: Awaitable[Reply], send: Callable[[Reply], None]) -> None:

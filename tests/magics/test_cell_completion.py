@@ -16,7 +16,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.blocking.client import BlockingKernelClient
 
-from sky_jupyter.magics import cell_completion, path_completion
+from sky_jupyter.magics import cell_questions, path_completion
 from sky_jupyter.magics.cell_text import sky_cell
 from sky_jupyter.session import jedi_completion
 from tests.conftest import MARK, marked_processes
@@ -237,12 +237,12 @@ class OtherKernel:
 def test_other_kernels_and_later_hooks_are_left_as_they_are():
     shell = InteractiveShell()
     shell.kernel = kernel = OtherKernel()
-    inspector = cell_completion.install(shell)
+    questions = cell_questions.install(shell)
     assert kernel.do_inspect("x", 1, 1, set()) == ("x", 1, 1)
     assert kernel.do_inspect("%%sky\nx", 7, 0) == ("%%sky\nx", 7, 0)
     hooked = kernel.do_inspect
     kernel.do_inspect = later = functools.partial(hooked)
-    cell_completion.remove(inspector)
+    cell_questions.remove(questions)
     assert kernel.do_inspect is later
     assert kernel.do_inspect("x", 1, 0, ()) == ("x", 1, 0)
 

@@ -5,17 +5,31 @@ from __future__ import annotations
 import re
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+import sky_jupyter
 from sky_jupyter.magics.manual import MANUAL
 from sky_jupyter.magics.option_table import TARGETS, VERBS, options_of, switches_of, targets_text
 from sky_jupyter.magics.parsing import parse
-from sky_jupyter.magics.sky_magics import SkyMagics
 
 EXAMPLES = [line.strip() for line in MANUAL.partition("Examples::")[2].splitlines() if "%sky" in line]
 
 
-def test_the_manual_is_the_magics_documentation():
-    assert SkyMagics.sky.__doc__ == MANUAL
+@pytest.fixture(scope="module")
+def shell():
+    shell = InteractiveShell()
+    sky_jupyter.load_ipython_extension(shell)
+    yield shell
+    sky_jupyter.unload_ipython_extension(shell)
+
+
+@pytest.mark.parametrize("question", ["%%sky", "%sky", "sky"])
+def test_the_manual_is_what_the_magics_help_shows(shell, question):
+    assert "".join(MANUAL.split()) in "".join(shell.object_inspect_text(question).split())
+
+
+def test_the_docstring_says_where_the_manual_is(shell):
+    assert "`%%sky?`" in shell.find_cell_magic("sky").__doc__.replace("``", "`")
 
 
 @pytest.mark.parametrize("option", options_of(None), ids=lambda option: option.flag)

@@ -13,7 +13,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.display.notebook import pool_panel
 from sky_jupyter.errors import BootstrapError, SkyError
-from sky_jupyter.magics.sky_magics import status_of
+from sky_jupyter.magics.verbs import status_of
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.base.events import NoticeEvent
 from sky_jupyter.pool.runs.result import CellError

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...errors import NotInPoolError, PoolError, SpecError
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, variable
+from . import outside_ranks
 
 ASK, ANSWER = "sky_ask", "sky_answer"
 # Size limit of one shared value in bytes: it is kept in the memory of the head's scheduler.
@@ -252,8 +253,6 @@ class SharedStateChannel:
 
 
 _shares: SharedStateChannel | None = None
-# Channel of a process that is no rank: the manager of its pools registers it here.
-outside: list[Callable[[], SharedStateChannel]] = []
 
 
 def shares() -> SharedStateChannel:
@@ -264,11 +263,12 @@ def shares() -> SharedStateChannel:
     global _shares  # noqa: PLW0603 - there is one kernel a process
     rank = of_rank()
     if rank is None:
-        if not outside:
+        if not outside_ranks.offered:
             raise NotInPoolError(
                 "there is no pool here: call it in a %%sky cell, in a function on a pool, or while a pool is running"
             )
-        return outside[0]()
+        channel: SharedStateChannel = outside_ranks.offered[0]()
+        return channel
     if _shares is None:
 
         def send(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Answer:

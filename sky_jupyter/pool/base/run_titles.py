@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 _TITLE = 80
+_SHORT = 50
 _IMPORT = re.compile(r"(import|from)\s+[\w.]")
 # The magic's line, which heads the code that the nodes run.
 _OURS = "# %%sky"
@@ -17,6 +18,11 @@ def title_of(code: str) -> str:
     said = list(_without_imports(lines))
     text = (said or lines or [""])[0].lstrip("# ")
     return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"
+
+
+def short_title(title: str) -> str:
+    """Shorten a title for a line that says more."""
+    return title if len(title) <= _SHORT else f"{title[: _SHORT - 1]}…"
 
 
 def _without_imports(lines: Sequence[str]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...machines.link import socket_folder
-from ...spec.pool_spec import DEFAULT_REMOTE_IDLE_TIMEOUT
 from ..base.timeouts import TIMEOUTS
 from .folder_removal import LINK
 
@@ -36,4 +35,7 @@ def has_ended(row: PoolRow, *, running: bool) -> bool:
         # The link has ended in order, because no manager came within the lease.
         return not running
     when, lease = sign
+    # Here: `%load_ext` reads the registry, and mostly no pool is remote.
+    from ...spec.pool_spec import DEFAULT_REMOTE_IDLE_TIMEOUT
+
     return not running and time.time() - when > (lease or DEFAULT_REMOTE_IDLE_TIMEOUT) + _MARGIN

@@ -141,6 +141,15 @@ class Registry:
             self._told.add(text)
             self._warnings.append(text)
 
+    def has_rows(self, tables: Sequence[str]) -> bool:
+        """Tell whether any of these tables has rows, or cannot be read; one that was never needed does not exist."""
+        with self.connection() as connection:
+            known = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            try:
+                return any(connection.execute(f"SELECT 1 FROM {one} LIMIT 1").fetchone() for one in known & {*tables})
+            except sqlite3.Error:
+                return True
+
     # -- pools -------------------------------------------------------------------------------------
 
     def intend(self, id: str, name: str, provider: str, nodes: int, keep: bool) -> int:
@@ -478,6 +487,16 @@ class Registry:
             self._warn(f"what runs did is not recorded: {error}")
 
 
+@contextlib.contextmanager
+def opened() -> Iterator[Registry]:
+    """Open the registry for a ``with`` block."""
+    registry = Registry()
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
 def _writer() -> ThreadPoolExecutor:
     # Its thread starts with the first write, and is joined at the interpreter's exit.
     return ThreadPoolExecutor(1, thread_name_prefix="sky-registry")
@@ -637,4 +656,4 @@ def running(row: PoolRow) -> set[str]:
     return found
 
 
-__all__ = ["PoolRow", "Registry", "RunRow", "default_path", "refuse_elsewhere", "running", "sweep"]
+__all__ = ["PoolRow", "Registry", "RunRow", "default_path", "opened", "refuse_elsewhere", "running", "sweep"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-from ...errors import PoolError, RankDied, SkyError
+from ...errors import OwnTraceback, PoolError, RankDied, SkyError
 from ...node.protocol.journal_events import gap_text
 from ...node.serialization.unpicklable_placeholders import RemoteRepr
 from ...util.text import format_size, plain, rank_label
@@ -449,7 +449,7 @@ def _note(error: Exception, text: str) -> None:
         error.__notes__ = [*getattr(error, "__notes__", []), text]  # type: ignore[attr-defined]
 
 
-class CellError(ExceptionGroup[Exception], SkyError):
+class CellError(ExceptionGroup[Exception], SkyError, OwnTraceback):
     """Raised when ranks of a run failed; a group of their exceptions.
 
     ``except*`` catches them by type.

@@ -1,0 +1,21 @@
+"""What IPython's completer asks on each line: ours are completed by `option_completion`, others are not looked at."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from IPython.core.completer import CompletionContext, context_matcher
+
+_OURS = re.compile(r"\s*%%?sky(?:\s|\Z)")
+
+
+@context_matcher()
+def sky_matcher(context: CompletionContext) -> dict[str, Any]:
+    """Match for IPython: on our lines our candidates only."""
+    if _OURS.match(context.line_with_cursor) is None:
+        return {"completions": [], "suppress": False}
+    # Here: the table of options takes longer to import than all that loading needs.
+    from .option_completion import matches
+
+    return matches(context)

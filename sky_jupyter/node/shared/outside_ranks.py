@@ -1,0 +1,9 @@
+"""Shared state for code that runs on no rank: who manages pools in this process offers the current one's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# Returns the `SharedStateChannel` of the current pool; the manager of the process's pools registers it here.
+offered: list[Callable[[], Any]] = []
