@@ -81,6 +81,11 @@ class InFlightTask:
         return self.run.outcome.failed if self.run is not None else self.error is not None
 
     @property
+    def is_opened(self) -> bool:
+        """Whether it is a short call that was opened, and has not gone on as a task yet."""
+        return self.run is None and self.error is None and self.short is not None and self.short.opened
+
+    @property
     def placed(self) -> bool:
         """Whether a rank has begun it."""
         # A short call is over, or opened, before somebody could look.
@@ -476,7 +481,7 @@ class Batch:
             except queue.Empty:
                 self._tick()
             else:
-                if sent.run is None and sent.short is not None and sent.short.opened and sent.error is None:
+                if sent.is_opened:
                     self._go_on(sent)
                     continue
                 self._open -= 1
@@ -493,10 +498,21 @@ class Batch:
             if len(presses) > heeded:
                 heeded = len(presses)
                 self.stop(hard=heeded > 1)
+            self._take_ended()
             if not self.left:
                 return
             self._tick()
             time.sleep(_TICK)
+
+    def _take_ended(self) -> None:
+        """Drop tasks that nobody will take; those that are not over, but were opened, go on, to be stopped."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                sent = self._ended.get_nowait()
+                if sent.is_opened:
+                    self._go_on(sent)
+                else:
+                    sent.drop()
 
     def stop(self, *, hard: bool = False) -> None:
         """Start no more calls and interrupt those that run."""
@@ -519,11 +535,10 @@ class Batch:
             self.stop()
             end = time.monotonic() + patience
             while self.left and time.monotonic() < end:
+                self._take_ended()
                 self._tick()
                 time.sleep(_TICK)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._ended.get_nowait().drop()
+        self._take_ended()
         with self._showing:
             self._has_left = True
             if self._run_view is not None:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api.batch import Batch
+from sky_jupyter.api.batch import Batch, InFlightTask
 from sky_jupyter.display.views import DelayedView
+from sky_jupyter.pool.base.timed_queue import TimedQueue
 from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.runs.result import CellError
@@ -141,6 +142,44 @@ def test_an_interrupt_that_comes_as_a_call_ends_is_not_lost(monkeypatch: pytest.
             sky.function(abs)(-1).with_retries(0) >> pool
         monkeypatch.undo()
         assert sky.function(abs)(-1) >> pool == 1
+
+
+def sleeps(mark: Path) -> None:
+    try:
+        mark.with_suffix(".begun").touch()
+        time.sleep(600)
+    except KeyboardInterrupt:
+        mark.with_suffix(".interrupted").touch()
+        raise
+
+
+@pytest.mark.parametrize("how", ["interrupt", "error"])
+def test_calls_that_were_opened_are_stopped_also_before_the_notebook_has_noted_it(
+    how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def told(queue: TimedQueue[Any], item: Any) -> None:
+        put(queue, item)
+        opened.extend([item] if isinstance(item, InFlightTask) and item.is_opened else [])
+
+    def waits(batch: Batch) -> None:
+        # Both calls take longer than short ones may, and nobody has seen to that yet.
+        wait_until(lambda: len(opened) == 2 and all(place.with_suffix(".begun").exists() for place in places))
+        monkeypatch.undo()
+        if how == "error":
+            raise ValueError("an error of the notebook's own")
+        signal.raise_signal(signal.SIGINT)
+
+    opened: list[InFlightTask] = []
+    put, places = TimedQueue.put, [tmp_path / "one", tmp_path / "two"]
+    with sky.Compute(provider=sky.Local(), nodes=2, name="opened") as compute:
+        # With the connections that short calls need.
+        assert sky.function(abs)(-1) @ compute == [1, 1]
+        monkeypatch.setattr(TimedQueue, "put", told)
+        monkeypatch.setattr(Batch, "_tick", waits)
+        with pytest.raises(KeyboardInterrupt if how == "interrupt" else ValueError):
+            compute.map(sleeps, places)
+        assert all(place.with_suffix(".interrupted").exists() for place in places)
+        assert sky.function(abs)(-1) @ compute == [1, 1]
 
 
 @pytest.mark.slow
