@@ -42,6 +42,8 @@ _QUIET = (
     "--disable-sync",
     "--no-first-run",
 )
+# Milliseconds between two looks: each has the page lay out and tell all of its text.
+_POLL = 300
 # Asks the kernel on its control channel, as docs/actions.md has it; gives the answer, and how many ms it took.
 _ASK = """async content => {
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
@@ -247,7 +249,7 @@ class Page:
         end = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < end, f"nothing came of it within {timeout:g} s"
-            self.page.wait_for_timeout(100)
+            self.page.wait_for_timeout(_POLL)
 
     def wait_for(self, cell: int, text: str, *, timeout: float = 90.0) -> str:
         """Wait until a cell's outputs hold ``text``; returns them."""
@@ -257,5 +259,5 @@ class Page:
                 seen = self.outputs(cell)
                 if text in seen:
                     return seen
-            self.page.wait_for_timeout(100)
+            self.page.wait_for_timeout(_POLL)
         raise AssertionError(f"cell {cell} does not show {text!r} after {timeout:g} s, but:\n{self.outputs(cell)}")
