@@ -115,6 +115,12 @@ def _rules_above(folder: Path) -> list[Rule]:
     return rules
 
 
+def _repository_mark(folder: Path) -> str:
+    """Return a path that is there while the folder is a repository's; git writes into `.git` all the time."""
+    mark = os.path.join(folder, ".git")
+    return os.path.join(mark, "HEAD") if os.path.isdir(mark) else mark
+
+
 def files_in(
     root: Path,
     excludes: Sequence[str] = (),
@@ -149,7 +155,7 @@ def files_in(
         When a file or folder cannot be read.
     """
     root = root.absolute()
-    on_look([os.path.join(above, name) for above in root.parents for name in (".git", _RULES)])
+    on_look([path for above in root.parents for path in (_repository_mark(above), os.path.join(above, _RULES))])
     yield from _walk(root, "", [*_rules_above(root), *_rules(f"{root}/", excludes)], on_secret, on_look)
 
 
@@ -169,8 +175,8 @@ def _walk(
             is_folder = entry.is_dir(follow_symlinks=False)
             if _stays(entry, os.path.isdir(entry.path)) or _ignored(rules, entry.path, folder=is_folder):
                 if is_folder:
-                    # It may cease to be a virtual environment.
-                    on_look([entry.path])
+                    # It may cease to be a virtual environment; what else changes in it does not matter.
+                    on_look([os.path.join(entry.path, _VENV)])
                 continue
             inner = f"{name}{entry.name}"
             if is_folder:

@@ -34,6 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "pk/.gitignore": "*.tmp\n",
         "pk/a.tmp": "",
         "pk/empty/.gitkeep": "",
+        "pk/__pycache__/one.pyc": "",
         "pk/venv/pyvenv.cfg": "",
         "pk/venv/words.txt": "",
         "data/rows.csv": "1",
@@ -136,6 +137,15 @@ def test_a_change_is_seen_by_the_next_look(project: Path, change: Callable[[Path
     if Path.cwd() == project:
         assert content(after) == content(fresh.look(NEEDS))
         assert after.others == fresh.look(NEEDS).others
+
+
+@pytest.mark.parametrize("place", [".git/index", "pk/__pycache__/two.pyc", "pk/venv/more.txt"])
+def test_what_changes_where_nothing_is_sent_from_is_no_change(project: Path, place: str) -> None:
+    local = looked(project)
+    known = local.look(NEEDS)
+    pass_a_tick(project)
+    (project / place).write_text("x")
+    assert local.look(NEEDS) is known
 
 
 def test_a_look_for_others_is_kept_beside_it_and_ends_it_where_it_finds_more(project: Path) -> None:
