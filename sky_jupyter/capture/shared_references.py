@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import hashlib
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..node.serialization.arrays import root_of
 from ..node.serialization.keras_models import Place
 from ..node.serialization.received_objects import Handle, may_change
+from ..util.garbage import collections_paused
 from .blobs import Blob, NotebookPickler, Packed, fingerprint, pack
 from .keras_layers import Models
 
@@ -41,7 +41,7 @@ class ObjectTrace:
             # The memo would be a copy of all of them.
             self.objects[id(value)] = 0, value
         else:
-            with _uncollected():
+            with collections_paused():
                 memo = self.pickler.memo.copy()
             self.objects |= {key: one for key, one in memo.items() if type(one[1]) is not str and may_change(one[1])}
         # Parts of Keras models are in the models' archives: their places, by id.
@@ -76,7 +76,7 @@ class ObjectTrace:
         if len(self.objects) > MOST_OBJECTS:
             return None
         found: dict[int, tuple[Handle, Callable[[], Any]]] = {}
-        with _uncollected():
+        with collections_paused():
             for key, (number, obj) in self.objects.items():
                 place = self.places.get(key)
                 found[key] = (token, number) if place is None else (token, number, place), _reference(obj)
@@ -92,18 +92,6 @@ class ObjectTrace:
         if not found:
             return None
         return Unit(token, found, roots, frozenset(states))
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Disable garbage collection while very many objects are created."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _has_plain_items(value: Any) -> bool:

@@ -11,7 +11,7 @@ from ..util.control_channel import Handler
 if TYPE_CHECKING:
     from .cell_questions import CellQuestions
 
-_NAMES = (request_names.FRONTEND, request_names.TERMINAL, "sky_complete_request", "sky_inspect_request")
+_NAMES = (request_names.FRONTEND, request_names.TERMINAL, request_names.COMPLETE, request_names.INSPECT)
 
 
 def _frontend() -> Handler:

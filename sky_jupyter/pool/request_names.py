@@ -2,3 +2,4 @@
 
 FRONTEND = "sky_request"
 TERMINAL = "sky_terminal_request"
+COMPLETE, INSPECT = "sky_complete_request", "sky_inspect_request"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 def collections_paused() -> Iterator[None]:
     """Collect no garbage inside the context.
 
-    What is imported stays: a collection meanwhile would find nothing, and look at all that the notebook has.
+    What is made stays: a collection meanwhile would find nothing, and look at all that the process has.
     """
     was_on = gc.isenabled()
     gc.disable()

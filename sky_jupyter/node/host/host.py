@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...util.garbage import collections_paused
 from ..protocol import agent_process
 from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
 from ..system import file_locks, processes
@@ -124,16 +125,15 @@ class HostProcess:
             self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
         # After the forkserver: it must not contain the control plane's modules, nor wait for them.
         # Garbage collections would only visit modules: here again and again, and in each child with copies of pages.
-        gc.disable()
-        from ..dask import settings
+        with collections_paused():
+            from ..dask import settings
 
-        settings.forget_the_persons()
-        from ..agent import dask_worker
-        from ..dask import scheduler
-        from ..system import gpus
+            settings.forget_the_persons()
+            from ..agent import dask_worker
+            from ..dask import scheduler
+            from ..system import gpus
 
-        gc.freeze()
-        gc.enable()
+            gc.freeze()
         # After the forkserver: its children run user code, and keep the defaults.
         processes.give_memory_back()
         self.serve_scheduler, self.serve_agents = scheduler.serve, dask_worker.serve

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ...util.garbage import collections_paused
 from ..system import processes
 
 # Suffix of a file beside the socket that exists once all imports are done.
@@ -64,12 +65,11 @@ def serve(listener: socket.socket, modules: Iterable[str], exit_timeout: float) 
     Kernels whose agent is gone have ``exit_timeout`` seconds for an orderly exit.
     """
     # Garbage collections would only visit modules, again and again.
-    gc.disable()
-    preload(KERNEL_MODULES)
-    failed = preload(modules)
-    # Imported modules are never freed: freezing them saves forks from copying their pages in a collection.
-    gc.freeze()
-    gc.enable()
+    with collections_paused():
+        preload(KERNEL_MODULES)
+        failed = preload(modules)
+        # Imported modules are never freed: freezing them saves forks from copying their pages in a collection.
+        gc.freeze()
     Path(f"{listener.getsockname()}{READY}").touch(mode=0o600)
     _Server(listener, failed, exit_timeout).run()
 
