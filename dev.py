@@ -40,11 +40,14 @@ EVERYTHING = {*JOB, "torch", "ssh", "aws", "kubernetes", "mcp", "dev", "docs"}
 
 # `lock` takes these versions instead of the newest; torch is large, and moves only when someone means it to.
 HELD = ("torch==2.13.0",)
+# Removed after each installation: jsonschema does without this parser of addresses, and imports it where it is there,
+# which takes each Jupyter server, and each program that reads a notebook, 2 s.
+UNWANTED = ("rfc3987-syntax", "lark")
 # Pinned by torch itself, for each of its versions.
-NOT_LOCKED = re.compile(r"(nvidia|cuda|triton)\b")
+NOT_LOCKED = re.compile(rf"(nvidia|cuda|triton|{'|'.join(UNWANTED)})\b")
 LOCK_HEADER = """\
 # The versions that the tests ran with, for Python 3.10 and later. Made by: python3 dev.py lock
-# (`python3 dev.py lock --upgrade` takes the newest). What torch pins by itself is left out.
+# (`python3 dev.py lock --upgrade` takes the newest). What torch pins by itself is left out, and what dev.py removes.
 """
 # What pip has been told, as uv calls it, so that uv finds packages where pip would.
 FROM_PIP = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE"}
@@ -451,6 +454,8 @@ def set_up(extras: set[str]) -> None:
     command = [BIN / "uv", "pip", "install", "--python", BIN / "python", "--constraints", CONSTRAINTS]
     if run([*command, "--reinstall-package", "sky-jupyter", "-e", target], env):
         raise SetUpError("the installation failed; uv's own words are above")
+    if run([BIN / "uv", "pip", "uninstall", "--quiet", "--python", BIN / "python", *UNWANTED], env):
+        raise SetUpError(f"{' and '.join(UNWANTED)} could not be removed; uv's own words are above")
     if not (ROOT / "sky_jupyter" / "labextension").exists():
         print(
             "dev.py: there is no front end, as its tools could not be fetched; again: python3 dev.py front", flush=True

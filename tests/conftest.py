@@ -11,7 +11,6 @@ import gc
 import os
 import re
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,8 +35,6 @@ TOLD: set[int] = set()
 POOL_FOLDER = re.compile(r"sky-[0-9a-f]{8}-\w{8}\Z")
 
 
-# jsonschema, which nbformat brings, would make 38 parsers of addresses as it is imported: 1.5 s in each worker.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 # Nothing of what is collected is garbage, and looking for it takes a third of the time.
 gc.disable()
 
