@@ -17,6 +17,8 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError
+from sky_jupyter.node.protocol import rpc
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.execution.short_calls import ShortCall, ShortCalls
 from sky_jupyter.pool.execution.tasks import PoolTasks
 from sky_jupyter.pool.pool import Pool
@@ -361,6 +363,34 @@ def test_a_broken_channel_neither_loses_nor_repeats_a_call(pool: Pool, tmp_path:
         assert result == (0 if number == 0 else [0, 1])
         assert path.read_text() == "x" * (1 + number)
     assert rank_of() @ pool == [0, 1]
+
+
+def test_a_task_that_comes_after_its_call_was_forgotten_begins_nothing(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, submitted = tmp_path / "runs", list[Any]()
+
+    @sky.function
+    def counted() -> None:
+        with path.open("a") as file:
+            file.write("x")
+
+    before = PoolTasks._submit
+    monkeypatch.setattr(PoolTasks, "_submit", lambda *given: (submitted.append(given), before(*given)))
+    # With retries they go through Dask, and of many the journals are removed at once.
+    sky.gather(*[counted().with_retries(1) for _ in range(2)]) >> pool
+    pool.calls.tidy()
+    (_, client, sent, _), *_ = submitted
+    run, *_ = sent[0]
+    node = run.outcome.node
+    wait_until(lambda: not loop().call(pool.control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node])
+
+    async def submit_again() -> Any:
+        before(pool.calls, client, sent[:1], {run.call: node})
+        return await pool.calls._futures.pop(run.call).result()
+
+    assert loop().call(submit_again()) == {"attempt": None}
+    assert path.read_text() == "xx"
 
 
 def test_the_events_of_a_pool_have_short_calls(pool: Pool) -> None:

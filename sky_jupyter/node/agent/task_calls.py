@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.05
 # Seconds after an ignored interrupt until a blocking collective is aborted, and again until the kernel is killed.
 _PATIENCE = 1.0
-# Ids of cancelled calls that are remembered, for calls that arrive late.
+# Ids of calls that are remembered, cancelled ones and those that are over and forgotten: they may arrive late.
 _REMEMBERED = 10_000
 
 
@@ -45,6 +45,7 @@ class TaskRunner:
         self.working: dict[str, tuple[RankKernel, asyncio.Task[Any]]] = {}
         # Why attempts were stopped, for their end events.
         self.stopped: dict[str, dict[str, Any]] = {}
+        # Calls that are not to be started, should they arrive.
         self.cancelled: OrderedDict[str, None] = OrderedDict()
 
     # -- calls of Dask and the manager -------------------------------------------------------------
@@ -79,10 +80,7 @@ class TaskRunner:
         started.
         """
         known = await self.sky_find_calls(calls)
-        for call in calls:
-            self.cancelled[call] = None
-        while len(self.cancelled) > _REMEMBERED:
-            self.cancelled.popitem(last=False)
+        self._begin_no_more(calls)
 
         def runs(name: str) -> bool:
             return name in self.working and self.working[name][0].busy_with == name
@@ -96,11 +94,20 @@ class TaskRunner:
 
     async def sky_forget_calls(self, attempts: Sequence[str]) -> None:
         """Remove the journals of calls whose ends the manager has."""
+        # Of one that was opened, Dask may bring the task only now.
+        self._begin_no_more([name.partition(".")[0] for name in attempts])
         for name in attempts:
             if name in self.agent.runs and self.agent.runs[name].over.is_set():
                 await self.agent.forget(name)
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def _begin_no_more(self, calls: Sequence[str]) -> None:
+        """Remember calls that are not to be started if they arrive later."""
+        for call in calls:
+            self.cancelled[call] = None
+        while len(self.cancelled) > _REMEMBERED:
+            self.cancelled.popitem(last=False)
 
     def choose(self, rank: int | None) -> RankKernel:
         """Return the rank for a call: one with a kernel, and the least to do."""
