@@ -76,7 +76,8 @@ def make(
         return None
     # What shares an object with the function must be pickled together with it.
     is_alone = not everywhere or not (known.capture.names.reads or getattr(function, "__closure__", None))
-    given = _arguments(live, calls, is_alone)
+    # Lists and dicts are shared with nothing that cannot change.
+    given = _arguments(live, calls, is_alone, is_alone or known.unchanged is not None)
     if given is None:
         return None
     arguments, modules = given
@@ -103,11 +104,16 @@ def make(
     return ShortCall(ranks, warm, arguments, about, len(calls))
 
 
-def _arguments(live: Pool, calls: Sequence[PendingCall[Any]], alone: bool) -> tuple[bytes, frozenset[str]] | None:
-    """Return the pickle of calls' arguments, and modules that they need; None if they do not go in a frame."""
+def _arguments(
+    live: Pool, calls: Sequence[PendingCall[Any]], alone: bool, has_own_lists: bool
+) -> tuple[bytes, frozenset[str]] | None:
+    """Return the pickle of calls' arguments, and modules that they need; None if they do not go in a frame.
+
+    ``alone`` and ``has_own_lists`` tell that the function has no object, or no list and dict, that they could share.
+    """
     each = [(call.args, call.kwargs) for call in calls]
     modules: frozenset[str] = frozenset()
-    if all(_is_plain(args, alone) and _is_plain(tuple(kwargs.values()), alone) for args, kwargs in each):
+    if all(_is_plain((args, *kwargs.values()), has_own_lists) for args, kwargs in each):
         arguments = pickle.dumps(each, 5)
     elif alone:
         label = f"an argument of {calls[0].function!r}"
@@ -120,16 +126,16 @@ def _arguments(live: Pool, calls: Sequence[PendingCall[Any]], alone: bool) -> tu
     return (arguments, modules) if len(arguments) <= MOST_ARGUMENTS else None
 
 
-def _is_plain(value: Any, alone: bool) -> bool:
-    """Return whether a value is made of atoms; ``alone`` also allows lists and dicts, which may be shared."""
+def _is_plain(value: Any, with_lists: bool) -> bool:
+    """Return whether a value is made of atoms; ``with_lists`` also allows lists and dicts, which may be shared."""
     kind = type(value)
     if kind in _ATOMS:
         return True
-    if kind is tuple or (kind is list and alone) or (kind is dict and alone):
+    if kind is tuple or (kind is list and with_lists) or (kind is dict and with_lists):
         parts = value.values() if kind is dict else value
         if len(value) <= 1000:
-            return all(_is_plain(part, alone) for part in parts) and (
-                kind is not dict or _is_plain(tuple(value), alone)
+            return all(_is_plain(part, with_lists) for part in parts) and (
+                kind is not dict or _is_plain(tuple(value), with_lists)
             )
     return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Mapping
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, GenericAlias, ModuleType
 from typing import Any
 
 _ABSENT = object()
@@ -74,6 +74,9 @@ class Unchanged:
             return True
         if kind is tuple:
             return all(self._add(part, namespace) for part in value)
+        if kind is GenericAlias:
+            # Such as `Pair = tuple[int, int]`, which annotations name.
+            return self._add((value.__origin__, *value.__args__), namespace)
         if not isinstance(value, (FunctionType, type)):
             return False
         home = value.__module__

@@ -46,6 +46,16 @@ def test_a_cell_of_a_closure_that_was_changed_is_seen() -> None:
     assert not unchanged.holds(namespace)
 
 
+def test_an_alias_of_a_type_is_as_it_was_and_one_of_a_class_that_may_change_is_not_told() -> None:
+    namespace = made("Pair = tuple[int, str]\nclass Thing: pass\nThings = list[Thing]\ndef f(pair: Pair): return pair")
+    unchanged = Unchanged.of(namespace["f"], ["Pair"], namespace)
+    assert unchanged is not None
+    assert unchanged.holds(namespace)
+    exec("Pair = tuple[int, int]", namespace)
+    assert not unchanged.holds(namespace)
+    assert Unchanged.of(namespace["f"], ["Things"], namespace) is None
+
+
 @pytest.mark.parametrize("code", ["things = [1]", "things = {}", "class things: pass", "things = (1, [2])"])
 def test_identities_do_not_suffice_for_what_changes_in_place(code: str) -> None:
     namespace = made(f"{code}\ndef f(): return things")

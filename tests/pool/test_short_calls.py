@@ -260,6 +260,20 @@ def test_each_call_has_the_values_that_its_function_reads_now(pool: Pool, main: 
     assert reads() >> pool == [7, 9]
 
 
+def test_lists_go_the_short_way_to_all_ranks_unless_the_function_could_share_them(
+    pool: Pool, ways: list[str], main: dict[str, Any]
+) -> None:
+    exec("limit = 2\ndef counts(values):\n    return len([one for one in values if one < limit])", main)
+    counts = sky.function(main["counts"])
+    counts([]) @ pool  # sends what it reads
+    ways.clear()
+    assert counts([1, (1, 3), 2][::2]) @ pool == [1, 1]
+    assert quiet(ways)
+    main["things"] = [1]
+    exec("def is_mine(values):\n    return values is things", main)
+    assert sky.function(main["is_mine"])(main["things"]) @ pool == [True, True]
+
+
 def test_what_a_call_assigns_is_noted(pool: Pool, main: dict[str, Any]) -> None:
     exec("def assigns(x):\n    global short_way_made\n    short_way_made = x", main)
     sky.function(main["assigns"])(4) @ pool
