@@ -26,6 +26,7 @@ SUBJECTS = {
     "array": "array",
     "capture": "capture",
     "calls": "calls",
+    "patterns": "patterns",
     "many": "many",
     "frameworks": "frameworks",
     "training": "training",
