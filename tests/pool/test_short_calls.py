@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -405,6 +406,27 @@ def test_a_task_that_comes_after_its_call_was_forgotten_begins_nothing(
 
     assert loop().call(submit_again()) == {"attempt": None}
     assert path.read_text() == "xx"
+
+
+def test_the_busy_ranks_are_told_while_a_thread_adds_a_run(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: dict[str, Any] = {}
+
+    class Adds:
+        """A run during whose look another thread adds one."""
+
+        @property
+        def left(self) -> list[int]:
+            runs[f"another {len(runs)}"] = SimpleNamespace(left=[])
+            return [1]
+
+    runs.update(one=Adds(), two=Adds())
+
+    async def look() -> tuple[set[int], bool]:
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.supervisor, "runs", runs)
+            return pool.supervisor.busy_ranks(), pool.supervisor.busy
+
+    assert loop().call(look()) == ({1}, True)
 
 
 def test_the_events_of_a_pool_have_short_calls(pool: Pool) -> None:

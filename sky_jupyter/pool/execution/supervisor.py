@@ -190,6 +190,11 @@ class Supervisor:
     def control(self, control: Control) -> None:
         self._control = control
 
+    @property
+    def _registered(self) -> list[Run]:
+        """Copy of the runs: threads add theirs."""
+        return list(self.runs.values())
+
     def add(self, run: Run) -> None:
         """Register a run that is about to start."""
         self.runs[run.id] = run
@@ -293,7 +298,7 @@ class Supervisor:
 
     def busy_ranks(self) -> set[int]:
         """Return the ranks that work on runs which are known here."""
-        return {rank for run in self.runs.values() for rank in run.left}
+        return {rank for run in self._registered for rank in run.left}
 
     async def _take_turn(self, run: Run) -> bool:
         """Wait for a run's turn among the notebooks; return False if it is not to begin."""
@@ -704,7 +709,7 @@ class Supervisor:
     @property
     def busy(self) -> bool:
         """Return whether a rank works on a run, as far as is known here."""
-        return any(run.left for run in self.runs.values())
+        return any(run.left for run in self._registered)
 
     @property
     def mending(self) -> bool:
@@ -817,7 +822,7 @@ class Supervisor:
         why, busy = "its kernel was replaced by `%sky restart`", self.busy
         everyone = list(range(self.spec.world_size))
         if ranks is not None and (chosen := self._to_replace(ranks)) != everyone:
-            for run in list(self.runs.values()):
+            for run in self._registered:
                 run.lose([rank for rank in run.left if rank in chosen], why)
             self._mend_with(self._renew_some(chosen, busy=busy))
             await self.settle()
@@ -1063,7 +1068,7 @@ class Supervisor:
 
     async def _read_active(self, node: int) -> None:
         """Read what a node's active runs have written so far."""
-        for run in list(self.runs.values()):
+        for run in self._registered:
             if run.left and run.concerns(node):
                 await self.read(run, node, run.next(node))
 
@@ -1096,7 +1101,7 @@ class Supervisor:
             why = self.control.whys[node] = taken
         for extension in self.extensions.values():
             extension.lose(node)
-        for run in list(self.runs.values()):
+        for run in self._registered:
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
         self._back.pop(node, None)
@@ -1164,7 +1169,7 @@ class Supervisor:
         """Send an event likewise; without a text, to waiting ones only."""
         if event.text:
             self.note(logging.WARNING, event.text)
-        on = [run for run in self.runs.values() if run.left]
+        on = [run for run in self._registered if run.left]
         for run in on if event.text else ():
             run.listener(dataclasses.replace(event, run=run.id))
         if not self.watchdog.tell(event) and not on and event.text:
@@ -1219,7 +1224,7 @@ class Supervisor:
         with contextlib.suppress(NodeLost, OSError):
             there = (await self.control.ask(rpc.LIST_RUNS, [node]))[node]
             await self.look_for_ended([node])
-            for run in list(self.runs.values()):
+            for run in self._registered:
                 if run.id in there and run.concerns(node):
                     await self.read(run, node, run.next(node))
             for key in [key for key, facts in there.items() if not facts["over"] and key in self.given_up]:
@@ -1263,7 +1268,7 @@ class Supervisor:
         """Fail all runs: the pool cannot be reached any more."""
         for extension in self.extensions.values():
             extension.close()
-        for run in list(self.runs.values()):
+        for run in self._registered:
             run.abandoned = True
             run.give_up(text)
 
