@@ -15,7 +15,7 @@ from ..pool.open_pools import pools
 from ..session import debug_selector, debug_target
 from ..util.garbage import collections_paused
 from ..util.text import shortened
-from . import auto, cell_questions, debug_magic
+from . import auto, cell_questions, debug_magic, early_start
 from . import busy_status as busy
 from .cell_text import SKY_LINE, with_body
 
@@ -61,7 +61,8 @@ class SkyMagics(Magics):
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
         """Run the cell on every rank of a pool of nodes, or look after pools; ``%%sky?`` shows all options."""
-        self.lines.sky(line, cell)
+        with early_start.of_line(line, cell):
+            self.lines.sky(line, cell)
 
     # IPython asks for this before it looks at the docstring.
     sky.getdoc = _manual

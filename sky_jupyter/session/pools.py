@@ -25,6 +25,7 @@ from ..pool.registry.stopped_pools import STOPPED
 from ..providers import pool_listing, provider_registry
 from ..providers.provisioning_types import QUEUED_POOL
 from ..spec.pool_spec import PoolSpec
+from ..util.garbage import collections_paused
 from ..util.pool_cost import UNKNOWN, rate
 from ..util.text import nearest
 from ..widgets import manager as widgets
@@ -67,7 +68,8 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     PoolError
         When a live pool of this process has the name already.
     """
-    from ..pool.pool import Pool
+    with collections_paused():
+        from ..pool.pool import Pool
 
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} is already running; end it first, or give another name")

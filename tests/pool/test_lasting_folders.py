@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.machines.link import socket_folder
-from sky_jupyter.pool.hosts import launch
+from sky_jupyter.pool.hosts.host_places import make_folders
 from sky_jupyter.pool.registry import folder_removal
 
 ID = "0123abcd"
@@ -30,7 +30,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_lasting_pool_s_folder_is_beside_the_registry(state: Path) -> None:
-    folder, _ = launch.make_folders(ID, lasting=True)
+    folder, _ = make_folders(ID, lasting=True)
     assert folder.parent == state
     # Nothing else stays there.
     assert list(state.iterdir()) == [folder]
@@ -45,7 +45,7 @@ def test_it_is_where_a_restart_empties_it_if_its_sockets_would_have_too_long_pat
         inner = state / ("d" * (100 - len(f"{state}//{name}") + room))
         inner.mkdir()
         monkeypatch.setenv("SKY_REGISTRY", str(inner / "registry.sqlite"))
-        folder, _ = launch.make_folders(ID, lasting=True)
+        folder, _ = make_folders(ID, lasting=True)
         assert (folder.parent == inner) is (room == 0)
         # A link can be started there.
         (folder / folder_removal.LINK).mkdir()
@@ -57,7 +57,7 @@ def test_a_registry_named_by_a_relative_path_has_folders_that_are_found_from_eve
 ) -> None:
     monkeypatch.chdir(state)
     monkeypatch.setenv("SKY_REGISTRY", "registry.sqlite")
-    folder, blobs = launch.make_folders(ID, lasting=True)
+    folder, blobs = make_folders(ID, lasting=True)
     assert folder.parent == state
     assert os.path.isabs(folder)
     assert set(folder_removal.remove(ID, [str(folder)]) or ()) == {str(folder), str(blobs)}

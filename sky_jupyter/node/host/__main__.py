@@ -1,4 +1,4 @@
-"""Entry point of ``python -m sky_jupyter.node.host FOLDER [SECONDS]``."""
+"""Entry point of ``python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]``."""
 
 from .host import main
 

@@ -1,9 +1,10 @@
 """Host: root process of a pool's part on one machine, parent of all others.
 
-    python -m sky_jupyter.node.host FOLDER [SECONDS]
+    python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]
 
-It waits up to SECONDS for FOLDER/host.json. Then it starts the forkserver, on the head's machine the scheduler, and the
-agents, of which several may share a process, and reports on standard output as JSON lines. A scheduler or a process of
+It starts the forkserver, and waits up to SECONDS for FOLDER/host.json; it ends when its parent is not the process OWNER
+any more. Then it starts, on the head's machine, the scheduler, and the agents, of which several may share a process,
+and reports on standard output as JSON lines. A scheduler or a process of
 agents that ends is restarted in its place; a forkserver too, with all agents.
 
 When FOLDER/host.json.next appears, it takes the new list of nodes from there: all agents are restarted, the forkserver
@@ -16,7 +17,6 @@ then: see `power_file`.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import select
@@ -29,13 +29,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...util.garbage import collections_paused
 from ..protocol import agent_process
 from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
 from ..system import file_locks, processes
 from ..system.gpus import Devices
 from ..system.stopped_processes import PAUSE, StoppedProcesses
 from .budget_timer import BudgetTimer
+from .host_parts import FORKSERVER_LOG, HostParts, fork
 from .power_file import GRACE, MARGIN, PowerFile
 
 _WATCH = 0.25
@@ -58,8 +58,8 @@ class StartFailed(RuntimeError):
 class HostProcess:
     """Host process of a pool on a machine; made by `main`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, parts: HostParts) -> None:
+        self.folder, self.parts = folder, parts
         self.config = HostConfig.read(folder)
         self.children: dict[int, str] = {}
         # The nodes of each process of agents, by its name.
@@ -118,26 +118,11 @@ class HostProcess:
         self.asked += 1
 
     def start(self) -> None:
-        from ..kernel import forkserver
-
-        preload, timeout = self.config.preload, self.config.exit_timeout
-        with forkserver.listen(self.folder / "fork") as listener:
-            self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
-        # After the forkserver: it must not contain the control plane's modules, nor wait for them.
-        # Garbage collections would only visit modules: here again and again, and in each child with copies of pages.
-        with collections_paused():
-            from ..dask import settings
-
-            settings.forget_the_persons()
-            from ..agent import dask_worker
-            from ..dask import scheduler
-            from ..system import gpus
-
-            gc.freeze()
-        # After the forkserver: its children run user code, and keep the defaults.
-        processes.give_memory_back()
-        self.serve_scheduler, self.serve_agents = scheduler.serve, dask_worker.serve
-        self.devices = gpus.present()
+        parts = self.parts
+        parts.order(self.config)
+        self.children[parts.forkserver] = "forkserver"
+        self.serve_scheduler, self.serve_agents = parts.serve_scheduler, parts.serve_agents
+        self.devices = parts.present_gpus()
         self.has_scheduler = self.scheduler_address is None
         if self.has_scheduler:
             self.scheduler_address = self.start_scheduler()
@@ -159,7 +144,7 @@ class HostProcess:
             # A fresh interpreter: this process has imported the control plane's modules by now.
             command = [sys.executable, "-m", forkserver.__name__, str(listener.fileno())]
             command += [str(self.config.exit_timeout), *self.config.preload]
-            self.fork("forkserver", lambda: os.execv(sys.executable, command), log="forkserver.log")
+            self.fork("forkserver", lambda: os.execv(sys.executable, command), log=FORKSERVER_LOG)
         for pid, name in self.children.items():
             if name.startswith("agent"):
                 with contextlib.suppress(ProcessLookupError):
@@ -213,34 +198,9 @@ class HostProcess:
 
         Its output goes to the named log.
         """
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            self.children[pid] = name
-            return pid
-        status = 1
-        try:
-            processes.die_with_parent(parent)
-            for lock in self.locks:
-                if lock is not None:
-                    os.close(lock)
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            # Ctrl-C in a terminal is for the kernels, which get it through the agents.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            out = os.open(self.folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            os.close(out)
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stderr.flush()
-            os._exit(status)
+        pid = fork(self.folder / log, work, self.locks)
+        self.children[pid] = name
+        return pid
 
     def watch(self) -> None:
         while not self.ending:
@@ -419,24 +379,25 @@ def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:
             (folder / f"moved-{node}").rename(folder / f"n{node}")
 
 
-def _is_told(folder: Path, patience: float) -> bool:
-    """Wait for host.json from another machine; return True if it came in time."""
+def _is_told(folder: Path, patience: float, owner: int | None) -> bool:
+    """Wait for host.json; return True if it came in time, and before the owner's end."""
     end = time.monotonic() + patience
     while not (folder / CONFIG).exists():
-        if time.monotonic() > end or not folder.exists():
+        if time.monotonic() > end or not folder.exists() or owner not in (None, os.getppid()):
             return False
         time.sleep(_LOOK)
     return True
 
 
 def main() -> None:
-    """Run ``python -m sky_jupyter.node.host FOLDER [SECONDS]``."""
-    folder, *patience = sys.argv[1:]
-    if patience and not _is_told(Path(folder), float(patience[0])):
-        # The process that makes the pool is gone.
+    """Run ``python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]``."""
+    folder, *given = sys.argv[1:]
+    parts = HostParts(Path(folder))
+    if given and not _is_told(Path(folder), float(given[0]), int(given[1]) if given[1:] else None):
+        # The process that makes the pool is gone, or has no use for this one.
         shutil.rmtree(folder, ignore_errors=True)
-        return
-    HostProcess(Path(folder)).run()
+    else:
+        HostProcess(Path(folder), parts).run()
     # Nothing is left to be done; to take the control plane's modules apart would be a quarter of a second of work.
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

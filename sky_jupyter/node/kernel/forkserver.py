@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,21 @@ def preload(modules: Iterable[str]) -> dict[str, str]:
     return failed
 
 
-def serve(listener: socket.socket, modules: Iterable[str], exit_timeout: float) -> None:
+def serve(listener: socket.socket, orders: Callable[[], tuple[Iterable[str], float]]) -> None:
     """Import modules, then fork kernels on request until the host ends us.
 
-    Kernels whose agent is gone have ``exit_timeout`` seconds for an orderly exit.
+    Parameters
+    ----------
+    listener : socket
+        Where agents connect.
+    orders : callable
+        Waits for, and returns, the modules to import besides the kernel's own, and the seconds that kernels whose agent
+        is gone have for an orderly exit.
     """
     # Garbage collections would only visit modules, again and again.
     with collections_paused():
         preload(KERNEL_MODULES)
+        modules, exit_timeout = orders()
         failed = preload(modules)
         # Imported modules are never freed: freezing them saves forks from copying their pages in a collection.
         gc.freeze()
@@ -247,7 +254,7 @@ def main() -> None:
 
     Arguments are SOCKET SECONDS MODULE..., where SOCKET is the number of an inherited descriptor.
     """
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[3:], float(sys.argv[2]))
+    serve(socket.socket(fileno=int(sys.argv[1])), lambda: (sys.argv[3:], float(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import json
 import os
 import queue
 import shutil
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,22 +16,19 @@ from typing import Any
 
 from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine, Process
-from ...machines.link import socket_folder
 from ...machines.local_machine import LocalMachine, LocalProcess, working_folder
 from ...node.protocol.agent_process import log_of
 from ...node.protocol.host_config import BUDGET, NEXT, READY, STARTING, HostConfig
-from ...node.protocol.version import HOST_PROCESS
 from ...node.system.stopped_processes import STILL
 from ...spec.options import DEFAULT_EXIT_TIMEOUT
 from ...spec.pool_spec import PoolSpec
-from ...util.state_folder import registry_path
 from ..base.timeouts import TIMEOUTS
 from ..control import certificates
-from ..registry.folder_removal import LINK
+from .early_host import early_hosts
+from .early_host import start as start_host
+from .host_places import make_folders, node_environment
 
 LOCAL = LocalMachine()
-_SOCKET_PATH = 80
-_SHARED_MEMORY = Path("/dev/shm")
 _START = TIMEOUTS.start.host
 _FAREWELL = TIMEOUTS.end.host
 _LAST_LINES = 30
@@ -42,16 +37,6 @@ _LOOK = TIMEOUTS.polls.host_words
 EVENTS = "host.events"
 # The hosts' lease until their pool is ready; the timeout of telling them that it is.
 _START_LEASE, _SETTLE = TIMEOUTS.start.lease, TIMEOUTS.start.settle
-# Variables of the notebook's process that must not reach a rank. (With the last one set, ipykernel does not capture
-# the output of native code.)
-_OWN = (
-    "JPY_PARENT_PID",
-    "JPY_SESSION_NAME",
-    "JPY_INTERRUPT_EVENT",
-    "COMPUTE_POOL",
-    "PYTHONDONTWRITEBYTECODE",
-    "PYTEST_CURRENT_TEST",
-)
 
 
 @dataclass(frozen=True)
@@ -334,23 +319,20 @@ def launch(
     scheduler: str | None = None
     keys = certificates.make(pool).files()
     for nodes in by_key.values():
-        folder, blobs = make_folders(pool)
         machine = machines[nodes[0]]
+        variables = node_environment(env, secret_variables(spec))
+        begun = early_hosts.take(pool, machine, python, variables)
+        folder, blobs = make_folders(pool) if begun is None else begun.folders
         try:
             config = config_of(pool, spec, nodes, [machine.address for machine in machines], cwd, str(blobs))
             config = replace(config, scheduler=scheduler, ttl=ttl)
             if not spec.keep:
                 config = replace(config, owner=os.getpid(), start_timeout=None)
             machine.put({folder / name: data for name, data in {**keys, "host.json": config.dump()}.items()})
-            # The working folder is the pool's, so that no `random.py` beside the notebook is imported by a node's
-            # own modules.
-            command = machine.exec(
-                [str(python), "-m", HOST_PROCESS, str(folder)],
-                env=node_environment(env, secret_variables(spec)),
-                cwd=str(folder),
-                log=folder / "host.log",
-            )
+            command = begun.command if begun is not None else start_host(machine, python, folder, variables)
         except BaseException as error:
+            if begun is not None:
+                begun.end()
             for made in (folder, blobs):
                 shutil.rmtree(made, ignore_errors=True)
             if isinstance(error, MachineError):
@@ -416,51 +398,9 @@ def config_of(
     )
 
 
-def node_environment(image_env: Mapping[str, str], secret: Iterable[str] = ()) -> dict[str, str]:
-    """Return the nodes' variables: the notebook's and the image's.
-
-    If this package is used from a checkout, PYTHONPATH leads nodes to it. ``secret`` names variables that plugins
-    send to the ranks themselves: no process of the pool is started with them.
-    """
-    left_out = {*_OWN, *secret}
-    env = {key: value for key, value in os.environ.items() if key not in left_out}
-    root = Path(__file__).resolve().parents[3]
-    if root.name not in ("site-packages", "dist-packages"):
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
-    return {**env, **image_env}
-
-
 def secret_variables(spec: PoolSpec) -> list[str]:
     """Return the names of variables that only the ranks get."""
     return [name for plugin in spec.plugins for name in plugin.secret_variables]
-
-
-def make_folders(pool: str, *, lasting: bool = False) -> tuple[Path, Path]:
-    """Make the pool's folder, with a short path, and one for blobs.
-
-    The folder of a ``lasting`` pool is beside the registry if sockets work there: a restart of this machine empties the
-    usual places, and the keys with them.
-    """
-    parents = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp"]
-    # (Neither Dask nor log lines can handle a path with a line break.)
-    fit = [p for p in parents if p and len(p) < _SOCKET_PATH - 40 and p.isprintable()]
-    usable = [Path(p) for p in fit if os.access(p, os.W_OK)]
-    # (Its path is used from other working folders too.)
-    if lasting and socket_folder.has_sockets(state := registry_path().parent.absolute(), f"sky-{pool}-", LINK):
-        usable.insert(0, state)
-    if not usable:
-        raise BootstrapError("files", f"no writable folder with a short path among {parents}; set TMPDIR to one")
-    folder = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=usable[0]))
-    try:
-        if sys.platform == "linux" and os.access(_SHARED_MEMORY, os.W_OK):
-            blobs = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=_SHARED_MEMORY))
-        else:
-            blobs = folder / "blobs"
-            blobs.mkdir(mode=0o700)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder, blobs
 
 
 def _left(host: Host) -> Iterator[str]:

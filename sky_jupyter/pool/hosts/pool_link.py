@@ -19,6 +19,7 @@ from ...util.background_tasks import map_all
 from ..base.timeouts import TIMEOUTS
 from ..registry.folder_removal import LINK
 from . import launch
+from .host_places import make_folders
 
 if TYPE_CHECKING:
     from ...machines.base import Machine
@@ -82,7 +83,7 @@ class PoolLink:
 
         It ends with this process until `keep` is called.
         """
-        folder, blobs = launch.make_folders(pool, lasting=True)
+        folder, blobs = make_folders(pool, lasting=True)
         # No manager can attach to a pool that is not ready: if this process dies, the link removes the folders.
         return cls(None, folder, blobs, ours=True, folders=[folder, blobs])
 

@@ -27,6 +27,7 @@ from ..control.control_client import Control
 from ..execution.supervisor import Supervisor
 from ..execution.unresponsive_processes import LINK
 from ..hosts import launch, remote_host
+from ..hosts.early_host import early_hosts
 from ..hosts.pool_link import PoolLink
 from ..registry import stopped_pools
 from ..registry.pool_record import PoolRecord
@@ -107,7 +108,7 @@ class PoolLifecycle:
         self._user, self._before_end = user, before_end
         self.spec = spec
         self.prompts = prompts
-        self.id = new_id()
+        self.id = early_hosts.claim(spec) or new_id()
         self.logger = PoolLog(spec.name, spec.options)
         self.states = StateMachine(spec.name, self.logger.write)
         self.registry = Registry()

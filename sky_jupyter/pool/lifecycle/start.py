@@ -16,9 +16,11 @@ from ...errors import BootstrapError
 from ...machines.local_machine import LocalMachine
 from ...node.system import gpus
 from ...providers.base import ConnectionSession
+from ...util.garbage import collections_paused
 from ..base import retries
 from ..context import PoolContext
 from ..hosts import launch, remote_host
+from ..hosts.host_places import node_environment
 from ..hosts.pool_link import PoolLink
 from . import incarnations, machine_queue
 from .power_renewal import kept_on
@@ -233,7 +235,7 @@ class PoolStart:
             await asyncio.to_thread(apt.check_here, image.apt)
             machines = self._near
             env = await asyncio.to_thread(local_environment.ensure, image, on_line=say, stop=pool.stop_event)
-            variables = launch.node_environment(image.env, launch.secret_variables(pool.spec))
+            variables = node_environment(image.env, launch.secret_variables(pool.spec))
             await asyncio.to_thread(plugin_steps.run, pool.spec, machines, env.python, variables, say, pool.stop_event)
         start = functools.partial(self._launch_here, machines, env.python, image.env)
         return start, all(machine.key == LocalMachine.key for machine in machines)
@@ -294,4 +296,5 @@ class PoolStart:
 
 def import_client() -> None:
     """Import distributed, which takes long, ahead of its use."""
-    import distributed  # noqa: F401 - only to have it imported
+    with collections_paused():
+        import distributed  # noqa: F401 - only to have it imported

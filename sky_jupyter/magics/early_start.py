@@ -1,0 +1,58 @@
+"""Start of a local pool's host while the rest of the package is imported, where a line is seen to ask for one.
+
+Only the words are looked at here: what is wrong with them is said later, and the host is ended then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ..pool.open_pools import pools
+
+# Options that leave a pool on this machine, in the notebook's own environment.
+_HERE = {
+    *("--nodes", "--ranks-per-node", "--plugins", "--name", "--exit-timeout", "--journal", "--blob-limit", "--yes"),
+    *("--on", "--only", "--out", "--timeout", "--grace", "--push", "--shard", "--no-capture", "--include", "--saved"),
+    *("--timings", "--quiet"),
+}
+
+
+@contextlib.contextmanager
+def of_line(line: str, cell: str | None) -> Iterator[None]:
+    """Begin a host if a line is to start a local pool; end it if the block makes no use of it."""
+    if pools.all() or not is_local_start(line, is_cell=cell is not None):
+        yield
+        return
+    from ..pool.hosts.early_host import early_hosts
+
+    early_hosts.begin()
+    try:
+        yield
+    finally:
+        early_hosts.discard()
+
+
+def is_local_start(line: str, *, is_cell: bool) -> bool:
+    """Return whether a line, by its words, starts a local pool where there is none.
+
+    Parameters
+    ----------
+    line : str
+        What stands behind ``%sky`` or ``%%sky``.
+    is_cell : bool
+        Whether a cell follows.
+
+    Returns
+    -------
+    bool
+        True only if it does; it may be wrong otherwise.
+    """
+    words = line.split()
+    if not is_cell:
+        if words[:1] != ["up"]:
+            return False
+        del words[0]
+    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+    # A cell whose first word is no option has a verb.
+    return not (words and not words[0].startswith("-")) and _HERE.issuperset(flags)

@@ -1,0 +1,147 @@
+"""Host process that begins before its pool is made: it imports what it needs while the notebook imports the manager.
+
+A line that is to start a local pool has one begin. The pool takes it over when it launches its hosts, if it is what
+that would start; else it is ended, as where the line was not right. Until then it has the id of the pool to be in its
+command line and folder, as any host, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import SkyError
+from ...machines.base import Command, Machine
+from ...machines.local_machine import LocalMachine
+from ...node.protocol.version import HOST_PROCESS
+from ...util import process_identity
+from .host_places import make_blobs, make_folder, node_environment
+
+if TYPE_CHECKING:
+    from ...spec.pool_spec import PoolSpec
+
+# Seconds that it waits for its orders: a start on a busy machine may take that long until then.
+_PATIENCE = 120
+
+
+class EarlyHost:
+    """Host process that waits for the pool that takes it over; made by `EarlyHosts`.
+
+    Attributes
+    ----------
+    pool : str
+        Id of the pool that it is for.
+    claimed : bool
+        Whether that pool was made.
+    """
+
+    def __init__(self) -> None:
+        self.pool = secrets.token_hex(4)
+        self.claimed = False
+        self._variables = node_environment({})
+        self._folder = make_folder(self.pool)
+        try:
+            where = LocalMachine(), Path(sys.executable), self._folder, self._variables
+            self.command: Command = start(*where, str(_PATIENCE), str(os.getpid()))
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def fits(self, machine: Machine, python: Path, variables: Mapping[str, str]) -> bool:
+        """Return whether it lives, and is what a pool would start."""
+        is_same = (sys.executable, self._variables) == (str(python), variables)
+        return is_same and machine.key == LocalMachine.key and process_identity.lives(*self.command.identity)
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """The pool's folder, and a new one for blobs."""
+        return self._folder, make_blobs(self.pool, self._folder)
+
+    def end(self) -> None:
+        """End it, and remove its folder."""
+        # It holds nothing yet, and its child dies with it, but may make a file before that.
+        self.command.kill()
+        self.command.wait()
+        while self._folder.exists():
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def start(machine: Machine, python: Path, folder: Path, variables: Mapping[str, str], *more: str) -> Command:
+    """Start a host process on a machine.
+
+    The working folder is the pool's, so that no `random.py` beside the notebook is imported by a node's own modules.
+    """
+    return machine.exec(
+        [str(python), "-m", HOST_PROCESS, str(folder), *more],
+        env=variables,
+        cwd=str(folder),
+        log=folder / "host.log",
+    )
+
+
+class EarlyHosts:
+    """The host of this process that waits for its pool, if there is one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: EarlyHost | None = None
+
+    def begin(self) -> None:
+        """Start a host process for the local pool that is to be made next, if it can be; tell no errors."""
+        with self._lock, contextlib.suppress(OSError, SkyError):
+            if self._begun is None:
+                self._begun = EarlyHost()
+
+    def claim(self, spec: PoolSpec) -> str | None:
+        """Return the id for a new pool whose host has begun; None if none has, or the pool is not for it."""
+        with self._lock:
+            if self._begun is None or self._begun.claimed or spec.keep or spec.provider.survives_manager:
+                return None
+            self._begun.claimed = True
+            return self._begun.pool
+
+    def take(self, pool: str, machine: Machine, python: Path, variables: Mapping[str, str]) -> EarlyHost | None:
+        """Return the host that has begun for a pool, which owns it from now on; None if there is none that fits.
+
+        Parameters
+        ----------
+        pool : str
+            The pool's id.
+        machine : Machine
+            Where the host is to run.
+        python : Path
+            The interpreter that is to run it.
+        variables : mapping
+            All of its environment variables.
+
+        Returns
+        -------
+        EarlyHost or None
+            The host.
+        """
+        with self._lock:
+            if self._begun is None or self._begun.pool != pool:
+                return None
+            found, self._begun = self._begun, None
+        if found.fits(machine, python, variables):
+            return found
+        found.end()
+        return None
+
+    def discard(self) -> None:
+        """End a host that no pool has taken over."""
+        with self._lock:
+            found, self._begun = self._begun, None
+        if found is not None:
+            found.end()
+
+
+early_hosts = EarlyHosts()
+"""Of this process."""
