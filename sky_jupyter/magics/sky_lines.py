@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,12 @@ from . import auto, tracebacks
 from .cell_runs import numbered, run_code
 from .cell_text import SKY_LINE, with_body
 from .parsing import HelpRequested, ParsedLine, parse
-from .verbs import Verbs
 
 if TYPE_CHECKING:
     from ..pool.pool import Pool
     from ..session.debug_target import DebugTarget
     from .cell_questions import CellQuestions
+    from .verbs import Verbs
 
 
 class SkyLines:
@@ -44,7 +45,15 @@ class SkyLines:
         self, shell: Any, state: auto.Auto, questions: CellQuestions, debug_target: DebugTarget | None
     ) -> None:
         self.shell, self.auto, self._questions = shell, state, questions
-        self.verbs = Verbs(shell, state, debug_target)
+        self._debug_target = debug_target
+
+    @functools.cached_property
+    def verbs(self) -> Verbs:
+        """What the verbs do."""
+        # Here: a cell needs none of it.
+        from .verbs import Verbs
+
+        return Verbs(self.shell, self.auto, self._debug_target)
 
     def sky(self, line: str, cell: str | None) -> None:
         """Execute ``%sky`` or, with a cell, ``%%sky``."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...util.garbage import collections_paused
+from ...util.optional_imports import left_out
 from ..protocol.host_config import HostConfig
 from ..system import processes
 
@@ -64,11 +65,11 @@ class HostParts:
             self.forkserver = fork(folder / FORKSERVER_LOG, lambda: _serve_forks(listener, read, self._orders))
         os.close(read)
         # After the forkserver: it must not contain the control plane's modules, nor wait for them.
-        from ..dask.lean_import import optional_left_out
-
         # Garbage collections would only visit modules: here again and again, and in each child with copies of pages.
         with collections_paused():
-            with optional_left_out():
+            # Dask asks for these as it is imported, which takes a quarter of that time. Without numpy its buffers of
+            # frames are bytearrays, and without jinja2 it shows nothing in pages.
+            with left_out("numpy", "jinja2"):
                 from ..dask import settings
 
                 settings.forget_the_persons()

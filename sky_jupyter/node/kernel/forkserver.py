@@ -29,7 +29,15 @@ from ..system import processes
 
 # Suffix of a file beside the socket that exists once all imports are done.
 READY = ".ready"
-KERNEL_MODULES = ("sky_jupyter.node.kernel.kernel",)
+# The kernel, and what IPython imports as one starts.
+KERNEL_MODULES = (
+    "sky_jupyter.node.kernel.kernel",
+    "IPython.core.completerlib",
+    "IPython.core.debugger",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
+    "tornado.platform.asyncio",
+)
 _MAX_LINE = 1 << 20
 # A process that the OOM killer ended may first have much memory to return.
 _OOM_WINDOW = 5.0

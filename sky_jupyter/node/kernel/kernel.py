@@ -51,6 +51,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
+from ...util.optional_imports import left_out
 from ..protocol import debug_messages, short_call_frames
 from ..runtime import interruption, launcher_variables, rank_environment
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
@@ -80,6 +81,11 @@ from .shell import SkyShell, said, without_ours
 
 if TYPE_CHECKING:
     from .rank_debugger import RankDebugger
+
+# ipykernel imports debugpy for each kernel, which takes longer than all else of its start, and makes a debugger that
+# no rank uses: see `rank_debugger`.
+with left_out("debugpy"):
+    import ipykernel.debugger  # noqa: F401 - only to have it imported
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
@@ -156,6 +162,9 @@ class SkyKernel(IPythonKernel):
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
         """Publish nothing: `sky_end` reports the end of a request."""
+
+    async def poll_stopped_queue(self) -> None:
+        """Do nothing: see `rank_debugger`."""
 
     def pre_handler_hook(self) -> None:
         """Leave the signal handler alone: `sky_request` sets it while it runs."""

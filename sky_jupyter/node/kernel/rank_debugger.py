@@ -4,6 +4,8 @@ In a notebook's kernel ipykernel starts debugpy's adapter instead. That listens 
 and takes whoever connects: every user of the machine could run code here. Here nothing listens.
 
 The agent's requests come on the control channel, so that they are answered while a cell runs or is stopped.
+
+Kernels begin without debugpy, whose import would be most of their start (`kernel`): the first request has it imported.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import socket
@@ -200,6 +203,9 @@ class RankDebugger(ipykernel_debugger.Debugger):
 
 def make(kernel: Any, channel: AgentChannel, files: str) -> RankDebugger | None:
     """Return this rank's debugger; None without debugpy."""
+    if not ipykernel_debugger._is_debugpy_available:
+        # It was imported without debugpy; what it takes from there it finds now, if that is installed.
+        importlib.reload(ipykernel_debugger)
     return RankDebugger(kernel, channel, files) if ipykernel_debugger._is_debugpy_available else None
 
 

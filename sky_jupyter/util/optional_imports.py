@@ -1,0 +1,23 @@
+"""Import of a library without packages that it can do without, as where they are not installed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def left_out(*names: str) -> Iterator[None]:
+    """Have imports of these packages fail inside the context, unless this process has them already.
+
+    Later imports find them. A library that is imported inside has noted that they are missing.
+    """
+    # None has an import fail: https://docs.python.org/3/reference/import.html#the-module-cache
+    absent = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
