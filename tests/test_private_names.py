@@ -51,6 +51,7 @@ LIBRARIES = {
         "_is_debugpy_available": "ipykernel: whether its debugger works",
         "_filename_map": "IPython: the cells that tracebacks name",
         "_run_cell": "IPython: its code object, to know the frame that runs a cell",
+        "_client_ssl_defaults": "tornado.netutil: makes what forks inherit",
         "_expects_comm": "distributed.core: what handlers are given",
         "_get_or_create_tracker_id": "cloudpickle: which class an object is of, across pickles",
         "_lookup_class_or_track": "cloudpickle: the same, where it is read",

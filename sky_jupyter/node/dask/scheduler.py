@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from distributed.comm import get_address_host_port
 from distributed.http.routing import RoutingApplication
 from distributed.scheduler import TaskState, WorkerState
 from distributed.security import Security
+from distributed.versions import get_versions
+from tornado import netutil
 from tornado.httpserver import HTTPServer
 
 from ..protocol import rpc
@@ -51,6 +54,9 @@ DASK_SETTINGS: dict[str, Any] = {
     "distributed.admin.system-monitor.log-length": 10,
     "distributed.admin.log-length": 100,
     "distributed.diagnostics.nvml": False,
+    # There is no web server; the modules of its pages would be imported.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
 }
 
 
@@ -171,6 +177,15 @@ def security(folder: Path) -> Security:
         for part in ("cert", "key")
     }
     return Security(tls_ca_file=str(folder / "pool.ca"), require_encryption=True, **names)
+
+
+def prepare_forks() -> None:
+    """Do what each process of Dask does as it starts, once for those that are forked from this one."""
+    get_versions()
+    # Tornado makes a context with the system's certificates at a server's first connection, for nothing. Other systems
+    # may start a thread for that; earlier versions have made it by now.
+    if sys.platform == "linux" and callable(make := netutil._client_ssl_defaults):
+        make()
 
 
 def serve(folder: Path, address: str, port: int, write: int) -> None:

@@ -77,6 +77,7 @@ class HostParts:
                 from ..dask import scheduler
             from ..system import gpus
 
+            scheduler.prepare_forks()
             gc.freeze()
         # After the forkserver: its children run user code, and keep the defaults.
         processes.give_memory_back()
