@@ -49,6 +49,11 @@ def test_every_rank_knows_its_place(pool: Pool) -> None:
     assert result[1] == [1, 1, 2, 2, 1, 0, False, "127.0.0.1", ("127.0.0.1", "127.0.0.1")]
 
 
+def test_a_rank_has_no_debugger_before_one_is_asked_for_and_imports_one_of_its_own(pool: Pool) -> None:
+    code = "import sys; before = 'debugpy' in sys.modules; import debugpy; (before, debugpy.__name__)"
+    assert run(pool, code).values == [(False, "debugpy")] * 2
+
+
 def test_the_namespace_is_kept_between_cells(pool: Pool) -> None:
     run(pool, "kept = [rank]")
     run(pool, "kept.append('more')")
