@@ -213,8 +213,8 @@ AT_LOAD = {
     "capture": {"settings_start"},
     "machines": {"link"},
     "magics": {
-        *("auto", "busy_status", "cell_questions", "cell_text", "debug_magic", "extension", "leftover_pools"),
-        *("line_matcher", "page_requests", "sky_magics", "tracebacks"),
+        *("auto", "busy_status", "cell_questions", "cell_text", "debug_magic", "early_start", "extension"),
+        *("leftover_pools", "line_matcher", "page_requests", "sky_magics", "tracebacks"),
     },
     "node": {"protocol", "shared", "system"},
     "pool": {"base", "open_pools", "registry", "request_names"},
