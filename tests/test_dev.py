@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+import dev
+
 pytest.importorskip("jupyterlab")
 ROOT = Path(__file__).resolve().parents[1]
 dev_venv = ROOT / ".venv"
@@ -71,3 +73,12 @@ def test_lab_opens_a_notebook_that_is_not_the_repositorys(server: dict[str, Any]
     assert (ROOT / "artifacts" / "quickstart.ipynb").exists()
     if (ROOT / ".git").exists():
         assert subprocess.run(ignored).returncode == 0
+
+
+def test_what_is_timed_is_marked_where_the_run_of_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark that a helper gave would not be seen in the file whose tests have it."""
+    monkeypatch.chdir(ROOT)
+    files = dev.timing_files()
+    assert "tests/node/test_metrics.py" in files
+    helpers = [file for file in files if not Path(file).name.startswith("test_")]
+    assert helpers == []
