@@ -92,7 +92,7 @@ class Ipyparallel:
         self.cluster = ipyparallel.Cluster(n=nodes, log_level=logging.ERROR, controller_args=self._args)
         self.cluster.start_cluster_sync()
         self.client = self.cluster.connect_client_sync()
-        self.client.wait_for_engines(nodes, interactive=False, timeout=60)
+        self.client.wait_for_engines(nodes, interactive=False, timeout=300)
         self.view = self.client[:]
 
     def run(self, code: str) -> list[str]:

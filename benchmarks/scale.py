@@ -1,11 +1,12 @@
 """What each thing costs from 2 nodes to 1,000, beside ipyparallel and plain Dask as far as they go.
 
-Up to 64 nodes are local ones with a kernel each; 100 and more are simulated (`simulated`): real agents, many to a
-process, with ranks that are no processes. All share this machine's processors with the notebook, so elapsed times are
+2 to 256 nodes are local ones with a kernel each; 100, 300 and 1,000 are simulated (`simulated`): real agents, many to
+a process, with ranks that are no processes. All share this machine's processors with the notebook, so elapsed times are
 those of a machine that is much too small; the processor time of the notebook's process is what it takes elsewhere too.
 
 `SKY_SCALE_NODES=100,1000` measures some sizes, and `SKY_SCALE_DELAY=0.025` adds so many seconds to each way between
-notebook and scheduler. Each size is printed as a line of JSON, which `scale_pictures` draws.
+notebook and scheduler; `SKY_SCALE_ALONE=1` leaves the peers out. Each size is printed as a line of JSON, which
+`scale_pictures` draws.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -26,13 +28,19 @@ import psutil
 from . import fresh
 from .measure import Options, Row
 
-REAL, SIMULATED = (2, 8, 16, 32, 64), (100, 300, 1000)
+REAL, SIMULATED = (2, 8, 16, 32, 64, 128, 256), (100, 300, 1000)
+# So many nodes of a peer fit into 24 GB: an engine has 60 MB, a worker of Dask 100.
+MOST = {"ipyparallel": 128, "dask": 64}
 QUICK_REAL, QUICK_SIMULATED = (2, 4), (20,)
 LINES, CALLS, BYTES = 1000, 10_000, 1_000_000
 TIMES = 5
 # Thousand agents on a few processors are slow to answer.
 _SLOW = "5"
 _PATIENCE = 600.0
+# Where 1,000 calls take so many seconds, 10,000 are not made.
+_MUCH = 10.0
+_NAME = "scale"
+_LOG = re.compile(r"/n(\d+)/agent\.log$")
 _OWN, _OTHERS = ": notebook's processor time", ": others' processor time"
 
 
@@ -46,10 +54,17 @@ def measure(options: Options) -> list[Row]:
             continue
         ours = fresh.call("scale", "ours", _PATIENCE, nodes=nodes, kind=kind, quick=options.quick)
         told: dict[str, Any] = {"nodes": nodes, "kind": kind, "delay": _delay(), "ours": ours}
-        for peer in ("ipyparallel", "dask") if kind == "real" and not _delay() else ():
-            told[peer] = fresh.call("scale", peer, _PATIENCE, nodes=nodes, quick=options.quick)
+        for peer, most in MOST.items():
+            if kind == "simulated" or _delay() or nodes > most or os.environ.get("SKY_SCALE_ALONE"):
+                continue
+            try:
+                told[peer] = fresh.call("scale", peer, _PATIENCE, nodes=nodes, quick=options.quick)
+            except RuntimeError as error:
+                print(f"{peer} is left out at {nodes} nodes: {error}", file=sys.stderr)
+                continue
             for what, value in told[peer].items():
-                found.append(Row(f"{nodes} nodes: {what}", [ours[what]], [value], peer, "s"))
+                if what in ours:
+                    found.append(Row(f"{nodes} nodes: {what}", [ours[what]], [value], peer, "s"))
         print(json.dumps({**told, "load": os.getloadavg()[0]}), flush=True)
     return found
 
@@ -127,6 +142,9 @@ def ours(nodes: int, kind: str, quick: bool) -> dict[str, float]:
     """All operations on a pool of ours; called in a process of its own."""
     if nodes >= QUICK_SIMULATED[0]:
         os.environ["SKY_TIMEOUTS_SCALE"] = _SLOW
+    if kind == "real":
+        # Up to 65 nodes the last agent has a process of its own, which can be killed as a node.
+        os.environ["SKY_RANKS_PER_AGENT"] = str(min(nodes - 1, 64))
     from . import simulated
 
     with simulated.hosts() if kind == "simulated" else contextlib.nullcontext(), _far(_delay()):
@@ -138,10 +156,11 @@ def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, float]:
     from sky_jupyter.capture.collect import collect
 
     clock = Clock()
-    compute = sky.Compute(nodes=nodes, options=sky.Options(crowded=True, console=False))
+    compute = sky.Compute(name=_NAME, keep=True, nodes=nodes, options=sky.Options(crowded=True, console=False))
     clock.take("start", compute.__enter__)
     pool = compute.live_pool
-    if _delay():
+    if _delay() or is_simulated:
+        # As on other machines. Simulated ranks would refuse each call of the short way, too.
         pool.control.direct = False
 
     def begin(code: str, values: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -165,19 +184,38 @@ def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, float]:
         call = sky.function(_echo)
         call(1) @ compute
         clock.take("f() @ pool", lambda: call(1) @ compute, TIMES)
-        clock.take("10,000 calls >>", lambda: sky.gather(*(call(n) for n in range(calls))) >> compute)
+        clock.take("1,000 calls >>", lambda: sky.gather(*(call(n) for n in range(calls // 10))) >> compute)
+        if clock.figures["1,000 calls >>"] < _MUCH:
+            clock.take("10,000 calls >>", lambda: sky.gather(*(call(n) for n in range(calls))) >> compute)
         clock.figures["a node's death named"] = _death(pool, begin, nodes, is_simulated)
         clock.take("resize by 10 %", lambda: compute.resize(nodes + max(1, nodes // 10)))
+        clock.figures["a machine's silence named"] = _silence(pool, compute.live_pool.spec.nodes - 1)
+        clock.figures |= fresh.call("scale", "attach", _PATIENCE)
     except Exception as error:
         # What was measured until then counts; the rest is left out of the figures.
         print(
             f"{nodes} nodes, after {list(clock.figures)[-1]}: {type(error).__name__}: {error}"[:2000], file=sys.stderr
         )
-        if nodes <= max(REAL):
+        if not is_simulated:
             raise
     finally:
-        clock.take("end", compute.down)
+        if "end" not in clock.figures:
+            clock.take("end", compute.down)
     return clock.figures
+
+
+def attach() -> dict[str, float]:
+    """Take the pool over, as a notebook's new kernel does, and end it; called in a process of its own."""
+    from sky_jupyter.capture.collect import collect
+    from sky_jupyter.session.pools import attach_pool, end_pool
+
+    clock = Clock()
+    with _far(_delay()):
+        pool = clock.take("attach", lambda: attach_pool(_NAME, take_over=True))
+        pool.attend(pool.begin_cell("x = 1", collect("x = 1", {}, pool.ledger)))
+        clock.take("end", lambda: end_pool(pool))
+    # The pool's processes are no children of this one.
+    return {what: value for what, value in clock.figures.items() if _OTHERS not in what}
 
 
 def _patiently(work: Callable[[], Any]) -> Any:
@@ -215,11 +253,7 @@ def _death(pool: Any, begin: Callable[..., Any], nodes: int, is_simulated: bool)
     last = nodes - 1
     current = begin("wait = 1" if is_simulated else "import time; time.sleep(600)")
     _patiently(pool.status)
-    (agent,) = [
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if any(file.path.endswith(f"/n{last}/agent.log") for file in process.open_files())
-    ]
+    agent = _last_agent()
     began = time.perf_counter()
     os.kill(agent, signal.SIGKILL)
     while last in current.left:
@@ -231,6 +265,38 @@ def _death(pool: Any, begin: Callable[..., Any], nodes: int, is_simulated: bool)
     while pool.control.lost:
         time.sleep(0.05)
     return took
+
+
+def _last_agent() -> int:
+    """Return the process of the last agent, which is the last node's, and of more where they share one."""
+    found: dict[int, int] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            for file in process.open_files():
+                if match := _LOG.search(file.path):
+                    found[int(match[1])] = process.pid
+    return found[max(found)]
+
+
+def _silence(pool: Any, last: int) -> float:
+    """Stop the last agent with the process that would tell of it; return the time until its node is known as silent.
+
+    So does a machine go of which nobody tells. It answers again in the end.
+    """
+    agent = _last_agent()
+    stopped = [agent, psutil.Process(agent).ppid()]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.perf_counter()
+        while last not in pool.control.silent | pool.control.lost:
+            time.sleep(0.005)
+        return time.perf_counter() - began
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        while pool.control.silent or pool.control.lost:
+            time.sleep(0.05)
 
 
 def ipyparallel(nodes: int, quick: bool) -> dict[str, float]:

@@ -19,7 +19,7 @@ PICTURES = {
     "cell": ("empty cell", "first byte", "f() @ pool"),
     "output": ("flood", "status", "broadcast of 1 MB"),
     "calls": ("10,000 calls >>",),
-    "faults": ("a node's death named", "resize by 10 %"),
+    "faults": ("a node's death named", "a machine's silence named", "resize by 10 %", "attach"),
 }
 PEERS = {"ours": "Sky Jupyter", "ipyparallel": "ipyparallel", "dask": "Dask"}
 COLOURS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#00838f", "#5d4037", "#546e7a", "#ad1457")

@@ -86,6 +86,11 @@ def test_an_unknown_benchmark_is_refused_with_those_there_are(folder: Path) -> N
     assert all(name in done.stderr for name in SUBJECTS)
 
 
+def test_the_page_has_a_row_for_each_benchmark() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(SUBJECTS)
+
+
 def test_only_the_whole_set_is_saved(folder: Path) -> None:
     done, _ = run(folder, "cell", "--save")
     assert done.returncode == 2
