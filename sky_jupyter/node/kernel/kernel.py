@@ -343,7 +343,7 @@ class SkyKernel(IPythonKernel):
             history_trim.forget_failure(self.shell)
         self.find_code(content)
         pickling.bind(content["manifest"], namespace, instance_info().rank)
-        before = {name: id(value) for name, value in namespace.items()}
+        before = _ids(namespace)
         self.shell.execution_count = content["count"]
         self.shell.sky_pages = content.get("pager", instance_info().rank) == instance_info().rank
         self._last_result, self._cancelled, self.shell.sky_failure = None, False, None
@@ -381,7 +381,7 @@ class SkyKernel(IPythonKernel):
         for manifest in (content["manifest"], content.get("more")):
             if manifest:
                 pickling.bind(manifest, namespace, instance_info().rank)
-        before = {name: id(value) for name, value in namespace.items()}
+        before = _ids(namespace)
         value = await (self.streamed(content) if "stream" in content else self.called(content))
         HELD.sweep(namespace)
         told = _told(before, namespace)
@@ -441,7 +441,12 @@ class SkyKernel(IPythonKernel):
         began, values = time.perf_counter(), []
         for args, kwargs in calls:
             value = function(*args, **kwargs)
-            values.append(await value if inspect.iscoroutine(value) else value)
+            if inspect.iscoroutine(value):
+                if asyncio.current_task() is None:
+                    # A short call becomes a task here, as what it awaits may need one.
+                    await asyncio.sleep(0)
+                value = await value
+            values.append(value)
             if content.get("together"):
                 _end_lines()
             # Batches are for short calls. If they take long after all, other ranks take the rest.
@@ -589,9 +594,16 @@ def _end_lines() -> None:
             stream.write("\n")
 
 
+def _ids(namespace: dict[str, Any]) -> dict[str, int]:
+    """Return the identities of a namespace's values, by name."""
+    return dict(zip(namespace, map(id, namespace.values())))
+
+
 def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
     """Return names bound or deleted since ``before``, without IPython's own."""
-    now = {name: id(value) for name, value in namespace.items()}
+    now = _ids(namespace)
+    if now == before:
+        return []
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
     return sorted(filter(name_summaries.is_users, changed))
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import socket
 import sys
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from tornado.ioloop import IOLoop
@@ -75,12 +77,21 @@ class ShortCallReceiver:
     def _on_frame(self, frame: list[Any]) -> None:
         kind, *rest = frame
         if kind == frames.CALL:
-            self._task = asyncio.ensure_future(self._call(*rest))
+            # What a call sets of context variables ends with it.
+            contextvars.copy_context().run(self._begin, self._call(*rest))
         elif kind == frames.FUNCTION:
             key, content = rest
             self._functions[key] = content
         elif kind == frames.FORGET:
             self._functions.pop(rest[0], None)
+
+    def _begin(self, call: Coroutine[Any, Any, None]) -> None:
+        """Run a call, at once: most await nothing, and need no task. Those that do go on as one."""
+        try:
+            call.send(None)
+        except StopIteration:
+            return
+        self._task = asyncio.ensure_future(call)
 
     async def _call(self, run: str, key: bytes, arguments: bytes, about: dict[str, Any]) -> None:
         """Run a call and answer, or tell its end as that of a request."""

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -206,14 +206,25 @@ def _put_jax(key: str, value: Any) -> None:
 
 
 def _filters() -> dict[str, Any]:
+    # Filters are tuples: the same ones read the same. This runs with each call.
+    raw = list(warnings.filters)
+    if raw != _filters_read["raw"]:
+        _filters_read.update(raw=raw, found=_read_filters(raw))
+    return {"": _filters_read["found"]}
+
+
+_filters_read: dict[str, list[Any]] = {"raw": [], "found": []}
+
+
+def _read_filters(filters: Iterable[Any]) -> list[Any]:
     found = []
-    for action, message, category, module, line in warnings.filters:
+    for action, message, category, module, line in filters:
         if isinstance(category, type) and category.__module__ != "__main__":
             named = f"{category.__module__}:{category.__qualname__}"
             one = action, _pattern(message), named, _pattern(module), line
             if one not in _FILTERS:
                 found.append(one)
-    return {"": found}
+    return found
 
 
 def _pattern(one: Any) -> str:
@@ -284,10 +295,14 @@ class _StandardHandler(logging.StreamHandler):  # type: ignore[type-arg]
 def _loggers() -> dict[str, Any]:
     root = logging.getLogger()
     found = {"": (root.level, True, False, *_handlers(root))}
-    for name, one in list(root.manager.loggerDict.items()):
-        if not isinstance(one, logging.Logger):
-            continue
-        if (one.level or one.handlers or not one.propagate or one.disabled) and not _is_runtime(name):
+    # Most loggers are as they were made, and are passed over here: this runs with each call.
+    set_here = [
+        (name, one)
+        for name, one in list(root.manager.loggerDict.items())
+        if type(one) is not logging.PlaceHolder and (one.level or one.handlers or not one.propagate or one.disabled)
+    ]
+    for name, one in set_here:
+        if isinstance(one, logging.Logger) and not _is_runtime(name):
             # A library adds its own handlers when it is imported.
             is_library = (top := name.partition(".")[0]) in sys.modules and top != "__main__"
             more = (True, False) if is_library else (one.propagate, one.disabled, *_handlers(one))

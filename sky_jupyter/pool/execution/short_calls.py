@@ -242,6 +242,8 @@ class ShortCalls:
         self._warm: dict[tuple[str, str], WarmFunction] = {}
         # The latest functions, by their ids: the objects, the ledger and its version.
         self._known: OrderedDict[tuple[int, bool], tuple[Any, Ledger, int, KnownFunction]] = OrderedDict()
+        # What ranks were told last besides of a function, and its text.
+        self._around: tuple[dict[str, Any], str] = {}, ""
         self._shape = 0
         self._client: Any = None
         # Sent by a thread, and not yet taken by the loop.
@@ -338,7 +340,9 @@ class ShortCalls:
         else:
             self._bundles.move_to_end(name)
         around = self.pool.surround(capture.modules | more, listener)
-        text = json.dumps(around, sort_keys=True) if around else ""
+        if around != self._around[0]:
+            self._around = around, json.dumps(around, sort_keys=True) if around else ""
+        text = self._around[1]
         warm = self._warm.get((name, text))
         if warm is None:
             key = hashlib.blake2b(f"{name} {bundle.run.id} {text}".encode(), digest_size=12).digest()
