@@ -20,7 +20,7 @@ from ..capture.ledger import Ledger
 from ..display import views as display
 from ..pool.base.events import ignore
 from ..pool.base.timed_queue import TimedQueue
-from ..pool.execution.short_calls import ShortCall
+from ..pool.execution.short_call import ShortCall
 from ..pool.execution.task_context import FunctionBundle
 from ..pool.execution.tasks import TaskRequest, TaskRun
 from ..pool.pool import Pool

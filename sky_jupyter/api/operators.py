@@ -14,7 +14,7 @@ from ..display.base.background_prompts import background_prompts
 from ..display.base.prompts import can_ask
 from ..errors import PoolError, SpecError
 from ..pool.base.events import Event, NoticeEvent
-from ..pool.execution.short_calls import ShortCall
+from ..pool.execution.short_call import ShortCall
 from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.runs.broadcast_error import BroadcastError
@@ -115,9 +115,9 @@ class Runner:
             raise SpecError(
                 f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`"
             )
-        if streaming_functions.iterator_names(call.function.__wrapped__):
-            streaming_functions.refuse(call, "with `@`: its iterator can be read once")
         if call.function.is_streaming:
+            if streaming_functions.iterator_names(call.function.__wrapped__):
+                streaming_functions.refuse(call, "with `@`: its iterator can be read once")
             return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
         notes: list[Event] = []
         opened, presses = None, 0

@@ -15,7 +15,7 @@ from ..capture.collect import collect_value
 from ..display.base.prompts import can_ask
 from ..node.protocol.short_call_frames import MOST_ARGUMENTS
 from ..pool.base.events import Event
-from ..pool.execution.short_calls import ShortCall
+from ..pool.execution.short_call import ShortCall
 from ..pool.pool import Pool
 from ..session import cells
 from ..util.interrupts import counting_interrupts
@@ -147,10 +147,12 @@ def run(live: Pool, sent: ShortCall, take_up: Callable[[], T]) -> tuple[int, T |
     """
     # No interrupt comes between these: a rank would go on with nobody to stop it.
     with counting_interrupts() as presses:
-        live.calls.short.send(sent)
-        while not sent.lock.acquire(timeout=_TICK):
-            if presses:
-                live.calls.short.open(sent)
+        short = live.calls.short
+        if not short.direct.make(sent, presses):
+            short.send(sent)
+            while not sent.lock.acquire(timeout=_TICK):
+                if presses:
+                    short.open(sent)
         taken = take_up() if sent.opened else None
     return len(presses), taken
 

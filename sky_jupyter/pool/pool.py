@@ -36,7 +36,7 @@ from .control.control_client import Control
 from .execution.input_replies import answer_questions
 from .execution.orphaned_runs import take_stock
 from .execution.parallel_loops import Call, PoolExecutor
-from .execution.short_calls import ShortCall
+from .execution.short_call import ShortCall
 from .execution.supervisor import Supervisor
 from .execution.task_context import FunctionBundle
 from .execution.tasks import PoolTasks, TaskRequest, TaskRun

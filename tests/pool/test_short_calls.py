@@ -20,7 +20,10 @@ import sky_jupyter as sky
 from sky_jupyter.errors import PoolError
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
-from sky_jupyter.pool.execution.short_calls import ShortCall, ShortCalls
+from sky_jupyter.pool.execution.direct_calls import DirectCalls
+from sky_jupyter.pool.execution.short_call import ShortCall
+from sky_jupyter.pool.execution.short_call_channels import DirectLine
+from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.execution.tasks import PoolTasks
 from sky_jupyter.pool.pool import Pool
 from tests.pool.pools import local_pool, run, underway, wait_until
@@ -95,6 +98,14 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (Pool, "begin_call", "long"),
     ):
         noting(kind, name, way)
+    directly = DirectCalls.make
+
+    def made(calls: DirectCalls, call: ShortCall, presses: list[object]) -> bool:
+        is_made = directly(calls, call, presses)
+        went.extend(["short"] * is_made)
+        return is_made
+
+    monkeypatch.setattr(DirectCalls, "make", made)
     return went
 
 
@@ -202,6 +213,23 @@ def test_an_interrupt_reaches_the_rank_and_keeps_its_names(pool: Pool, tmp_path:
 
 
 def test_an_interrupt_that_comes_with_the_value_is_not_lost(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    echo(1) >> pool
+    echo(1) >> pool
+    receive = DirectLine.receive
+
+    def received(line: DirectLine, seconds: float) -> Iterator[list[Any]]:
+        for frame in receive(line, seconds):
+            yield frame
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(DirectLine, "receive", received)
+    with pytest.raises(KeyboardInterrupt):
+        echo(1) >> pool
+    monkeypatch.undo()
+    assert echo(1) >> pool == 1
+
+
+def test_an_interrupt_that_comes_with_the_loops_value_is_not_lost(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lock:
         def __init__(self, lock: Any) -> None:
             self.lock, self.release = lock, lock.release
@@ -219,6 +247,7 @@ def test_an_interrupt_that_comes_with_the_value_is_not_lost(pool: Pool, monkeypa
         send(calls, call)
 
     monkeypatch.setattr(ShortCalls, "send", replaced)
+    monkeypatch.setattr(DirectCalls, "make", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         echo(1) >> pool
     monkeypatch.undo()
@@ -427,6 +456,49 @@ def test_the_busy_ranks_are_told_while_a_thread_adds_a_run(pool: Pool, monkeypat
             return pool.supervisor.busy_ranks(), pool.supervisor.busy
 
     assert loop().call(look()) == ({1}, True)
+
+
+def test_a_call_goes_no_other_way_while_its_agents_are_here(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    echo(0) @ pool
+    monkeypatch.setattr(ShortCalls, "_dial_agent", None)
+    assert [echo(number) >> pool for number in range(3)] == [0, 1, 2]
+    assert echo(1) @ pool == [1, 1]
+    pool.calls.short.direct.close()
+    assert echo(2) @ pool == [2, 2]
+
+
+def test_calls_go_over_tls_where_the_agents_are_elsewhere(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sky_jupyter.node.protocol.short_call_frames.agents_socket_of", lambda *_: "/nowhere")
+    with local_pool(nodes=2) as elsewhere:
+        assert rank_of() @ elsewhere == [0, 1]
+        assert rank_of().on(1) >> elsewhere == 1
+        assert quiet(ways)
+        assert not elsewhere.calls.short.direct._lines
+
+
+def test_a_call_of_all_ranks_reaches_each_process_of_agents(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "2")
+    with local_pool(nodes=3) as several:
+        for _ in range(3):
+            assert rank_of() @ several == [0, 1, 2]
+        assert [rank_of().on(rank) >> several for rank in (2, 0)] == [2, 0]
+        assert quiet(ways)
+        assert len(several.calls.short.direct._lines) == 2
+
+
+def test_calls_wait_for_each_other_in_order_whichever_way_they_go(pool: Pool) -> None:
+    @sky.function
+    def added(number: int) -> int:
+        import builtins
+
+        builtins.sum_of = getattr(builtins, "sum_of", 0) + number  # type: ignore[attr-defined]
+        return int(builtins.sum_of)  # type: ignore[attr-defined]
+
+    assert added(0) @ pool == [0, 0]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in threads.map(lambda number: added(number) @ pool, range(1, 41)):
+            pass
+    assert added(0) @ pool == [820, 820]
 
 
 def test_the_events_of_a_pool_have_short_calls(pool: Pool) -> None:

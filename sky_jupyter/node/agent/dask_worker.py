@@ -28,11 +28,12 @@ from ..dask import scheduler as control
 from ..dask.monotonic_batching import patch_batched_send
 from ..protocol import agent_process, rpc
 from ..protocol.host_config import HostConfig, member_name
-from ..protocol.short_call_frames import HANDSHAKE
+from ..protocol.short_call_frames import HANDSHAKE, agents_socket_of
 from ..system import processes
 from ..system.gpus import Devices
 from . import run_starts
 from .agent import Agent
+from .short_call_listener import ShortCallListener
 
 TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
@@ -99,6 +100,7 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
         """Close the connection; have the agent seen as a new one if the scheduler was told that its node is lost."""
         if reason == _REMOVED:
             self.agent.renew_incarnation()
+        self.agent.short.hang_up()
         return await super().close(*args, reason=reason, **options)
 
     def check_caller(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,6 +191,7 @@ async def _serve(agents: Sequence[Agent], scheduler: str, lease: int) -> None:
     loop.set_default_executor(ThreadPoolExecutor(_THREADS * len(agents), "asyncio"))
     for agent in agents:
         _begin(agent, lease)
+    ShortCallListener(agents, agents_socket_of(agents[0].pool_folder, agents[0].node))
     connected = [asyncio.create_task(_stay_connected(agent, scheduler)) for agent in agents]
     try:
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *connected], return_when=asyncio.FIRST_COMPLETED)

@@ -32,6 +32,32 @@ _KEPT, _KEPT_BYTES = 256, 8 << 20
 _READ = 1 << 18
 
 
+class JointValues:
+    """Values of a call on ranks whose agents share a process: told together, as one message is cheaper than many.
+
+    Where a rank has more to tell than a value, its agent opens the call, and all is in journals.
+
+    Parameters
+    ----------
+    tell : callable
+        Sends bytes to the notebook.
+    id : str
+        The call's id.
+    count : int
+        How many ranks it has.
+    """
+
+    def __init__(self, tell: Callable[[bytes], None], id: str, count: int) -> None:
+        self._tell, self._id, self._count = tell, id, count
+        self._values: list[tuple[int, float, bytes, str]] = []
+
+    def add(self, rank: int, elapsed: float, pickled: bytes, name: str) -> None:
+        """Take a rank's value, and tell all if it is the last."""
+        self._values.append((rank, elapsed, pickled, name))
+        if len(self._values) == self._count:
+            self._tell(frames.pack(frames.DONE_ALL, self._id, self._values))
+
+
 @dataclass
 class RelayedCall:
     """Call on this node's share of its ranks.
@@ -48,6 +74,8 @@ class RelayedCall:
         Ranks of this node that have not ended.
     ends : list
         Ends so far: rank, event.
+    joint : JointValues
+        Takes the values of its ranks; None where each is told by itself.
     record : RunRecord
         Its journal, once it is opened.
     """
@@ -60,6 +88,7 @@ class RelayedCall:
     about: dict[str, Any]
     tell: Callable[[bytes], None]
     left: set[int]
+    joint: JointValues | None = None
     began: float = field(default_factory=time.time)
     ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     record: RunRecord | None = None
@@ -100,6 +129,8 @@ class ShortCallRelay:
         self._active: dict[str, RelayedCall] = {}
         self._over: OrderedDict[str, RelayedCall] = OrderedDict()
         self._over_bytes = 0
+        # Close the connections to notebooks on this machine.
+        self.closers: set[Callable[[], None]] = set()
 
     # -- the channel -------------------------------------------------------------------------------
 
@@ -115,21 +146,45 @@ class ShortCallRelay:
         try:
             while manager == self._agent.manager:
                 for frame in read.feed(await stream.read_bytes(_READ, partial=True)):
-                    self._on_frame(frame, tell, mine)
+                    self.take(frame, tell, mine)
         except StreamClosedError:
             pass
         finally:
-            for run in mine & self._active.keys():
-                self.open(run)
+            self.leave(mine)
 
-    def _on_frame(self, frame: list[Any], tell: Callable[[bytes], None], mine: set[str]) -> None:
+    def hang_up(self) -> None:
+        """Close the connections to notebooks on this machine: the agent has lost its own, or is another one."""
+        for close in list(self.closers):
+            close()
+
+    def leave(self, mine: set[str]) -> None:
+        """Have the calls of a notebook go on with journals, as its channel has closed."""
+        for run in mine & self._active.keys():
+            self.open(run)
+
+    def take(
+        self, frame: list[Any], tell: Callable[[bytes], None], mine: set[str], joint: JointValues | None = None
+    ) -> None:
+        """Take a frame of a notebook.
+
+        Parameters
+        ----------
+        frame : list
+            The frame.
+        tell : callable
+            Sends bytes to the notebook.
+        mine : set of str
+            The runs of its calls, for `leave`.
+        joint : JointValues, optional
+            Takes the values of its ranks.
+        """
         self._agent.heard = time.monotonic()
         kind, *rest = frame
         if kind == frames.CALL:
             id, key, arguments, ranks, about = rest
             run = id if about.get("all") else attempt_name(id, self._agent.node, self._agent.incarnation)
             here = [rank for rank in ranks if rank in self._lanes]
-            call = RelayedCall(id, run, key, arguments, ranks, about, tell, set(here))
+            call = RelayedCall(id, run, key, arguments, ranks, about, tell, set(here), joint)
             if len(mine) > 2 * len(self._active) + _KEPT:
                 mine &= self._active.keys()
             mine.add(run)
@@ -247,7 +302,9 @@ class ShortCallRelay:
             return
         rank.short_ends.pop(run, None)
         end = {"kind": "end", "status": "ok", "bound": True, "type": name, "pickled": pickled, "elapsed": elapsed}
-        if call.record is None:
+        if call.record is None and call.joint is not None:
+            call.joint.add(rank.number, elapsed, pickled, name)
+        elif call.record is None:
             call.tell(frames.pack(frames.DONE, call.id, rank.number, elapsed, pickled, name))
         else:
             self._agent.on_event(rank.number, run, {**frames.long_end(dict(end)), "t": time.time()})

@@ -596,7 +596,7 @@ def _end_lines() -> None:
 
 def _ids(namespace: dict[str, Any]) -> dict[str, int]:
     """Return the identities of a namespace's values, by name."""
-    return dict(zip(namespace, map(id, namespace.values())))
+    return dict(zip(namespace, map(id, namespace.values()), strict=True))
 
 
 def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:

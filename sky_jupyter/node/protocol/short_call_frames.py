@@ -10,6 +10,7 @@ import base64
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ DONE = 3
 # Agent to notebook. It goes on the long way, with a journal: [OPENED, id]. It was not begun here: [REFUSED, id].
 OPENED = 4
 REFUSED = 5
+# The values of all ranks of a call whose agents share a process: [DONE_ALL, id, [[rank, elapsed, value, type], ...]].
+DONE_ALL = 6
+# The first frame on the socket of an agents' process: [HELLO, manager]. Its answer has the incarnations of the agents
+# there: [OPENED, {node: incarnation}].
+HELLO = 7
 
 HANDSHAKE = "sky_short_calls"
 """Operation by which a notebook opens its channel to an agent."""
@@ -69,6 +75,19 @@ def socket_of(connection_file: str | os.PathLike[str]) -> str:
     return f"{Path(connection_file).with_suffix('')}-short"
 
 
+def agents_socket_of(folder: str | os.PathLike[str], node: int) -> str:
+    """Return the path of the socket of an agents' process, in a pool's folder; ``node`` is its first."""
+    return str(Path(folder, f"n{node}", "calls"))
+
+
+def is_own(connected: socket.socket) -> bool:
+    """Return whether the other end of a unix socket is a process of the same user, where the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", told)[1] == os.geteuid())
+
+
 class FrameSocket:
     """Unix socket of frames; used on one loop.
 
@@ -78,11 +97,18 @@ class FrameSocket:
         The connected socket; it is closed with this object.
     on_frame : callable
         Called with each frame.
+    on_close : callable
+        Called once it is closed, by whichever end.
     """
 
-    def __init__(self, connected: socket.socket, on_frame: Callable[[list[Any]], None]) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        on_frame: Callable[[list[Any]], None],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._socket = connected
-        self._on_frame = on_frame
+        self._on_frame, self._on_close = on_frame, on_close
         self._frames = Frames()
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
@@ -115,6 +141,8 @@ class FrameSocket:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._socket.close()
+            # Later: whoever sends is in the middle of something.
+            self._loop.call_soon(self._on_close)
 
     def _on_writable(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -140,3 +168,5 @@ class FrameSocket:
             return
         for frame in self._frames.feed(data):
             self._on_frame(frame)
+            if self.closed:
+                return

@@ -299,10 +299,10 @@ def _loggers() -> dict[str, Any]:
     set_here = [
         (name, one)
         for name, one in list(root.manager.loggerDict.items())
-        if type(one) is not logging.PlaceHolder and (one.level or one.handlers or not one.propagate or one.disabled)
+        if isinstance(one, logging.Logger) and (one.level or one.handlers or not one.propagate or one.disabled)
     ]
     for name, one in set_here:
-        if isinstance(one, logging.Logger) and not _is_runtime(name):
+        if not _is_runtime(name):
             # A library adds its own handlers when it is imported.
             is_library = (top := name.partition(".")[0]) in sys.modules and top != "__main__"
             more = (True, False) if is_library else (one.propagate, one.disabled, *_handlers(one))

@@ -275,6 +275,8 @@ class Polls(TimeoutGroup):
     calls_again: float = 0.1
     # Calls on the short way that take longer than this go on on the long way.
     short_calls: float = 0.1
+    # An interrupt of a call that its own thread waits for is seen within this time.
+    direct_calls: float = 0.05
     # What the machines of a pool cost.
     costs: float = 60.0
 

@@ -7,16 +7,12 @@ or task of the long way, which has everything else. docs/design-calls.md has the
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import json
 import logging
-import pickle
-import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ...capture.blobs import Blob
@@ -24,138 +20,26 @@ from ...capture.collect import Capture, collect_value
 from ...capture.ledger import Ledger
 from ...capture.unchanged_functions import Unchanged
 from ...node.protocol import short_call_frames as frames
+from ...node.protocol.agent_process import process_of
 from ...util.background_tasks import BackgroundTasks
+from ...util.text import format_ranks
 from ..base.event_loop import loop
 from ..base.events import Listener
 from ..base.timeouts import TIMEOUTS
-from ..runs.result import CellResult, Outcome
-from ..runs.run import new_id
+from .direct_calls import DirectCalls
+from .short_call import ShortCall, WarmFunction
+from .short_call_channels import CallChannel, DirectLine, LocalCallChannel, RemoteCallChannel, connect_here
 from .task_context import FunctionBundle, TaskContext
 
 _log = logging.getLogger(__name__)
 _DIAL = TIMEOUTS.liveness.dial
 # A call that takes longer is opened, and looked for as often.
 _SHORT = TIMEOUTS.polls.short_calls
-# Calls of a rank that are sent ahead if they are short, so many that they take as long as this; else one.
-_AHEAD, _MOST_AHEAD, _TINY = 0.02, 16, 0.01
 # So many calls of ranks that are busy are passed over for calls of others.
 _MOST_HELD = 256
 # Functions whose files are kept on the nodes, and bytes of one of them.
 _WARM, _MOST_WARM = 32, 16 << 20
 _READ = 1 << 18
-
-
-@dataclass(frozen=True)
-class ShortResult:
-    """Value of a short call on one rank.
-
-    Parameters
-    ----------
-    rank, node : int
-        The rank and its node.
-    elapsed : float
-        Seconds that it took there.
-    pickled : bytes
-        Pickle of the value.
-    type : str
-        The name of the value's type.
-    """
-
-    rank: int
-    node: int
-    elapsed: float
-    pickled: bytes
-    type: str
-
-    def value(self) -> Any:
-        """Return the value; a `RemoteRepr` if it cannot be rebuilt here."""
-        try:
-            return pickle.loads(self.pickled)
-        except Exception:
-            return CellResult([Outcome(self.rank, self.node, "ok", self.end())], self.elapsed).head
-
-    def end(self) -> dict[str, Any]:
-        """Return the end event that a run would have."""
-        value = base64.b64encode(self.pickled).decode()
-        about = {"kind": "end", "status": "ok", "bound": True, "rank": self.rank, "elapsed": self.elapsed}
-        return {**about, "type": self.type, "value": value}
-
-
-class ShortCall:
-    """Call on the short way; sent by `ShortCalls.send`.
-
-    Parameters
-    ----------
-    ranks : list of int
-        Its ranks; none for the one that has the least to do.
-    function : WarmFunction
-        Its function.
-    arguments : bytes
-        Pickle of a list with its arguments.
-    about : dict
-        What agents are told besides: ``"title"``, ``"timeout"``, ``"all"`` where it is one of all ranks, and
-        ``"asks"`` where the user can be asked, and ``"together"`` where it makes several.
-    count : int
-        How many calls of the function it makes.
-
-    Attributes
-    ----------
-    id : str
-        Its id, which it keeps where it is opened.
-    results : dict
-        By rank, what has come of it.
-    opened : bool
-        Whether it goes on on the long way.
-    sent : bool
-        Whether ranks may have begun it.
-    dropped : bool
-        Whether it was given up before it was sent.
-    incarnations : dict
-        Of the agents that it was sent to, by node.
-    everywhere : bool
-        Whether it is one of all ranks.
-    """
-
-    def __init__(
-        self, ranks: list[int], function: WarmFunction, arguments: bytes, about: dict[str, Any], count: int = 1
-    ) -> None:
-        self.id = new_id()
-        self.ranks, self.function, self.arguments, self.about = ranks, function, arguments, about
-        self.everywhere = about.get("all") is True
-        self.count = count
-        self.left = set(ranks)
-        self.results: dict[int, ShortResult] = {}
-        self.opened = self.sent = self.dropped = False
-        self.incarnations: dict[int, str] = {}
-        self.began = time.perf_counter()
-        # No Event: an interrupt inside of one may leave it locked.
-        self.lock = threading.Lock()
-        self.lock.acquire()
-        # Called on the loop when it is over, or opened; by default whoever waits for the lock is woken.
-        self.on_over: Callable[[ShortCall], None] = _wake
-
-    def values(self) -> list[Any]:
-        """Return the values of a call that is over, in the order of ranks."""
-        return [one.value() for _, one in sorted(self.results.items())]
-
-    @property
-    def title(self) -> str:
-        """The name of its function."""
-        return str(self.about["title"])
-
-    @property
-    def together(self) -> bool:
-        """Whether its value is a list, of several calls."""
-        return "together" in self.about
-
-    @property
-    def is_late(self) -> bool:
-        """Whether it takes longer than calls of the short way may."""
-        return time.perf_counter() - self.began > _SHORT
-
-
-def _wake(call: ShortCall) -> None:
-    call.lock.release()
 
 
 class KnownFunction:
@@ -180,41 +64,6 @@ class KnownFunction:
         parts += [(one.names, one.unit) for one in capture.groups]
         parts += [list(one) for one in capture.sources]
         self.name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-class WarmFunction:
-    """Function whose files the nodes keep, with what a rank is told of it."""
-
-    def __init__(self, key: bytes, bundle: FunctionBundle, content: dict[str, Any]) -> None:
-        self.key, self.bundle, self.content = key, bundle, content
-        # The seconds that a call takes, of late; None before one has ended.
-        self.seconds: float | None = None
-
-    @property
-    def ahead(self) -> int:
-        """How many of its calls a rank is sent at most."""
-        if self.seconds is None or self.seconds > _TINY:
-            return 1
-        return min(_MOST_AHEAD, int(_AHEAD / max(self.seconds, 1e-4)))
-
-    def note(self, seconds: float) -> None:
-        """Note how long a call has taken."""
-        self.seconds = seconds if self.seconds is None else (3 * self.seconds + seconds) / 4
-
-
-class _Channel:
-    """Standing connection to the agent of a node."""
-
-    def __init__(self, comm: Any, incarnation: str) -> None:
-        self.comm, self.stream, self.incarnation = comm, comm.stream, incarnation
-        self.known: set[bytes] = set()
-
-    @property
-    def is_open(self) -> bool:
-        return not self.stream.closed()
-
-    def close(self) -> None:
-        self.comm.abort()
 
 
 class ShortCalls:
@@ -251,13 +100,17 @@ class ShortCalls:
         self._is_woken = False
         # On the loop: calls that are not over, channels by node, those that are being opened, and ranks' loads.
         self._active: dict[str, ShortCall] = {}
-        self._channels: dict[int, _Channel] = {}
+        self._channels: dict[int, CallChannel] = {}
+        # What is dialed, by the node that it is dialed for, with the calls that wait for it.
         self._dialing: dict[int, list[ShortCall]] = {}
         self._load: dict[int, int] = {}
         # Calls that wait for a rank that has less to do.
         self._waiting: deque[ShortCall] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
+        # Processes of agents that are not on this machine.
+        self._not_here: set[str] = set()
         self._background = BackgroundTasks()
+        self.direct = DirectCalls(self)
 
     # -- any thread --------------------------------------------------------------------------------
 
@@ -368,10 +221,10 @@ class ShortCalls:
 
     def _forget(self, warm: WarmFunction) -> None:
         def forget() -> None:
-            for channel in self._channels.values():
+            for channel in set(self._channels.values()):
                 if warm.key in channel.known and channel.is_open:
                     channel.known.discard(warm.key)
-                    channel.stream.write(frames.pack(frames.FORGET, warm.key))
+                    channel.write(frames.pack(frames.FORGET, warm.key))
 
         loop().loop.call_soon_threadsafe(forget)
 
@@ -404,6 +257,31 @@ class ShortCalls:
 
         loop().loop.call_soon_threadsafe(drop)
 
+    def note(self, call: ShortCall) -> None:
+        """Note a call that is over."""
+        ranks = [(one.rank, one.node, one.elapsed) for one in call.results.values()]
+        self.pool.supervisor.events.note_short(call.id, call.title, ranks, everywhere=call.everywhere)
+
+    def load_of(self, rank: int) -> int:
+        """Return how many calls a rank has to do."""
+        return self._load.get(rank, 0) + (rank == self.direct.rank)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether calls are possible, none is on its way, and the connections are those of the pool's client."""
+        if self._active or self._queue or self._waiting or self._dialing:
+            return False
+        return self.are_possible and self._client is self.pool.control.client
+
+    def take_over(self, call: ShortCall) -> None:
+        """Count a call that was made directly, and goes on on the long way."""
+
+        def take_over() -> None:
+            for rank in call.left if call.sent else ():
+                self._load[rank] = self._load.get(rank, 0) + 1
+
+        loop().loop.call_soon_threadsafe(take_over)
+
     def open(self, call: ShortCall) -> None:
         """Have a call go on on the long way, unless it is over."""
         loop().loop.call_soon_threadsafe(self._open, call)
@@ -422,14 +300,14 @@ class ShortCalls:
         if self._client is not self.pool.control.client:
             # Dask's connections are new, and so are these.
             self._client = self.pool.control.client
-            for channel in list(self._channels.values()):
-                channel.close()
+            self._not_here.clear()
+            self.close()
         self._waiting.extend(self._queue.popleft() for _ in range(len(self._queue)))
         self._send_waiting()
 
     def _send_waiting(self) -> None:
         """Send the calls that wait, as long as ranks have little to do."""
-        written: dict[int, list[bytes]] = {}
+        written: dict[CallChannel, list[bytes]] = {}
         # All that is seen here is of one moment.
         possible, busy = self.are_possible, self.pool.supervisor.busy_ranks()
         held: list[ShortCall] = []
@@ -441,8 +319,8 @@ class ShortCalls:
             if not possible or not ranks:
                 self._open(call)
                 continue
-            rank = min(ranks, key=lambda rank: (self._load.get(rank, 0), rank))
-            if not call.everywhere and self._load.get(rank, 0) >= call.function.ahead:
+            rank = min(ranks, key=lambda rank: (self.load_of(rank), rank))
+            if not call.everywhere and self.load_of(rank) >= call.function.ahead:
                 held.append(call)
                 if not call.ranks or len(held) > _MOST_HELD:
                     break
@@ -451,18 +329,18 @@ class ShortCalls:
                 call.ranks, call.left = [rank], {rank}
             self._take(call, written)
         self._waiting.extendleft(reversed(held))
-        for node, parts in written.items():
-            self._channels[node].stream.write(b"".join(parts))
+        for channel, parts in written.items():
+            channel.write(b"".join(parts))
 
-    def _take(self, call: ShortCall, written: dict[int, list[bytes]]) -> None:
+    def _take(self, call: ShortCall, written: dict[CallChannel, list[bytes]]) -> None:
         supervisor, per_node = self.pool.supervisor, self.pool.spec.ranks_per_node
         nodes = sorted({rank // per_node for rank in call.ranks})
         if lacking := [node for node in nodes if node not in self._channels or not self._channels[node].is_open]:
-            for node in lacking:
+            for node in (places := sorted(set(map(self._dialed_for, lacking)))):
                 if node not in self._dialing:
                     self._dialing[node] = []
                     self._background.start(self._dial(node))
-            self._dialing[lacking[0]].append(call)
+            self._dialing[places[0]].append(call)
             return
         if call.everywhere and not supervisor.take_turn_now(call.id):
             self._open(call)
@@ -471,23 +349,71 @@ class ShortCalls:
         call.sent, call.began = True, time.perf_counter()
         for rank in call.ranks:
             self._load[rank] = self._load.get(rank, 0) + 1
-        for node in nodes:
-            channel, parts = self._channels[node], written.setdefault(node, [])
-            call.incarnations[node] = channel.incarnation
-            warm = call.function
-            if warm.key not in channel.known:
-                channel.known.add(warm.key)
-                parts.append(frames.pack(frames.FUNCTION, warm.key, warm.content))
-            parts.append(frames.pack(frames.CALL, call.id, warm.key, call.arguments, call.ranks, call.about))
+        for channel in dict.fromkeys(self._channels[node] for node in nodes):
+            parts = written.setdefault(channel, [])
+            mine = [node for node in nodes if node in channel.incarnations]
+            call.incarnations.update((node, channel.incarnations[node]) for node in mine)
+            parts += call.packed(channel.known, call.ranks)
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
 
+    def _process_of(self, node: int) -> str:
+        return process_of(self.pool.control.incarnations.get(node, ""))
+
+    def _dialed_for(self, node: int) -> int:
+        """Return the first node of the process that has a node's agent, if that may be on this machine."""
+        process = self._process_of(node)
+        if process in self._not_here:
+            return node
+        return min(
+            (other for other in self.pool.control.incarnations if self._process_of(other) == process), default=node
+        )
+
     async def _dial(self, node: int) -> None:
-        """Open the channel to a node; send what waits for it."""
+        """Open the channel to a node, or to all of its process; send what waits for it."""
+        process = self._process_of(node)
+        is_reached = process not in self._not_here and await self._dial_here(node, process)
+        if process in self._not_here:
+            is_reached = await self._dial_agent(node)
+        per_node = self.pool.spec.ranks_per_node
+        for call in self._dialing.pop(node):
+            # Agents of the process that are not connected took no part.
+            ours = [one for one in {rank // per_node for rank in call.ranks} if self._process_of(one) == process]
+            is_whole = process in self._not_here or all(one in self._channels for one in ours)
+            if is_reached and is_whole:
+                self._queue.append(call)
+            else:
+                self._open(call)
+        self._flush()
+
+    async def _dial_here(self, node: int, process: str) -> bool:
+        """Open the connections to a process on this machine, by its first node; return whether its agents are there."""
+        control = self.pool.control
+        path = frames.agents_socket_of(self.pool.hosts[0].folder, node)
+        try:
+            connected, there = await connect_here(path, control.generation, _DIAL)
+            channel = LocalCallChannel(connected, there, self._on_local_frame, self._on_closed)
+            try:
+                line = DirectLine(*await connect_here(path, control.generation, _DIAL), channel.known)
+            except BaseException:
+                channel.close()
+                raise
+        except (OSError, ValueError, TypeError, AttributeError, asyncio.TimeoutError) as error:
+            _log.debug("no agents of node %d on this machine: %s: %s", node, type(error).__name__, error)
+            self._not_here.add(process)
+            return False
+        for before in {self._channels[other] for other in there if other in self._channels}:
+            # It led to fewer agents.
+            before.close()
+        self._channels.update(dict.fromkeys(there, channel))
+        self.direct.add(channel, line)
+        return bool(there)
+
+    async def _dial_agent(self, node: int) -> bool:
+        """Open the channel to a node elsewhere; return whether it can be reached."""
         from distributed.comm import connect
 
         control, client = self.pool.control, self.pool.control.client
-        channel = None
         try:
             arguments = client.connection_args if client is not None else {}
             comm = await connect(control.addresses[node], timeout=_DIAL, **arguments)
@@ -496,69 +422,73 @@ class ShortCalls:
                 read = frames.Frames()
                 first = await asyncio.wait_for(comm.stream.read_bytes(_READ, partial=True), _DIAL)
                 ((_, incarnation),) = read.feed(first)
-                channel = _Channel(comm, str(incarnation))
+                channel = RemoteCallChannel(comm, {node: str(incarnation)})
             except BaseException:
                 comm.abort()
                 raise
         except Exception as error:
             _log.debug("no channel of short calls to node %d: %s: %s", node, type(error).__name__, error)
-        waiting = self._dialing.pop(node)
-        if channel is None:
-            for call in waiting:
-                self._open(call)
-            return
+            return False
         self._channels[node] = channel
-        self._background.start(self._read(node, channel, read))
-        self._queue.extend(waiting)
-        self._flush()
+        self._background.start(self._read(channel, comm.stream, read))
+        return True
 
-    async def _read(self, node: int, channel: _Channel, read: frames.Frames) -> None:
+    async def _read(self, channel: CallChannel, stream: Any, read: frames.Frames) -> None:
         from tornado.iostream import StreamClosedError
 
         try:
             while True:
-                for frame in read.feed(await channel.stream.read_bytes(_READ, partial=True)):
-                    self._on_frame(node, frame)
+                for frame in read.feed(await stream.read_bytes(_READ, partial=True)):
+                    self._on_frame(channel, frame)
         except StreamClosedError:
             pass
         except Exception as error:
-            # Agents are untrusted input.
-            _log.warning("a frame of node %d cannot be read: %s: %s", node, type(error).__name__, error)
+            _warn(channel, error)
         finally:
             channel.close()
-            if self._channels.get(node) is channel:
-                del self._channels[node]
-            per_node = self.pool.spec.ranks_per_node
-            for call in list(self._active.values()):
-                if node in call.incarnations and any(rank // per_node == node for rank in call.left):
-                    self._open(call)
+            self._on_closed(channel)
 
-    def _on_frame(self, node: int, frame: list[Any]) -> None:
+    def _on_local_frame(self, channel: CallChannel, frame: list[Any]) -> None:
+        try:
+            self._on_frame(channel, frame)
+        except Exception as error:
+            _warn(channel, error)
+            channel.close()
+
+    def _on_closed(self, channel: CallChannel) -> None:
+        """Have the calls go on on the long way that a closed channel was to answer."""
+        for node in [node for node, one in self._channels.items() if one is channel]:
+            del self._channels[node]
+        self.direct.drop(channel)
+        per_node = self.pool.spec.ranks_per_node
+        for call in list(self._active.values()):
+            if any(rank // per_node in channel.incarnations for rank in call.left):
+                self._open(call)
+
+    def _on_frame(self, channel: CallChannel, frame: list[Any]) -> None:
         kind, id, *rest = frame
         call = self._active.get(id)
-        if call is None or node not in call.incarnations:
+        if call is None or call.incarnations.keys().isdisjoint(channel.incarnations):
             return
-        if kind == frames.DONE:
-            rank, elapsed, pickled, name = rest
-            if rank not in call.left or rank // self.pool.spec.ranks_per_node != node:
-                return
-            call.left.discard(rank)
-            call.results[rank] = ShortResult(rank, node, float(elapsed), bytes(pickled), str(name))
-            self._unload(rank)
-            call.function.note(float(elapsed))
+        if kind in (frames.DONE, frames.DONE_ALL):
+            for value in rest[0] if kind == frames.DONE_ALL else [rest]:
+                if call.take(value, channel.incarnations, self.pool.spec.ranks_per_node):
+                    self._unload(value[0])
             if self._waiting:
                 self._send_soon()
             if not call.left:
                 del self._active[id]
                 if call.everywhere:
                     self.pool.supervisor.leave_turn_now(id)
-                ranks = [(one.rank, one.node, one.elapsed) for one in call.results.values()]
-                self.pool.supervisor.events.note_short(id, call.title, ranks, everywhere=call.everywhere)
+                self.note(call)
                 call.on_over(call)
         elif kind in (frames.OPENED, frames.REFUSED):
-            if kind == frames.REFUSED and not call.everywhere:
-                self._unload(call.ranks[0])
-                call.sent = False
+            if kind == frames.REFUSED:
+                # It may be the function that is not known there.
+                channel.known.discard(call.function.key)
+                if not call.everywhere:
+                    self._unload(call.ranks[0])
+                    call.sent = False
             self._open(call)
 
     def _send_soon(self) -> None:
@@ -592,8 +522,15 @@ class ShortCalls:
 
     def close(self) -> None:
         """Close the channels."""
-        for channel in list(self._channels.values()):
+        self.direct.close()
+        for channel in set(self._channels.values()):
             channel.close()
+
+
+def _warn(channel: CallChannel, error: Exception) -> None:
+    # Agents are untrusted input.
+    text = "a frame of nodes %s cannot be read: %s: %s"
+    _log.warning(text, format_ranks(sorted(channel.incarnations)), type(error).__name__, error)
 
 
 def _name(function: Any) -> str:

@@ -18,7 +18,6 @@ from ...node.protocol.journal_events import is_count
 from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
-from ...util.free_locks import taken_now
 from ...util.text import first_line, node_label, rank_label
 from ..base.event_loop import loop
 from ..base.events import NoticeEvent, ignore
@@ -31,6 +30,7 @@ from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
 from .interruption_notices import InterruptionNotices
 from .supervisor_extension import SupervisorExtension
+from .threadsafe_turn import ThreadsafeTurn
 from .turns import Turns
 from .unresponsive_processes import Watchdog
 
@@ -148,7 +148,7 @@ class Supervisor:
         self._ends: dict[int, list[float]] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other. The lock is for those of this notebook, the turns for those of several.
-        self._turn = asyncio.Lock()
+        self._turn = ThreadsafeTurn()
         self.turns = Turns(self._ask_head)
         self._is_yielding = False
         self._tasks = BackgroundTasks()
@@ -262,7 +262,7 @@ class Supervisor:
 
     def take_turn_now(self, run: str) -> bool:
         """Take the turn of cells and broadcasts for a short call, if it is free."""
-        if self.turns.shared or not taken_now(self._turn):
+        if self.turns.shared or not self._turn.take_now():
             return False
         if self.turns.take_standing(run):
             return True
@@ -274,11 +274,21 @@ class Supervisor:
         self.turns.leave_soon(run)
         self._turn.release()
 
+    def take_turn_directly(self) -> bool:
+        """Take the turn, in any thread, for a short call that the loop has no part in, if it is free."""
+        return self.turns.is_standing and self._turn.take_now()
+
+    def leave_turn_directly(self) -> None:
+        """Leave the turn of such a call."""
+        self._turn.release()
+
     async def execute_opened(
         self, run: Run, content: dict[str, Any], grace: float, timeout: float | None, ends: Mapping[int, dict[str, Any]]
     ) -> None:
         """Run to the end what began as a short call and has its turn; ``ends`` are those of its ranks so far."""
         try:
+            # One that was made directly has not said so yet.
+            self.turns.take_standing(run.id)
             run.start_clock()
             about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time(), "apart": False}
             for rank, end in ends.items():

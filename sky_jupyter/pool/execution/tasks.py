@@ -31,7 +31,8 @@ from ..runs.result import CellResult, Outcome, exception_of
 from ..runs.run import Run, new_id
 from ..transfer import send_values as values
 from ..transfer.fetch_values import FetchedValue, ValueFetch, discard, value_in
-from .short_calls import ShortCall, ShortCalls
+from .short_call import ShortCall
+from .short_calls import ShortCalls
 from .supervisor import FREE_PATIENCE
 from .task_context import FunctionBundle, TaskContext
 

@@ -159,10 +159,15 @@ class Turns:
 
     def take_standing(self, run: str) -> bool:
         """Begin a run without asking, if this notebook has the standing turn; return whether it has."""
-        if self.shared or not (self._leaving is None or self._leaving.done()):
+        if not self.is_standing:
             return False
         self._holder = run
         return True
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether this notebook has the standing turn, and nothing is left to be told of the one before."""
+        return not self.shared and (self._leaving is None or self._leaving.done())
 
     def _take(self, run: str, answer: Mapping[str, Any], fresh: set[int]) -> tuple[set[int], list[str]]:
         self.number, self._is_lost = int(answer["turn"]), False

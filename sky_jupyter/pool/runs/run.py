@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +32,8 @@ _log = logging.getLogger(__name__)
 # Limits of the buffer for batches that arrive early; the journal has these too.
 _MOST_EARLY = 256
 _MOST_EARLY_BYTES = 8 << 20
+# Ids that are made at a time.
+_IDS = 64
 # Limits of a node's own notices.
 _MOST_NOTICES = 20
 _MOST_NOTICE = 500
@@ -37,7 +41,16 @@ _MOST_NOTICE = 500
 
 def new_id() -> str:
     """Return a new id for a pool or run: eight hex digits."""
-    return secrets.token_hex(4)
+    try:
+        return _ids.pop()
+    except IndexError:
+        # Many at a time: to read one, a call would let other threads run for as long as they like.
+        _ids.extend(textwrap.wrap(secrets.token_hex(4 * _IDS), 8))
+        return _ids.pop()
+
+
+_ids: list[str] = []
+os.register_at_fork(after_in_child=_ids.clear)
 
 
 class Run:

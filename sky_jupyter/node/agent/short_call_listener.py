@@ -1,0 +1,130 @@
+"""Socket of an agents' process for the short calls of a notebook on the same machine.
+
+It lies in the pool's folder, which only its owner can enter, as the pool's keys do: who can connect here has these. A
+call of ranks whose agents share the process is one frame here, and so is its answer; see docs/design-calls.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ...errors import PoolError
+from ..protocol import short_call_frames as frames
+from ..protocol.short_call_frames import FrameSocket
+from .context import AgentContext
+from .short_call_relay import JointValues, ShortCallRelay
+
+_BACKLOG = 8
+
+
+class ListeningAgent(AgentContext, Protocol):
+    """Agent of a node, as this socket uses it."""
+
+    short: ShortCallRelay
+
+    def obey(self, manager: int) -> None:
+        """Accept a call of the current manager, or of a newer one; PoolError for one that was replaced."""
+        ...
+
+
+class ShortCallListener:
+    """Listening socket of an agents' process; made when its agents begin.
+
+    Parameters
+    ----------
+    agents : sequence of ListeningAgent
+        The agents of the process.
+    path : str
+        Where the socket is to lie.
+    """
+
+    def __init__(self, agents: Sequence[ListeningAgent], path: str) -> None:
+        self._agents = agents
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.setblocking(False)
+        # Left by an earlier process of these agents.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        # Without it calls go over TLS.
+        with contextlib.suppress(OSError):
+            self._socket.bind(path)
+            os.chmod(path, 0o600)
+            self._socket.listen(_BACKLOG)
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connected = self._socket.accept()[0]
+            if frames.is_own(connected):
+                _Connection(self._agents, connected)
+            else:
+                connected.close()
+
+
+class _Connection:
+    """Connection of a notebook to the agents of this process; it ends when one of them obeys another."""
+
+    def __init__(self, agents: Sequence[ListeningAgent], connected: socket.socket) -> None:
+        self._present = agents
+        self._manager = 0
+        # The agents by their nodes, once the notebook has said who it is, as they were then; the runs of its calls.
+        self._agents: dict[int, ListeningAgent] = {}
+        self._incarnations: dict[int, str] = {}
+        self._mine: dict[int, set[str]] = {}
+        self._line = FrameSocket(connected, self._on_frame, self._on_close)
+
+    def _on_frame(self, frame: list[Any]) -> None:
+        try:
+            if self._agents:
+                self._take(frame)
+            else:
+                self._begin(frame)
+        except (PoolError, ValueError, TypeError, LookupError):
+            # It was replaced, or is none of ours.
+            self._line.close()
+
+    def _begin(self, frame: list[Any]) -> None:
+        kind, manager = frame
+        if kind != frames.HELLO or type(manager) is not int:
+            raise ValueError("this is no notebook's first frame")
+        # Of agents that are not connected nobody would hear what becomes of a call.
+        present = [agent for agent in self._present if agent.send is not None]
+        for agent in present:
+            agent.obey(manager)
+        self._manager = manager
+        self._agents = {agent.node: agent for agent in present}
+        self._incarnations = {agent.node: agent.incarnation for agent in present}
+        self._mine = {agent.node: set() for agent in present}
+        for agent in present:
+            agent.short.closers.add(self._line.close)
+        self._line.send(frames.pack(frames.OPENED, self._incarnations))
+
+    def _take(self, frame: list[Any]) -> None:
+        if frame[0] != frames.CALL:
+            for node, agent in self._agents.items():
+                agent.short.take(frame, self._line.send, self._mine[node])
+            return
+        # Other ranks of the call have their agents elsewhere.
+        _, id, _, _, ranks, _ = frame
+        concerned = [agent for agent in self._agents.values() if not agent.ranks.keys().isdisjoint(ranks)]
+        count = sum(len(agent.ranks.keys() & set(ranks)) for agent in concerned)
+        if not concerned or not all(map(self._is_as_it_was, concerned)):
+            self._line.close()
+            return
+        joint = JointValues(self._line.send, id, count) if count > 1 else None
+        for agent in concerned:
+            agent.short.take(frame, self._line.send, self._mine[agent.node], joint)
+
+    def _is_as_it_was(self, agent: ListeningAgent) -> bool:
+        is_same = agent.incarnation == self._incarnations[agent.node]
+        return is_same and agent.manager == self._manager and agent.send is not None
+
+    def _on_close(self) -> None:
+        for node, agent in self._agents.items():
+            agent.short.closers.discard(self._line.close)
+            agent.short.leave(self._mine[node])

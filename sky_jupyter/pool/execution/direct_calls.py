@@ -1,0 +1,169 @@
+"""Short calls that the calling thread makes by itself, on a socket to the agents of its own machine.
+
+Nothing else may be on its way. The loop's thread has no part in such a call: to wake it, and to be woken by it, costs
+more than the call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from ...node.protocol import short_call_frames as frames
+from ..base.timeouts import TIMEOUTS
+
+if TYPE_CHECKING:
+    from .short_call import ShortCall
+    from .short_call_channels import CallChannel, DirectLine
+    from .task_context import TaskContext
+
+_log = logging.getLogger(__name__)
+_TICK = TIMEOUTS.polls.direct_calls
+# Bytes of arguments that are sent at once: larger ones do not fit into a socket.
+_MOST = 1 << 16
+
+
+class CallsContext(Protocol):
+    """Short calls of a pool, as direct ones use them."""
+
+    pool: TaskContext
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether calls are possible, none is on its way, and the connections are those of the pool's client."""
+        ...
+
+    def load_of(self, rank: int) -> int:
+        """Return how many calls a rank has to do."""
+        ...
+
+    def take_over(self, call: ShortCall) -> None:
+        """Count a call that was made directly, and goes on on the long way."""
+        ...
+
+    def note(self, call: ShortCall) -> None:
+        """Note a call that is over."""
+        ...
+
+
+class DirectCalls:
+    """Calls of one pool that are made directly; made by its `ShortCalls`."""
+
+    def __init__(self, short: CallsContext) -> None:
+        self._short = short
+        # Replaced as a whole, by the loop.
+        self._lines: dict[CallChannel, DirectLine] = {}
+        # One thread at a time makes a call; its rank, -1 for none.
+        self._lock = threading.Lock()
+        self.rank = -1
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def add(self, channel: CallChannel, line: DirectLine) -> None:
+        """Use a line for as long as a channel to the same agents is open."""
+        self._lines = {**self._lines, channel: line}
+
+    def drop(self, channel: CallChannel) -> None:
+        """Close the line that belongs to a channel."""
+        lines = dict(self._lines)
+        if (line := lines.pop(channel, None)) is not None:
+            line.close()
+        self._lines = lines
+
+    def close(self) -> None:
+        """Close all lines."""
+        for channel in self._lines:
+            self.drop(channel)
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def make(self, call: ShortCall, presses: list[object]) -> bool:
+        """Make a call, until it is over or opened; return False for one that is to be sent by the loop.
+
+        Parameters
+        ----------
+        call : ShortCall
+            The call.
+        presses : list
+            Has an item once the call is to be stopped.
+
+        Returns
+        -------
+        bool
+            Whether it was made.
+        """
+        if not self._lines or len(call.arguments) > _MOST or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._make(call, presses)
+        finally:
+            self.rank = -1
+            self._lock.release()
+
+    def _make(self, call: ShortCall, presses: list[object]) -> bool:
+        short = self._short
+        pool, supervisor = short.pool, short.pool.supervisor
+        if not short.is_idle:
+            return False
+        ranks = call.ranks if call.everywhere else self._rank_for(call)
+        per_node = pool.spec.ranks_per_node
+        nodes = dict.fromkeys(rank // per_node for rank in ranks)
+        line = next(
+            (one for one in self._lines.values() if one.is_open and nodes.keys() <= one.incarnations.keys()), None
+        )
+        if line is None or not ranks:
+            return False
+        if not call.everywhere:
+            self.rank = ranks[0]
+        elif not supervisor.take_turn_directly():
+            return False
+        call.began = time.perf_counter()
+        if not line.send(b"".join(call.packed(line.known, ranks))):
+            line.known.discard(call.function.key)
+            if call.everywhere:
+                supervisor.leave_turn_directly()
+            return False
+        call.sent, call.ranks, call.left = True, ranks, set(ranks)
+        call.incarnations.update((node, line.incarnations[node]) for node in nodes)
+        while call.left and not call.opened:
+            self._await(call, line, per_node)
+            call.opened = bool(call.left) and (call.opened or bool(presses) or call.is_late or not line.is_open)
+        if call.opened:
+            # A call of all ranks keeps its turn.
+            short.take_over(call)
+            return True
+        if call.everywhere:
+            supervisor.leave_turn_directly()
+        short.note(call)
+        return True
+
+    def _rank_for(self, call: ShortCall) -> list[int]:
+        """Return the rank that is to run a call, as a list; empty if none is free."""
+        short, busy = self._short, self._short.pool.supervisor.busy_ranks()
+        for rank in call.ranks or range(short.pool.spec.world_size):
+            if rank not in busy and not short.load_of(rank):
+                return [rank]
+        return []
+
+    def _await(self, call: ShortCall, line: DirectLine, per_node: int) -> None:
+        """Take what comes next on a line; frames of other calls are of no interest any more."""
+        try:
+            for kind, id, *rest in line.receive(_TICK):
+                if id != call.id:
+                    continue
+                if kind in (frames.DONE, frames.DONE_ALL):
+                    for value in rest[0] if kind == frames.DONE_ALL else [rest]:
+                        call.take(value, line.incarnations, per_node)
+                elif kind in (frames.OPENED, frames.REFUSED):
+                    call.opened = True
+                    # One that was refused has not begun; of all ranks, others have.
+                    call.sent = kind == frames.OPENED or call.everywhere
+                    if kind == frames.REFUSED:
+                        # It may be the function that is not known there.
+                        line.known.discard(call.function.key)
+        except Exception as error:
+            # Agents are untrusted input.
+            _log.warning("a frame of agents cannot be read: %s: %s", type(error).__name__, error)
+            line.close()

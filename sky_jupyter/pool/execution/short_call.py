@@ -1,0 +1,172 @@
+"""A call on the short way, and the function that it calls."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...node.protocol import short_call_frames as frames
+from ..base.timeouts import TIMEOUTS
+from ..runs.result import CellResult, Outcome
+from ..runs.run import new_id
+from .task_context import FunctionBundle
+
+_SHORT = TIMEOUTS.polls.short_calls
+# Calls of a rank that are sent ahead if they are short, so many that they take as long as this; else one.
+_AHEAD, _MOST_AHEAD, _TINY = 0.02, 16, 0.01
+
+
+@dataclass(frozen=True)
+class ShortResult:
+    """Value of a short call on one rank.
+
+    Parameters
+    ----------
+    rank, node : int
+        The rank and its node.
+    elapsed : float
+        Seconds that it took there.
+    pickled : bytes
+        Pickle of the value.
+    type : str
+        The name of the value's type.
+    """
+
+    rank: int
+    node: int
+    elapsed: float
+    pickled: bytes
+    type: str
+
+    def value(self) -> Any:
+        """Return the value; a `RemoteRepr` if it cannot be rebuilt here."""
+        try:
+            return pickle.loads(self.pickled)
+        except Exception:
+            return CellResult([Outcome(self.rank, self.node, "ok", self.end())], self.elapsed).head
+
+    def end(self) -> dict[str, Any]:
+        """Return the end event that a run would have."""
+        value = base64.b64encode(self.pickled).decode()
+        about = {"kind": "end", "status": "ok", "bound": True, "rank": self.rank, "elapsed": self.elapsed}
+        return {**about, "type": self.type, "value": value}
+
+
+class ShortCall:
+    """Call on the short way; sent by `ShortCalls.send`.
+
+    Parameters
+    ----------
+    ranks : list of int
+        Its ranks; none for the one that has the least to do.
+    function : WarmFunction
+        Its function.
+    arguments : bytes
+        Pickle of a list with its arguments.
+    about : dict
+        What agents are told besides: ``"title"``, ``"timeout"``, ``"all"`` where it is one of all ranks, and
+        ``"asks"`` where the user can be asked, and ``"together"`` where it makes several.
+    count : int
+        How many calls of the function it makes.
+
+    Attributes
+    ----------
+    id : str
+        Its id, which it keeps where it is opened.
+    results : dict
+        By rank, what has come of it.
+    opened : bool
+        Whether it goes on on the long way.
+    sent : bool
+        Whether ranks may have begun it.
+    dropped : bool
+        Whether it was given up before it was sent.
+    incarnations : dict
+        Of the agents that it was sent to, by node.
+    everywhere : bool
+        Whether it is one of all ranks.
+    """
+
+    def __init__(
+        self, ranks: list[int], function: WarmFunction, arguments: bytes, about: dict[str, Any], count: int = 1
+    ) -> None:
+        self.id = new_id()
+        self.ranks, self.function, self.arguments, self.about = ranks, function, arguments, about
+        self.everywhere = about.get("all") is True
+        self.count = count
+        self.left = set(ranks)
+        self.results: dict[int, ShortResult] = {}
+        self.opened = self.sent = self.dropped = False
+        self.incarnations: dict[int, str] = {}
+        self.began = time.perf_counter()
+        # No Event: an interrupt inside of one may leave it locked.
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        # Called on the loop when it is over, or opened; by default whoever waits for the lock is woken.
+        self.on_over: Callable[[ShortCall], None] = _wake
+
+    def values(self) -> list[Any]:
+        """Return the values of a call that is over, in the order of ranks."""
+        return [one.value() for _, one in sorted(self.results.items())]
+
+    def packed(self, known: set[bytes], ranks: list[int]) -> list[bytes]:
+        """Return the frames that make it on ranks, over a connection that knows these functions."""
+        warm, parts = self.function, []
+        if warm.key not in known:
+            known.add(warm.key)
+            parts.append(frames.pack(frames.FUNCTION, warm.key, warm.content))
+        return [*parts, frames.pack(frames.CALL, self.id, warm.key, self.arguments, ranks, self.about)]
+
+    def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
+        """Take what an agent tells of a rank; return False if it is not one of these nodes that is waited for."""
+        rank, elapsed, pickled, name = value
+        if rank not in self.left or rank // per_node not in nodes:
+            return False
+        self.left.discard(rank)
+        self.results[rank] = ShortResult(rank, rank // per_node, float(elapsed), bytes(pickled), str(name))
+        self.function.note(float(elapsed))
+        return True
+
+    @property
+    def title(self) -> str:
+        """The name of its function."""
+        return str(self.about["title"])
+
+    @property
+    def together(self) -> bool:
+        """Whether its value is a list, of several calls."""
+        return "together" in self.about
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes longer than calls of the short way may."""
+        return time.perf_counter() - self.began > _SHORT
+
+
+def _wake(call: ShortCall) -> None:
+    call.lock.release()
+
+
+class WarmFunction:
+    """Function whose files the nodes keep, with what a rank is told of it."""
+
+    def __init__(self, key: bytes, bundle: FunctionBundle, content: dict[str, Any]) -> None:
+        self.key, self.bundle, self.content = key, bundle, content
+        # The seconds that a call takes, of late; None before one has ended.
+        self.seconds: float | None = None
+
+    @property
+    def ahead(self) -> int:
+        """How many of its calls a rank is sent at most."""
+        if self.seconds is None or self.seconds > _TINY:
+            return 1
+        return min(_MOST_AHEAD, int(_AHEAD / max(self.seconds, 1e-4)))
+
+    def note(self, seconds: float) -> None:
+        """Note how long a call has taken."""
+        self.seconds = seconds if self.seconds is None else (3 * self.seconds + seconds) / 4

@@ -1,0 +1,160 @@
+"""Connections of a notebook's short calls: to the agents of a process on its own machine, or to one agent elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...node.protocol import short_call_frames as frames
+
+_READ = 1 << 18
+
+
+class CallChannel(ABC):
+    """Standing connection that the loop reads.
+
+    Parameters
+    ----------
+    incarnations : dict of int to str
+        Of the agents that it leads to, by node.
+    """
+
+    def __init__(self, incarnations: dict[int, str]) -> None:
+        self.incarnations = incarnations
+        # The functions that were sent on it.
+        self.known: set[bytes] = set()
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether calls can be sent."""
+
+    @abstractmethod
+    def write(self, data: bytes) -> None:
+        """Send frames."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class RemoteCallChannel(CallChannel):
+    """Connection of Dask's kind to one agent, over TLS."""
+
+    def __init__(self, comm: Any, incarnations: dict[int, str]) -> None:
+        super().__init__(incarnations)
+        self._comm = comm
+
+    @property
+    def is_open(self) -> bool:
+        return not self._comm.stream.closed()
+
+    def write(self, data: bytes) -> None:
+        self._comm.stream.write(data)
+
+    def close(self) -> None:
+        self._comm.abort()
+
+
+class LocalCallChannel(CallChannel):
+    """Unix socket to the agents of a process on this machine."""
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        incarnations: dict[int, str],
+        on_frame: Callable[[LocalCallChannel, list[Any]], None],
+        on_close: Callable[[LocalCallChannel], None],
+    ) -> None:
+        super().__init__(incarnations)
+        self._line = frames.FrameSocket(connected, lambda frame: on_frame(self, frame), lambda: on_close(self))
+
+    @property
+    def is_open(self) -> bool:
+        return not self._line.closed
+
+    def write(self, data: bytes) -> None:
+        self._line.send(data)
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class DirectLine:
+    """Unix socket to the agents of a process on this machine, for the thread that makes a call.
+
+    One thread uses it at a time; any thread may close it. ``known`` are the functions that its agents have been sent,
+    here or on the channel beside it.
+    """
+
+    def __init__(self, connected: socket.socket, incarnations: dict[int, str], known: set[bytes]) -> None:
+        self.incarnations, self.known = incarnations, known
+        self.is_open = True
+        self._socket, self._frames, self._poll = connected, frames.Frames(), select.poll()
+        self._poll.register(connected, select.POLLIN)
+
+    def send(self, data: bytes) -> bool:
+        """Send frames; return False if that cannot be done at once: then nobody has them."""
+        try:
+            if self._socket.send(data) == len(data):
+                return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        # What was sent of the last frame is dropped at the other end.
+        self.close()
+        return False
+
+    def receive(self, seconds: float) -> Iterator[list[Any]]:
+        """Wait for frames, and yield those that have come."""
+        if not self._poll.poll(seconds * 1000):
+            return
+        try:
+            data = self._socket.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            yield from self._frames.feed(data)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Close the line; a thread that waits on it sees that."""
+        self.is_open = False
+        # The number of an open file must not become another's while a thread waits on it: it is freed with this object.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self) -> None:
+        self._socket.close()
+
+
+async def connect_here(path: str, manager: int, timeout: float) -> tuple[socket.socket, dict[int, str]]:
+    """Connect to the agents of a process on this machine; return the incarnations of those that are there.
+
+    Raises OSError, ValueError or TypeError where there is no such process, or it cannot be understood.
+    """
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.setblocking(False)
+        connected.connect(path)
+        if not frames.is_own(connected):
+            raise OSError("the agents' process is another user's")
+        connected.send(frames.pack(frames.HELLO, manager))
+        read = frames.Frames()
+        told = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(connected, _READ), timeout)
+        ((kind, incarnations),) = read.feed(told)
+        if kind != frames.OPENED:
+            raise ValueError("the agents' process gave another answer")
+        return connected, {int(node): str(one) for node, one in incarnations.items()}
+    except BaseException:
+        connected.close()
+        raise
