@@ -13,6 +13,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.magics.early_start import is_local_start
+from sky_jupyter.node.protocol.host_config import VARIABLES
 from sky_jupyter.node.protocol.version import HOST_PROCESS
 from sky_jupyter.pool.hosts.early_host import EarlyHosts, early_hosts
 from sky_jupyter.pool.pool import Pool
@@ -88,16 +89,39 @@ def test_a_host_that_waits_ends_with_a_notebook_that_is_killed(tmp_path: Path) -
         assert not folder.exists()
 
 
-def test_a_pool_with_other_variables_starts_a_host_of_its_own() -> None:
+def test_what_plugins_add_to_the_variables_reaches_the_ranks_of_a_host_that_began_before(book: Notebook) -> None:
+    code = "import keras, os, pathlib\n"
+    code += "print('backend', keras.backend.backend(), os.environ['KERAS_BACKEND'])"
+    cell = book.run(f"%%sky --nodes 2 --plugins jax,keras\n{code}")
+    assert cell.body == ["[0-1] backend jax jax"]
+    assert book.value("started") == [(True, False)]
+    (host,) = hosts_below(kernel_of(book))
+    assert not (Path(host.cmdline()[-3]) / VARIABLES).exists()
+
+
+def test_a_pool_that_lacks_a_variable_starts_a_host_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GONE", "1")
+    early_hosts.begin()
+    monkeypatch.delenv("GONE")
+    pool = Pool(PoolSpec(provider=sky.Local()))
+    pool.start()
+    try:
+        assert "GONE" not in psutil.Process(pool.hosts[0].command.identity[0]).environ()
+    finally:
+        pool.down()
+
+
+def test_a_pool_with_variables_of_the_user_starts_a_host_of_its_own() -> None:
     early_hosts.begin()
     (host,) = [one for one in hosts_below(os.getpid()) if one.cmdline()[-1] == str(os.getpid())]
     pool = Pool(PoolSpec(provider=sky.Local(), image=Image(env={"MINE": "1"})))
     pool.start()
     try:
-        assert not host.is_running()
         assert pool.hosts[0].command.identity[0] != host.pid
     finally:
         pool.down()
+        early_hosts.discard()
+    assert not host.is_running()
 
 
 def test_a_pool_that_is_kept_is_not_given_one() -> None:

@@ -397,6 +397,7 @@ def main() -> None:
         # The process that makes the pool is gone, or has no use for this one.
         shutil.rmtree(folder, ignore_errors=True)
     else:
+        parts.take_variables(Path(folder))
         HostProcess(Path(folder), parts).run()
     # Nothing is left to be done; to take the control plane's modules apart would be a quarter of a second of work.
     with contextlib.suppress(OSError, ValueError):

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...util.garbage import collections_paused
 from ...util.optional_imports import left_out
-from ..protocol.host_config import HostConfig
+from ..protocol.host_config import VARIABLES, HostConfig
 from ..system import processes
 
 FORKSERVER_LOG = "forkserver.log"
@@ -50,6 +50,7 @@ class HostParts:
     def __init__(self, folder: Path) -> None:
         self.forkserver = 0
         self._orders = -1
+        self._variables: dict[str, str] = {}
         # Raised when the host starts, which reports it.
         self._error: BaseException | None = None
         try:
@@ -84,13 +85,21 @@ class HostParts:
         self.serve_scheduler, self.serve_agents = scheduler.serve, dask_worker.serve
         self.present_gpus = gpus.present
 
+    def take_variables(self, folder: Path) -> None:
+        """Take the environment variables that a pool adds to those that this process was started with."""
+        file = folder / VARIABLES
+        with contextlib.suppress(FileNotFoundError):
+            self._variables = json.loads(file.read_bytes())
+            file.unlink()
+        os.environ.update(self._variables)
+
     def order(self, config: HostConfig) -> None:
         """Tell the forkserver what to import for a pool; raise what went wrong until now."""
         if self._error is not None:
             raise self._error
-        orders = json.dumps({"preload": config.preload, "exit_timeout": config.exit_timeout})
+        content = {"preload": config.preload, "exit_timeout": config.exit_timeout, "variables": self._variables}
         with contextlib.suppress(BrokenPipeError), os.fdopen(self._orders, "w") as pipe:
-            pipe.write(orders)
+            json.dump(content, pipe)
 
 
 def _serve_forks(listener: socket.socket, orders: int, write: int) -> None:
@@ -101,6 +110,7 @@ def _serve_forks(listener: socket.socket, orders: int, write: int) -> None:
     def told() -> tuple[list[str], float]:
         with os.fdopen(orders) as pipe:
             content = json.load(pipe)
+        os.environ.update(content["variables"])
         return content["preload"], content["exit_timeout"]
 
     forkserver.serve(listener, told)

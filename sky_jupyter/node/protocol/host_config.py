@@ -9,6 +9,8 @@ from pathlib import Path
 from ...spec.pool_spec import DEFAULT_OPTIONS
 
 CONFIG = "host.json"
+# Variables for a host that was started without some of the pool's; it deletes the file as it reads it.
+VARIABLES = "host.env"
 # A changed configuration is written under this name; the host renames it to CONFIG once it has read it.
 NEXT = "host.json.next"
 # The process that starts the pool touches the first of these files repeatedly, and writes the second at the end.

@@ -8,18 +8,20 @@ command line and folder, as any host, and ends with this process.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ...errors import SkyError
 from ...machines.base import Command, Machine
 from ...machines.local_machine import LocalMachine
+from ...node.protocol.host_config import VARIABLES
 from ...node.protocol.version import HOST_PROCESS
 from ...util import process_identity
 from .host_places import make_blobs, make_folder, node_environment
@@ -55,9 +57,14 @@ class EarlyHost:
             raise
 
     def fits(self, machine: Machine, python: Path, variables: Mapping[str, str]) -> bool:
-        """Return whether it lives, and is what a pool would start."""
-        is_same = (sys.executable, self._variables) == (str(python), variables)
+        """Return whether it lives, and is what a pool would start, but for variables that plugins add."""
+        is_same = sys.executable == str(python) and self._variables.items() <= variables.items()
         return is_same and machine.key == LocalMachine.key and process_identity.lives(*self.command.identity)
+
+    def files(self, variables: Mapping[str, str]) -> dict[PurePath, bytes]:
+        """Return what is to be written into its folder before its configuration: the variables that it lacks."""
+        more = {name: value for name, value in variables.items() if name not in self._variables}
+        return {self._folder / VARIABLES: json.dumps(more).encode()} if more else {}
 
     @property
     def folders(self) -> tuple[Path, Path]:
@@ -102,7 +109,7 @@ class EarlyHosts:
     def claim(self, spec: PoolSpec) -> str | None:
         """Return the id for a new pool whose host has begun; None if none has, or the pool is not for it."""
         with self._lock:
-            if self._begun is None or self._begun.claimed or spec.keep or spec.provider.survives_manager:
+            if self._begun is None or self._begun.claimed or not _may_have(spec):
                 return None
             self._begun.claimed = True
             return self._begun.pool
@@ -141,6 +148,14 @@ class EarlyHosts:
             found, self._begun = self._begun, None
         if found is not None:
             found.end()
+
+
+def _may_have(spec: PoolSpec) -> bool:
+    """Return whether a pool may have a host that begins before it.
+
+    The user's variables may concern the interpreter, and libraries that such a host has loaded; plugins' do not.
+    """
+    return not (spec.keep or spec.provider.survives_manager or spec.image.env)
 
 
 early_hosts = EarlyHosts()

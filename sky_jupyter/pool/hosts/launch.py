@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine, Process
 from ...machines.local_machine import LocalMachine, LocalProcess, working_folder
 from ...node.protocol.agent_process import log_of
-from ...node.protocol.host_config import BUDGET, NEXT, READY, STARTING, HostConfig
+from ...node.protocol.host_config import BUDGET, CONFIG, NEXT, READY, STARTING, HostConfig
 from ...node.system.stopped_processes import STILL
 from ...spec.options import DEFAULT_EXIT_TIMEOUT
 from ...spec.pool_spec import PoolSpec
@@ -328,7 +328,10 @@ def launch(
             config = replace(config, scheduler=scheduler, ttl=ttl)
             if not spec.keep:
                 config = replace(config, owner=os.getpid(), start_timeout=None)
-            machine.put({folder / name: data for name, data in {**keys, "host.json": config.dump()}.items()})
+            files: dict[PurePath, bytes] = {folder / name: data for name, data in keys.items()}
+            files |= begun.files(variables) if begun is not None else {}
+            # The last one: a host that waits begins with it.
+            machine.put({**files, folder / CONFIG: config.dump()})
             command = begun.command if begun is not None else start_host(machine, python, folder, variables)
         except BaseException as error:
             if begun is not None:
