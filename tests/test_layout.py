@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,7 +235,11 @@ def loaded(*lines: str) -> list[str]:
         *lines,
         "print(*sorted(sys.modules.keys() - before))",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True)
+    # Of pools in the registry of these tests, loading would say more.
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "SKY_REGISTRY": f"{folder}/registry.sqlite"}
+        command = [sys.executable, "-c", "\n".join(code)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1].split()
 
 
