@@ -174,6 +174,8 @@ def few(outputs: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]
     return markup.attacks(outputs, {"everything": markup.EVERYTHING})
 
 
+# As many pages as there are places for markup: minutes, where other tests run beside it.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("app", ["lab", pytest.param("notebook", marks=pytest.mark.long)])
 def test_a_strangers_notebook_runs_nothing(server, chromium, outputs, app):
     attacks = few(outputs)

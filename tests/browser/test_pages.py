@@ -71,6 +71,8 @@ def write(server: lab.Server, name: str, sources: list[str]) -> None:
     nbformat.write(book, server.root / name)
 
 
+# It takes three minutes on two cores that do little else.
+@pytest.mark.timeout(900)
 def test_a_run_is_shown_whole_whatever_becomes_of_its_pages(server: lab.Server, chromium: Any) -> None:
     write(server, "book.ipynb", CELLS)
     page = lab.Page(chromium, server.address("book.ipynb"))
