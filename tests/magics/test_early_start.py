@@ -45,6 +45,20 @@ def hosts_below(pid: int) -> list[psutil.Process]:
     return [one for one in psutil.Process(pid).children() if HOST_PROCESS in one.cmdline()]
 
 
+def early_host_of(pid: int) -> psutil.Process:
+    """Return the host that a process has just begun; its command line can be read a moment after it was started."""
+    while not (found := [one for one in hosts_below(pid) if one.cmdline()[-1] == str(pid)]):
+        time.sleep(0.01)
+    (host,) = found
+    return host
+
+
+@pytest.fixture(autouse=True)
+def none_is_left() -> Iterator[None]:
+    yield
+    early_hosts.discard()
+
+
 def kernel_of(book: Notebook) -> int:
     return int(book.value("__import__('os').getpid()"))
 
@@ -79,7 +93,7 @@ def test_a_host_that_waits_ends_with_a_notebook_that_is_killed(tmp_path: Path) -
     with notebook(tmp_path) as book:
         pid = kernel_of(book)
         book.run("from sky_jupyter.pool.hosts.early_host import early_hosts\nearly_hosts.begin()")
-        (host,) = hosts_below(pid)
+        host = early_host_of(pid)
         folder = Path(host.cmdline()[-3])
         family = [host, *host.children(recursive=True)]
         assert folder.is_dir()
@@ -113,7 +127,7 @@ def test_a_pool_that_lacks_a_variable_starts_a_host_of_its_own(monkeypatch: pyte
 
 def test_a_pool_with_variables_of_the_user_starts_a_host_of_its_own() -> None:
     early_hosts.begin()
-    (host,) = [one for one in hosts_below(os.getpid()) if one.cmdline()[-1] == str(os.getpid())]
+    host = early_host_of(os.getpid())
     pool = Pool(PoolSpec(provider=sky.Local(), image=Image(env={"MINE": "1"})))
     pool.start()
     try:
@@ -129,7 +143,7 @@ def test_a_pool_that_is_kept_is_not_given_one() -> None:
     hosts.begin()
     try:
         assert hosts.claim(PoolSpec(provider=sky.Local(), keep=True)) is None
-        assert hosts.claim(PoolSpec(provider=sky.SSH("gpu1"))) is None
+        assert hosts.claim(PoolSpec(provider=sky.SSH(("gpu1",)))) is None
         assert (id := hosts.claim(PoolSpec(provider=sky.Local()))) is not None
         assert hosts.claim(PoolSpec(provider=sky.Local())) is None, "two pools had one id"
         assert len(id) == 8
@@ -141,7 +155,8 @@ def test_a_pool_that_is_kept_is_not_given_one() -> None:
 def test_a_host_that_ended_meanwhile_is_not_taken() -> None:
     early_hosts.begin()
     pool = Pool(PoolSpec(provider=sky.Local()))
-    (host,) = [one for one in hosts_below(os.getpid()) if f"/sky-{pool.id}-" in one.cmdline()[-3]]
+    host = early_host_of(os.getpid())
+    assert f"/sky-{pool.id}-" in host.cmdline()[-3]
     host.kill()
     while host.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
