@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.node.agent.kernel_client import RankKernel
 from sky_jupyter.node.host.host import HostProcess
+from sky_jupyter.node.host.host_parts import HostParts
 from sky_jupyter.node.protocol import agent_process
 from sky_jupyter.node.protocol.host_config import HostConfig
 
@@ -126,6 +127,13 @@ class SimulatedRank(RankKernel):
         return True
 
 
+class SimulatedParts(HostParts):
+    """Parts of a host that starts no forkserver; it imports the control plane by itself."""
+
+    def _begin(self, folder: Path) -> None:
+        """Do nothing."""
+
+
 class SimulatedHost(HostProcess):
     """Host that starts no forkserver, and few processes for all agents."""
 
@@ -172,14 +180,14 @@ async def _nothing(self: Any) -> None:
 @contextlib.contextmanager
 def hosts() -> Iterator[None]:
     """Have pools of local nodes that are started in the block simulated."""
-    from sky_jupyter.pool.hosts import launch
+    from sky_jupyter.pool.hosts import early_host
 
-    before = launch.HOST_PROCESS
-    launch.HOST_PROCESS = MODULE  # type: ignore[misc]
+    before = early_host.HOST_PROCESS
+    early_host.HOST_PROCESS = MODULE  # type: ignore[misc]
     try:
         yield
     finally:
-        launch.HOST_PROCESS = before  # type: ignore[misc]
+        early_host.HOST_PROCESS = before  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -200,4 +208,4 @@ def pool(nodes: int) -> Iterator[Pool]:
 
 
 if __name__ == "__main__":
-    SimulatedHost(Path(sys.argv[1])).run()
+    SimulatedHost(Path(sys.argv[1]), SimulatedParts(Path(sys.argv[1]))).run()
