@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import socket_folder
+from ...node.system import peer_user
 
 MAX_HEAD = 1 << 20
 CHUNK = 1 << 18
@@ -125,7 +125,7 @@ def prove(connection: socket.socket, key: bytes, *, server: bool) -> Wire:
     wire = Wire(connection)
     try:
         connection.settimeout(_PATIENCE)
-        if socket_folder.peer_uid(connection) != os.geteuid():
+        if not peer_user.is_own(connection):
             raise Broken("the other end is another user's")
         mine = os.urandom(_NONCE)
         connection.sendall(mine)

@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import stat
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -140,16 +139,6 @@ def has_sockets(folder: Path, prefix: str, *below: str) -> bool:
             tried.bind(address)
         return True
     return False
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a Unix socket."""
-    if sys.platform == "linux":
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", data)[1])
-    # struct xucred of the BSDs: its version, then the user.
-    data = connection.getsockopt(0, 1, 128)
-    return int(struct.unpack_from("II", data)[1])
 
 
 @contextlib.contextmanager

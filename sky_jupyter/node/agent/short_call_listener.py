@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ...errors import PoolError
 from ..protocol import short_call_frames as frames
 from ..protocol.short_call_frames import FrameSocket
+from ..system import peer_user
 from .context import AgentContext
 from .short_call_relay import JointValues, ShortCallRelay
 
@@ -60,7 +61,7 @@ class ShortCallListener:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connected = self._socket.accept()[0]
-            if frames.is_own(connected):
+            if peer_user.is_own(connected):
                 _Connection(self._agents, connected)
             else:
                 connected.close()

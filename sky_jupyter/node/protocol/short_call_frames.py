@@ -10,7 +10,6 @@ import base64
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,14 +77,6 @@ def socket_of(connection_file: str | os.PathLike[str]) -> str:
 def agents_socket_of(folder: str | os.PathLike[str], node: int) -> str:
     """Return the path of the socket of an agents' process, in a pool's folder; ``node`` is its first."""
     return str(Path(folder, f"n{node}", "calls"))
-
-
-def is_own(connected: socket.socket) -> bool:
-    """Return whether the other end of a unix socket is a process of the same user, where the system tells."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", told)[1] == os.geteuid())
 
 
 class FrameSocket:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...node.protocol import short_call_frames as frames
+from ...node.system import peer_user
 
 _READ = 1 << 18
 
@@ -146,7 +147,7 @@ async def connect_here(path: str, manager: int, timeout: float) -> tuple[socket.
     try:
         connected.setblocking(False)
         connected.connect(path)
-        if not frames.is_own(connected):
+        if not peer_user.is_own(connected):
             raise OSError("the agents' process is another user's")
         connected.send(frames.pack(frames.HELLO, manager))
         read = frames.Frames()
