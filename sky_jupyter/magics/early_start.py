@@ -46,7 +46,7 @@ def is_local_start(line: str, *, is_cell: bool) -> bool:
     Returns
     -------
     bool
-        True only if it does; it may be wrong otherwise.
+        What the words say; the line may still be refused, or take up a pool that is there.
     """
     words = line.split()
     if not is_cell:

@@ -4,8 +4,8 @@
 
 It starts the forkserver, and waits up to SECONDS for FOLDER/host.json; it ends when its parent is not the process OWNER
 any more. Then it starts, on the head's machine, the scheduler, and the agents, of which several may share a process,
-and reports on standard output as JSON lines. A scheduler or a process of
-agents that ends is restarted in its place; a forkserver too, with all agents.
+and reports on standard output as JSON lines. A scheduler or a process of agents that ends is restarted in its place; a
+forkserver too, with all agents.
 
 When FOLDER/host.json.next appears, it takes the new list of nodes from there: all agents are restarted, the forkserver
 and the scheduler are not. The pool ends with its owner process if it has one, when its lease or its time to live

@@ -66,10 +66,13 @@ class EarlyHost:
         more = {name: value for name, value in variables.items() if name not in self._variables}
         return {self._folder / VARIABLES: json.dumps(more).encode()} if more else {}
 
-    @property
-    def folders(self) -> tuple[Path, Path]:
-        """The pool's folder, and a new one for blobs."""
-        return self._folder, make_blobs(self.pool, self._folder)
+    def make_folders(self) -> tuple[Path, Path]:
+        """Return the pool's folder, and a new one for blobs; end the host if that cannot be made."""
+        try:
+            return self._folder, make_blobs(self.pool, self._folder)
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
         """End it, and remove its folder."""

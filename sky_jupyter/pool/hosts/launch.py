@@ -322,7 +322,7 @@ def launch(
         machine = machines[nodes[0]]
         variables = node_environment(env, secret_variables(spec))
         begun = early_hosts.take(pool, machine, python, variables)
-        folder, blobs = make_folders(pool) if begun is None else begun.folders
+        folder, blobs = make_folders(pool) if begun is None else begun.make_folders()
         try:
             config = config_of(pool, spec, nodes, [machine.address for machine in machines], cwd, str(blobs))
             config = replace(config, scheduler=scheduler, ttl=ttl)
