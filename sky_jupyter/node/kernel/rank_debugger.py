@@ -187,15 +187,14 @@ class RankDebugger(ipykernel_debugger.Debugger):
     def of_next_request(self) -> None:
         """Prepare the main thread for a request: trace it, or trace it no more.
 
-        An interrupt at a breakpoint ends the tracing of its thread, and leaves it to be stopped again.
+        An interrupt at a breakpoint ends the tracing of its thread before Python 3.12, and one just before it stops
+        leaves it to be stopped.
         """
         if self.is_started:
-            from _pydevd_bundle.pydevd_additional_thread_info import set_additional_thread_info
             from _pydevd_bundle.pydevd_constants import get_global_debugger
-            from _pydevd_bundle.pydevd_thread_lifecycle import internal_run_thread
 
             if (debugger := get_global_debugger()) is not None:
-                internal_run_thread(threading.current_thread(), set_additional_thread_info)
+                _run_on(threading.current_thread())
                 debugger.enable_tracing()
         elif type(sys.gettrace()).__module__.startswith("_pydevd"):
             sys.settrace(None)
@@ -237,6 +236,7 @@ def _trace(connection: socket.socket) -> None:
         )
     finally:
         pydevd.start_client = connects
+    _let_go_of_interrupted(pydevd.get_global_debugger())
     global _forks_clean  # noqa: PLW0603 - such a function cannot be removed again
     if not _forks_clean:
         _forks_clean = True
@@ -244,6 +244,32 @@ def _trace(connection: socket.socket) -> None:
 
 
 _forks_clean = False
+
+
+def _let_go_of_interrupted(debugger: Any) -> None:
+    """Have a thread that is interrupted at a breakpoint run again.
+
+    pydevd leaves it marked as stopped. From Python 3.12 on it is traced all the same, and would stop again in whatever
+    handles the interrupt.
+    """
+    waits = debugger.do_wait_suspend
+
+    def do_wait_suspend(thread: threading.Thread, *arguments: Any, **options: Any) -> Any:
+        try:
+            return waits(thread, *arguments, **options)
+        except BaseException:
+            _run_on(thread)
+            raise
+
+    debugger.do_wait_suspend = do_wait_suspend
+
+
+def _run_on(thread: threading.Thread) -> None:
+    """Have pydevd take a thread as running."""
+    from _pydevd_bundle.pydevd_additional_thread_info import set_additional_thread_info
+    from _pydevd_bundle.pydevd_thread_lifecycle import internal_run_thread
+
+    internal_run_thread(thread, set_additional_thread_info)
 
 
 def _forget_in_child() -> None:
