@@ -354,7 +354,7 @@ def _from_users(trace: Any) -> Any:
 
 
 def without_ours(error: BaseException, trace: Any) -> Any:
-    """Return a traceback without our frames and a refused debugger's."""
+    """Return a traceback without our frames, IPython's inner ones, and a refused debugger's."""
     steps: list[types.TracebackType] = []
     ours, inner = (__name__, user_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
     while trace is not None:
@@ -366,6 +366,8 @@ def without_ours(error: BaseException, trace: Any) -> Any:
         if _module(trace) not in ours:
             steps.append(trace)
         trace = trace.tb_next
+    # IPython from 9 on leaves its own out; earlier ones show all but the first, which runs the cell.
+    steps = [step for index, step in enumerate(steps) if index == 0 or not _is_ipythons(step)]
     while isinstance(error, NotOnRanks) and len(steps) > 1 and _module(steps[-1]) in inner:
         steps.pop()
     for step in reversed(steps):
@@ -375,6 +377,10 @@ def without_ours(error: BaseException, trace: Any) -> Any:
 
 def _module(step: types.TracebackType) -> Any:
     return step.tb_frame.f_globals.get("__name__")
+
+
+def _is_ipythons(step: types.TracebackType) -> bool:
+    return str(_module(step)).partition(".")[0] == "IPython"
 
 
 def said(error: Any) -> str:
