@@ -13,6 +13,7 @@ export const ALL = -1;
 /** Of the chosen tab, what there was when it was held. */
 interface Held {
   lines: number;
+  gone: number;
   next: number;
   log?: RankLog;
   all?: AllLog;
@@ -44,6 +45,9 @@ export class Viewport {
 
   /** How many lines are not in the page. */
   get gone(): number {
+    if (this.held) {
+      return this.held.gone;
+    }
     const logs = this.ofAll ? this.model.ranks.map((rank) => rank.log) : this.log ? [this.log] : [];
     return logs.reduce((sum, log) => sum + log.gone, 0);
   }
@@ -64,11 +68,11 @@ export class Viewport {
     if (this.held) {
       return;
     }
-    const lines = this.lines;
+    const { lines, gone } = this;
     if (this.ofAll) {
-      this.held = { lines, next: 0, all: this.model.all.still(), open: unfinished(this.model.ranks) };
+      this.held = { lines, gone, next: 0, all: this.model.all.still(), open: unfinished(this.model.ranks) };
     } else if (this.log) {
-      this.held = { lines, next: this.next, log: this.log.still() };
+      this.held = { lines, gone, next: this.next, log: this.log.still() };
     }
   }
 

@@ -119,6 +119,21 @@ describe("the view", () => {
     expect(button("Pause").textContent).toBe("Pause");
   });
 
+  it("counts the lines before what is paused as they were then", async () => {
+    const flood = (rank: number): unknown[] => ["s", rank, Array.from({ length: 12_000 }, (_, line) => `line ${line}\n`).join("")];
+    const earlier = () => view.node.querySelector(".sky-earlier")?.textContent;
+    await told(flood(0));
+    const before = earlier();
+    expect(before).toMatch(/^… [1-9][\d,]* earlier lines/);
+    button("Pause").click();
+    await drawn();
+    await told(flood(1));
+    expect(earlier()).toBe(before);
+    button("Follow").click();
+    await drawn();
+    expect(earlier()).not.toBe(before);
+  });
+
   it("shows lines with a text alone, those that come as well", async () => {
     await told(["s", 0, "loss 1\nother\n"]);
     const search = view.node.querySelector("input") as HTMLInputElement;
