@@ -7,11 +7,10 @@ import contextlib
 import importlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from . import report
+from . import ended, report
 from .measure import HEAD, Options, Row
 
 SUBJECTS = {
@@ -52,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--repeat must be 1 or more")
     if given.save and (given.names or given.quick or given.repeat):
         parser.error("--save is for the whole set as it is: leave names, --quick and --repeat out")
+    ended.raise_signals()
     began = time.perf_counter()
     found: dict[str, list[Row]] = {}
     with own_places():
@@ -84,7 +84,7 @@ def own_places() -> Iterator[None]:
     With bytecode, without which every start would compile all that it imports.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+    with ended.leaving_nothing() as folder:
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
             os.environ[name] = os.path.join(folder, name.lower())
         os.environ["SKY_REGISTRY"] = os.path.join(folder, "registry.sqlite")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from . import ended
 from .kernels import Kernels
 
 OURS = "sky_jupyter"
@@ -188,12 +189,14 @@ class JupyterDistributed:
         from jupyter_client import KernelManager
         from jupyter_distributed.coordinator import KernelLaunchAdapter
 
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
+        self._folder = ended.temporary_folder()
         model = KernelManager()
         model._launch_args = {}  # as a manager has it once it has started its kernel
         adapter = KernelLaunchAdapter()
         adapter.configure_proxy(model, adapter.capture(model), nodes, Path(self._folder.name, "registry.json"))
-        self.kernels = Kernels(1, argv=model.kernel_spec.argv, env=model._launch_args["env"])
+        # Its ranks have their connection files where temporary files are, and leave them there if they are killed.
+        env = {**model._launch_args["env"], "TMPDIR": self._folder.name}
+        self.kernels = Kernels(1, argv=model.kernel_spec.argv, env=env)
 
     def run(self, code: str) -> list[str]:
         return self.kernels.run(code)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,8 +17,12 @@ from typing import Any
 
 import psutil
 
+from . import ended
+
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 120.0
+# Seconds that a process has to end what it has started.
+_END = 15.0
 
 
 def call(module: str, function: str, patience: float = PATIENCE, **arguments: Any) -> Any:
@@ -38,6 +43,12 @@ def call(module: str, function: str, patience: float = PATIENCE, **arguments: An
             status = f"ended with status {process.returncode}" if process.returncode else ""
         except subprocess.TimeoutExpired:
             status = f"took longer than {patience:.0f} s"
+        except BaseException:
+            # It removes its folders itself.
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END)
+            raise
         finally:
             end_with_children(process)
         if status:
@@ -74,6 +85,7 @@ def like_a_notebook() -> None:
 
 def main() -> None:
     """Do what the command line says and write the result to standard output."""
+    ended.raise_signals(once=True)
     module, function, arguments = sys.argv[1:]
     # Libraries and what they start may print; the answer has the pipe for itself.
     answer = os.fdopen(os.dup(1), "w")

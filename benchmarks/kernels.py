@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from . import ended
 
 QUIET = 2.0
 """Seconds without a message after which what is missing of a cell is taken as lost."""
@@ -27,11 +28,22 @@ class Kernels:
     """
 
     def __init__(self, count: int, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self._folder = ended.temporary_folder()
+        self.managers: list[Any] = []
+        self.clients: list[Any] = []
+        try:
+            self._begin(count, argv, env)
+            self._meet()
+        except BaseException:
+            # Left open, the channels would hold up this process's end.
+            self.close()
+            raise
+
+    def _begin(self, count: int, argv: Sequence[str], env: Mapping[str, str] | None) -> None:
+        """Start the kernels, and listen to them."""
         import zmq
         from jupyter_client import KernelManager
 
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
-        self.managers = []
         for number in range(count):
             manager = KernelManager(
                 transport="ipc",
@@ -44,16 +56,16 @@ class Kernels:
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             manager.start_kernel(**quiet, **({} if env is None else {"env": dict(env)}))
             self.managers.append(manager)
-        self.clients = [manager.blocking_client() for manager in self.managers]
         self._poller = zmq.Poller()
         self._channels: dict[Any, tuple[int, str]] = {}
-        for number, client in enumerate(self.clients):
+        for number, manager in enumerate(self.managers):
+            client = manager.blocking_client()
+            self.clients.append(client)
             client.start_channels(stdin=False, hb=False, control=False)
             for name in ("shell", "iopub"):
                 socket = getattr(client, f"{name}_channel").socket
                 self._poller.register(socket, zmq.POLLIN)
                 self._channels[socket] = (number, name)
-        self._meet()
 
     def _meet(self) -> None:
         """Ask until each kernel has answered on both channels: a subscription takes a moment to be heard."""

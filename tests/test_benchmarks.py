@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,6 +77,36 @@ def test_a_quick_run_prints_ratios_and_leaves_nothing(name: str, folder: Path) -
     while left := marked(mark):
         assert time.monotonic() < end, left
         time.sleep(0.05)
+    assert [path.name for path in folder.iterdir()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "process", "number"),
+    [
+        ("training", "by_hand.py", signal.SIGTERM),
+        ("start", "ipykernel_launcher", signal.SIGINT),
+        ("start", "sky_jupyter.node.host", signal.SIGTERM),
+    ],
+)
+def test_a_run_that_a_signal_ends_leaves_nothing(name: str, process: str, number: int, folder: Path) -> None:
+    mark = uuid.uuid4().hex
+    # A shell's background has SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command = [sys.executable, "-m", "benchmarks", name, "--quick", "--repeat", "1"]
+        env = {**os.environ, MARK: mark, "TMPDIR": str(folder)}
+        running = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with running:
+        while not any(process in line for line in marked(mark)):
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.send_signal(number)
+        _, told = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 128 + number, told
+    assert marked(mark) == []
     assert [path.name for path in folder.iterdir()] == []
 
 
