@@ -175,11 +175,14 @@ def test_a_cell_is_begun_by_one_request_for_each_process(monkeypatch: pytest.Mon
         assert [name for name in requests.asked if "start" in name] == [rpc.START_RUNS.op] * 2
         result = run(pool, f"{RANK}\nprint('line of', rank)", ranks=[1, 3])
         assert [result.stdout(rank) for rank in (1, 3)] == ["line of 1\n", "line of 3\n"]
-        # Where no two of them share a process, each is asked by itself.
-        assert [name for name in requests.asked if "start" in name][2:] == [rpc.START_RUN.op] * 2
+        assert [name for name in requests.asked if "start" in name][2:] == [rpc.START_RUNS.op] * 2
 
 
-def test_a_node_whose_agent_is_another_one_begins_nothing_and_is_lost_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", ["3", "1"])
+def test_a_node_whose_agent_is_another_one_begins_nothing_and_is_lost_alone(
+    together: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", together)
     with local_pool(nodes=3) as pool:
         assert pool.control is not None
         # As if it had been dropped and come back, and were not met yet.

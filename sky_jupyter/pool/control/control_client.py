@@ -503,14 +503,10 @@ class Control:
             raise self.is_lost(absent[0])
         arguments |= self._caller
         nodes = list(dict.fromkeys(nodes))
-        if call.joint is not None and self._answers_jointly:
-            processes = [[node] for node in nodes]
-            if all(node in self.incarnations for node in nodes):
-                processes = self.detector.by_process(nodes)
-            if len(processes) < len(nodes):
-                with contextlib.suppress(_NotJointly):
-                    return await self._ask_jointly(processes, call.joint, arguments)
-                self._answers_jointly = False
+        if call.joint is not None and self._answers_jointly and self.incarnations.keys() >= set(nodes):
+            with contextlib.suppress(_NotJointly):
+                return await self._ask_jointly(self.detector.by_process(nodes), call.joint, arguments)
+            self._answers_jointly = False
         answers = await self._send([self.addresses[node] for node in nodes], call, arguments)
         return dict(zip(nodes, answers, strict=True))
 
