@@ -82,3 +82,18 @@ def test_what_is_timed_is_marked_where_the_run_of_it_looks(monkeypatch: pytest.M
     assert "tests/node/test_metrics.py" in files
     helpers = [file for file in files if not Path(file).name.startswith("test_")]
     assert helpers == []
+
+
+def test_docstrings_may_tell_types_in_their_own_words_and_nothing_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    section = '    """Do it.\n\n    Parameters\n    ----------\n    a : number\n        It.\n    """\n'
+    code = "def f({}: int) -> None:\n" + section
+    (tmp_path / "module.py").write_text(code.format("a"))
+    assert dev.pydoclint(str(tmp_path)) == 0
+    assert capfd.readouterr().out == ""
+    (tmp_path / "module.py").write_text(code.format("b"))
+    assert dev.pydoclint(str(tmp_path)) == 1
+    assert "DOC103" in capfd.readouterr().out
+    # Where it does not come to look at anything, nothing is right.
+    assert dev.pydoclint(str(tmp_path / "missing")) == 1
