@@ -85,6 +85,7 @@ class Link:
         *,
         idle_timeout: float | None = None,
         folders: Sequence[Path] = (),
+        stop: threading.Event | None = None,
     ) -> Link:
         """Start a link.
 
@@ -98,6 +99,8 @@ class Link:
             For a pool that survives its owner: seconds without a client after which the link ends.
         folders : sequence of Path
             Folders to remove when the link ends with its owner; see `keep`.
+        stop : threading.Event, optional
+            Set when the link is not needed any more: it ends while it starts.
 
         Returns
         -------
@@ -107,7 +110,7 @@ class Link:
         Raises
         ------
         PoolError
-            When a link runs in this folder, or none starts.
+            When a link runs in this folder, none starts, or it was stopped.
         """
         folder = Path(os.path.abspath(folder))
         if socket_folder.answers(folder):
@@ -117,7 +120,7 @@ class Link:
         link = cls(folder, socket_folder.make(folder, config))
         try:
             link._launch()
-            link._come_up()
+            link._come_up(stop or threading.Event())
         except BaseException:
             link._kill()
             raise
@@ -343,19 +346,20 @@ class Link:
         # Reap it if it ends before this process.
         threading.Thread(target=self._process.wait, name="sky-link-child", daemon=True).start()
 
-    def _come_up(self) -> None:
+    def _come_up(self, stop: threading.Event) -> None:
         assert self._process is not None
         until = time.monotonic() + _START_PATIENCE
-        while True:
+        while not stop.is_set():
             try:
                 self._listen()
             except (OSError, Broken):
                 if self._process.poll() is not None or time.monotonic() > until:
                     told = (self.folder / socket_folder.LOG).read_text(errors="replace")[-2000:].strip()
                     raise PoolError(f"the link's process did not come up: {told or 'it said nothing'}") from None
-                time.sleep(_LOOK)
+                stop.wait(_LOOK)
                 continue
             return
+        raise PoolError("the link's process was ended while it started")
 
     def _kill(self) -> None:
         if self._process is not None:

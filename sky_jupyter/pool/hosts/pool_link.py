@@ -88,10 +88,12 @@ class PoolLink:
         return cls(None, folder, blobs, ours=True, folders=[folder, blobs])
 
     def open(self) -> Link:
-        """Return the link; start it if there is none."""
+        """Return the link; start it if there is none, and raise PoolError once it has been given up."""
         with self._opening:
             if self.link is None:
-                self._use(Link.start(self.folder / LINK, folders=self._folders))
+                if self._over.is_set():
+                    raise PoolError("this pool's link was given up")
+                self._use(Link.start(self.folder / LINK, folders=self._folders, stop=self._over))
             assert self.link is not None
             return self.link
 
@@ -195,15 +197,18 @@ class PoolLink:
 
     def _start_anew(self) -> None:
         try:
-            link = Link.start(self.folder / LINK, idle_timeout=self._lease)
+            link = Link.start(self.folder / LINK, idle_timeout=self._lease, stop=self._over)
         except PoolError:
             # An earlier attempt has started it.
             link = Link.join(self.folder / LINK)
-        made = map_all(
-            lambda one: link.connect(one.target, address=one.address), self._machines, "sky-connect", most=_BESIDE
-        )
+        try:
+            made = map_all(
+                lambda one: link.connect(one.target, address=one.address), self._machines, "sky-connect", most=_BESIDE
+            )
+        finally:
+            if self._over.is_set():
+                link.end()
         if self._over.is_set():
-            link.end()
             return
         for machine, new in zip(self._machines, made, strict=True):
             machine.link, machine.number = link, new.number
@@ -294,6 +299,9 @@ class PoolLink:
 
     def _hush(self) -> None:
         self._over.set()
+        # A link that another thread starts ends now, or is there to be ended.
+        with self._opening:
+            pass
         with self._lock:
             self._tell, self._fresh = lambda text: None, {}
             if self._timer is not None:
