@@ -519,7 +519,7 @@ def test_a_call_goes_on_elsewhere_when_only_the_manager_knows_that_its_machine_i
 ) -> None:
     mark, go = tmp_path / "mark", tmp_path / "go"
     future = waits(str(mark), str(go)).with_timeout(PATIENCE) > compute
-    until(future.running, "the call does not begin")
+    until(lambda: lines(mark) and future.running(), "the call does not begin")
     assert pool.control is not None
     loop().loop.call_soon_threadsafe(pool.control.detector.give_up, int(lines(mark)[0]), "its machine is off")
     until(lambda: len(lines(mark)) == 2, "the call is not begun again")

@@ -196,6 +196,9 @@ class Agent:
     def renew_incarnation(self) -> None:
         """Have the manager replace the kernels: it takes this node for lost, and has its calls run elsewhere."""
         self.incarnation = agent_process.renewed(self.incarnation)
+        for rank in self.ranks.values():
+            # Calls that come before wait for its new kernel: they would end with this one.
+            rank.entered = False
 
     def handler(self, call: AgentCall) -> Callable[..., Any]:
         """Return the method that answers a call: the agent's own or a part's."""
