@@ -10,13 +10,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.errors import NodeLost
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.pool import Pool
 
@@ -528,6 +530,30 @@ def test_a_call_goes_on_elsewhere_when_only_the_manager_knows_that_its_machine_i
     until(lambda: not pool.control.lost, "the node does not come back")  # type: ignore[union-attr]
     pool.settle()
     assert rank_of() @ compute == [0, 1]
+
+
+def test_a_call_that_comes_back_to_its_node_before_the_new_kernel_waits_for_that(tmp_path: Path) -> None:
+    mark, go = tmp_path / "mark", tmp_path / "go"
+    with sky.Compute(provider=sky.Local(), nodes=1, name="alone") as compute:
+        pool = live(compute)
+        control, supervisor = pool.control, pool.supervisor
+        assert control is not None
+        future = waits(str(mark), str(go)).with_timeout(PATIENCE) > compute
+        until(lambda: lines(mark) and future.running(), "the call does not begin")
+        calls, renew = list(supervisor.runs), supervisor._renew
+
+        async def renew_later(ranks: Sequence[int]) -> None:
+            # It may be dropped only now, and be back after that.
+            with contextlib.suppress(NodeLost):
+                while not (await control.ask(rpc.FIND_CALLS, [0], calls=calls))[0]:  # noqa: ASYNC110 - no event tells
+                    await asyncio.sleep(0.02)
+            await renew(ranks)
+
+        supervisor._renew = renew_later
+        loop().loop.call_soon_threadsafe(control.detector.give_up, 0, "its machine is off")
+        until(lambda: len(lines(mark)) == 2, "the call is not begun again")
+        go.touch()
+        assert future.result(PATIENCE) == 0
 
 
 @sky.function

@@ -140,6 +140,10 @@ class PoolScheduler(WithoutHttp, WithoutMeasurements, Scheduler):
         if comm is not None and self.coerce_address(address) in self.workers:
             await comm.write({"status": "error", "message": f"there is a worker at {address}", "time": time.time()})
             return
+        for ts in self.unrunnable:
+            # They were to go on where they were, and no other node was there: Dask would wait for that address alone.
+            if ts.loose_restrictions:
+                ts.worker_restrictions, ts.loose_restrictions = set(), False
         await super().add_worker(comm, address=address, **facts)
 
     async def remove_worker(self, address: str, **how: Any) -> Any:
