@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +12,10 @@ from ..capture.project_files import check_path
 from ..pool.open_pools import pools
 from ..session import cells, script_runs
 from ..session.cells import Cell
-from . import tracebacks
 from .option_table import chosen, without_values
 from .parsing import ParsedLine, check_shown
 from .pool_choice import pool_for
+from .tracebacks import CellSyntaxError
 
 if TYPE_CHECKING:
     from ..pool.pool import Pool
@@ -24,12 +27,16 @@ def run_code(shell: Any, inspector: CellInspector, code: str, given: ParsedLine)
     # The number that the notebook shows; the shell's own counter may be one ahead of it.
     count = shell.displayhook.prompt_count
     # Everything that can be wrong with the cell itself is said before a pool is made for it.
-    source = tracebacks.to_python(shell, code, count)
+    source = to_python(shell, code, count)
     for path in given.include:
         check_path(path)
-    if inspector.answer_question(source, given):
+    # What IPython makes of `name?`; whether it is all of the cell is looked at there.
+    if "pinfo" in source and inspector.answer_question(source, given):
         return
-    pool = pool_for(given)
+    pool = pools.current if given.name is None else pools.get(given.name)
+    if pool is None or given.pool:
+        pool = pool_for(given)
+    pools.use(pool)
     cells.run_cell(pool, cell_of(pool, code, source, count, given), shell.user_ns)
 
 
@@ -49,8 +56,10 @@ def run_script(shell: Any, given: ParsedLine) -> None:
 def shown_ranks(pool: Pool, given: ParsedLine) -> tuple[list[int], list[int]]:
     """Return the ranks that run a cell, and those whose output is shown."""
     size = pool.spec.world_size
-    ranks = pool.check_ranks(chosen(given.on, size))
-    shown = pool.check_ranks(chosen(given.only, size)) if given.only is not None else ranks
+    ranks = list(range(size)) if given.on is None else pool.check_ranks(chosen(given.on, size))
+    if given.only is None:
+        return ranks, ranks
+    shown = pool.check_ranks(chosen(given.only, size))
     check_shown(shown, ranks)
     return ranks, shown
 
@@ -103,4 +112,65 @@ def numbered(line: str, body: str) -> str:
     A cell magic below ours must stay in the first line to be one, and counts its own lines anyway. The text is kept
     with the run, here and on the nodes.
     """
-    return body if body.lstrip().startswith("%%") else f"# %%sky {without_values(line)}\n{body}"
+    return body if body.lstrip().startswith("%%") else f"# %%sky {line and without_values(line)}\n{body}"
+
+
+def to_python(shell: Any, code: str, count: int) -> str:
+    """Transform a cell as IPython does; refuse one that is no Python, as the notebook would.
+
+    Parameters
+    ----------
+    shell : Any
+        The notebook's IPython shell.
+    code : str
+        The cell's source.
+    count : int
+        The cell's number, for the traceback.
+
+    Returns
+    -------
+    str
+        The cell in plain Python.
+
+    Raises
+    ------
+    SyntaxError
+        That shows as ``Cell In[3], line 2``, with the line.
+    """
+    try:
+        source = str(shell.transform_cell(code))
+    except SyntaxError as error:
+        # Such as an indentation that fits none above.
+        place = error.lineno, error.offset, error.text
+        ours = type(error)(error.msg, (shell.compile.cache(code, count), *place))
+        raise _as_cells(shell, ours) from None
+    if not _is_python(shell, source):
+        # Only now with the cell's own name: IPython keeps the text of whatever has one.
+        try:
+            _compile(shell, source, shell.compile.cache(source, count))
+        except SyntaxError as error:
+            raise _as_cells(shell, error) from None
+    return source
+
+
+def _as_cells(shell: Any, error: SyntaxError) -> SyntaxError:
+    """Return an error of the same name and fields, that is caught as the original."""
+    kind = type(error)
+    shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
+    ours: CellSyntaxError = shown(*error.args)
+    ours.sky_lines = shell.SyntaxTB.structured_traceback(kind, error, [])
+    return ours
+
+
+def _is_python(shell: Any, code: str) -> bool:
+    with contextlib.suppress(SyntaxError):
+        _compile(shell, code, "")
+        return True
+    return False
+
+
+def _compile(shell: Any, code: str, name: str) -> None:
+    with warnings.catch_warnings():
+        # The ranks say them.
+        warnings.simplefilter("ignore")
+        compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)

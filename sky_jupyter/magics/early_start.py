@@ -1,14 +1,9 @@
-"""Start of a local pool's host while the rest of the package is imported, where a line is seen to ask for one.
+"""Which lines start a local pool, whose host begins while the rest of the package is imported.
 
 Only the words are looked at here: what is wrong with them is said later, and the host is ended then.
 """
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterator
-
-from ..pool.open_pools import pools
 
 # Options that leave a pool on this machine, in the notebook's own environment.
 _HERE = {
@@ -16,21 +11,6 @@ _HERE = {
     *("--on", "--only", "--out", "--timeout", "--grace", "--push", "--shard", "--no-capture", "--include", "--saved"),
     *("--timings", "--quiet"),
 }
-
-
-@contextlib.contextmanager
-def of_line(line: str, cell: str | None) -> Iterator[None]:
-    """Begin a host if a line is to start a local pool; end it if the block makes no use of it."""
-    if pools.all() or not is_local_start(line, is_cell=cell is not None):
-        yield
-        return
-    from ..pool.hosts.early_host import early_hosts
-
-    early_hosts.begin()
-    try:
-        yield
-    finally:
-        early_hosts.discard()
 
 
 def is_local_start(line: str, *, is_cell: bool) -> bool:

@@ -61,8 +61,17 @@ class SkyMagics(Magics):
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
         """Run the cell on every rank of a pool of nodes, or look after pools; ``%%sky?`` shows all options."""
-        with early_start.of_line(line, cell):
+        if pools.all() or not early_start.is_local_start(line, is_cell=cell is not None):
             self.lines.sky(line, cell)
+            return
+        from ..pool.hosts.early_host import early_hosts
+
+        # It begins while the rest of the package is imported, and ends if the line makes no use of it.
+        early_hosts.begin()
+        try:
+            self.lines.sky(line, cell)
+        finally:
+            early_hosts.discard()
 
     # IPython asks for this before it looks at the docstring.
     sky.getdoc = _manual

@@ -8,10 +8,7 @@ frames of whoever found them. Its hook for custom exceptions lets both be what t
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import sys
-import warnings
 from typing import Any
 
 from ..errors import OwnTraceback
@@ -84,64 +81,3 @@ def short(error: BaseException) -> None:
     if str(error):
         text += f": {error}"
     error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
-
-
-def to_python(shell: Any, code: str, count: int) -> str:
-    """Transform a cell as IPython does; refuse one that is no Python, as the notebook would.
-
-    Parameters
-    ----------
-    shell : Any
-        The notebook's IPython shell.
-    code : str
-        The cell's source.
-    count : int
-        The cell's number, for the traceback.
-
-    Returns
-    -------
-    str
-        The cell in plain Python.
-
-    Raises
-    ------
-    SyntaxError
-        That shows as ``Cell In[3], line 2``, with the line.
-    """
-    try:
-        source = str(shell.transform_cell(code))
-    except SyntaxError as error:
-        # Such as an indentation that fits none above.
-        place = error.lineno, error.offset, error.text
-        ours = type(error)(error.msg, (shell.compile.cache(code, count), *place))
-        raise _as_cells(shell, ours) from None
-    if not _is_python(shell, source):
-        # Only now with the cell's own name: IPython keeps the text of whatever has one.
-        try:
-            _compile(shell, source, shell.compile.cache(source, count))
-        except SyntaxError as error:
-            raise _as_cells(shell, error) from None
-    return source
-
-
-def _as_cells(shell: Any, error: SyntaxError) -> SyntaxError:
-    """Return an error of the same name and fields, that is caught as the original."""
-    kind = type(error)
-    shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
-    ours: CellSyntaxError = shown(*error.args)
-    ours.sky_lines = shell.SyntaxTB.structured_traceback(kind, error, [])
-    return ours
-
-
-def _is_python(shell: Any, code: str) -> bool:
-    with contextlib.suppress(SyntaxError):
-        _compile(shell, code, "")
-        return True
-    return False
-
-
-def _compile(shell: Any, code: str, name: str) -> None:
-    with warnings.catch_warnings():
-        # The ranks say them.
-        warnings.simplefilter("ignore")
-        compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)
