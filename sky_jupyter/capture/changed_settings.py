@@ -12,11 +12,11 @@ import contextlib
 import pickle
 import re
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from ..node.serialization import process_settings
 from ..node.serialization.process_settings import FAMILIES, Family, NotSendable
 from ..util.redaction import without_secrets
 from .module_changes import Statement
@@ -48,17 +48,13 @@ class Settings:
 
     def __init__(self) -> None:
         self._of, self._version = secrets.token_hex(4), 0
-        self._seen: dict[str, dict[str, Any]] = {}
         self._changes: dict[tuple[str, str], tuple[int, str, Any]] = {}
         # Settings that cannot be sent, as lines; and those that were reported.
         self._held: dict[tuple[str, str], str] = {}
         self._said: set[tuple[str, str]] = set()
         self._done: dict[Statement, bool] = {}
-        for kind, family in FAMILIES.items():
-            if kind == "env" or not SettingsStart.of_process:
-                with contextlib.suppress(Exception):
-                    if not family.module or family.module in sys.modules:
-                        self._seen[kind] = family.read()
+        # Of the others, a notebook's ranks have the defaults of a new process.
+        self._seen = process_settings.read(["env"] if SettingsStart.of_process else FAMILIES)
 
     def follow(self, modules: Collection[str] = (), code: str = "") -> tuple[dict[str, Any], list[str]]:
         """Poll the settings; return those to send with a run, and warnings about others, each once.
@@ -87,11 +83,10 @@ class Settings:
         """Poll for changes, in the main thread only: some settings are thread-local."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for kind, family in FAMILIES.items():
-            if not family.module or family.module in sys.modules:
-                # A library of another version, or one that is being imported, must not keep a cell from running.
-                with contextlib.suppress(Exception):
-                    self._look_at(kind, family)
+        for kind, now in process_settings.read().items():
+            # A library of another version, or one that is being imported, must not keep a cell from running.
+            with contextlib.suppress(Exception):
+                self._look_at(kind, FAMILIES[kind], now)
 
     def _told(self) -> dict[str, Any]:
         """Return the settings to send; empty if there are none."""
@@ -125,8 +120,7 @@ class Settings:
                 if one.what not in code:
                     yield one.line
 
-    def _look_at(self, kind: str, family: Family) -> None:
-        now = family.read()
+    def _look_at(self, kind: str, family: Family, now: dict[str, Any]) -> None:
         before = self._seen.get(kind)
         if before is None:
             # Loaded since the last poll: the ranks have the defaults of a new process.

@@ -24,9 +24,9 @@ from ..util.text import nearest
 from . import aliased_memory
 from .blobs import Blob, LastPickler, Packed, Tell, fingerprint, pack, untold, write_blob
 from .cell_names import CellNames, analyse, is_internal
-from .import_graph import bound_by_imports, imports_of
+from .import_graph import Imports, imports_of
 from .ledger import Ledger
-from .shared_references import NameGroup, ObjectTrace, Ties, Unit, refer, shared
+from .shared_references import PLAIN, NameGroup, ObjectTrace, Ties, Unit, refer, shared
 
 _EVEN = "leave some out here, or leave --shard out and "
 Manifest = dict[str, list[Any]]
@@ -127,7 +127,7 @@ class Capture:
     met : frozenset of str
         All names that were looked at.
     bound : tuple of (str, str, str)
-        Names that the cell's imports may bind; see `bound_by_imports`.
+        Names that the cell's imports may bind; see `Imports`.
     """
 
     bindings: tuple[Binding, ...] = ()
@@ -230,7 +230,8 @@ class Capture:
 
     def commit(self, ledger: Ledger) -> None:
         """Record in the ledger that the nodes have bound everything."""
-        ledger.settle(self.namespace)
+        if ledger.has_replaced:
+            ledger.settle(self.namespace)
         for one in self.bindings:
             if one.owners:
                 ledger.supplied(one.name)
@@ -284,15 +285,15 @@ def collect(
     CaptureError
         When a pushed name does not exist, a name cannot be sharded, or a value that the cell reads cannot be pickled.
     """
-    cell = analyse(source)
+    cell, imports = analyse(source), imports_of(source) if "import" in source else Imports()
     collector = _Collector(namespace, ledger, exclude, tuple(push), tell)
     collector.add_parts(tuple(shard), ranks, cell)
     collector.attributes |= cell.attributes
-    collector.imported |= imports_of(source).names
+    collector.imported |= imports.names
     collector.add(collector.push, required=True)
     collector.add(cell.reads - cell.weak, required=True)
     collector.add(cell.weak, required=False)
-    return replace(collector.capture(cell), bound=bound_by_imports(source))
+    return replace(collector.capture(cell), bound=imports.bound)
 
 
 def collect_value(
@@ -368,7 +369,8 @@ class _Collector:
         self.imports: set[str] = set()
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        # Values that were pickled whole, sent or not; then names that are sent whatever the ledger says.
+        # Values that were pickled whole, sent or not, and that others may share objects with; then names that are sent
+        # whatever the ledger says.
         self.packs: dict[str, Packed] = {}
         self.traces: dict[str, ObjectTrace] = {}
         self.parted_before: set[str] = set()
@@ -422,6 +424,8 @@ class _Collector:
     def resolve(self, name: str, required: bool) -> None:
         if name in self.namespace:
             value = self.namespace[name]
+        elif not self.ledger.knows_of(name):
+            return
         elif self.ledger.hides_builtin(name):
             value = getattr(builtins, name)
         else:
@@ -446,7 +450,7 @@ class _Collector:
         except Exception as error:
             self.resolve_unpicklable(name, value, error, required)
             return
-        if not ranks:
+        if not ranks and type(value) not in PLAIN:
             self.packs[name] = packed
         self.imported |= packed.modules
         binding = Binding(name, "value", blob=packed.blob, value=value, ranks=ranks)
@@ -504,7 +508,7 @@ class _Collector:
         modules = frozenset({*self.imported, *self.modules, *inner})
         bindings, skipped = tuple(self.bindings.values()), tuple(self.skipped.values())
         notes = self.notes if any(one.ranks for one in bindings) else ()
-        sources = sources_of(self.files, self.namespace)
+        sources = sources_of(self.files, self.namespace) if self.files else ()
         notes += tuple(_parting(*pair) for pair in ties.parted)
         notes += tuple(_untied(*pair) for pair in ties.untied)
         notes += self.of_memory()
@@ -514,9 +518,10 @@ class _Collector:
     def of_memory(self) -> tuple[str, ...]:
         """Return warnings about memory that values will not share on the nodes."""
         sent = self.sent()
-        cut = {name: self.bindings[name].value for name in self.ranks if name in self.bindings}
-        ids = {name: self.trace(name).ids for name in sent} if cut else {}
-        return *aliased_memory.apart(self.packs, sent), *aliased_memory.cut(cut, ids)
+        notes = tuple(aliased_memory.apart(self.packs, sent)) if "torch" in sys.modules else ()
+        if cut := {name: self.bindings[name].value for name in self.ranks if name in self.bindings}:
+            notes += tuple(aliased_memory.cut(cut, {name: self.trace(name).ids for name in sent}))
+        return notes
 
     # -- what shares objects -----------------------------------------------------------------------
 
@@ -531,11 +536,13 @@ class _Collector:
         if sent:
             for name in self.packs.keys() - sent.keys():
                 kept[name] = self.trace(name), self.ledger.unit(name) or Unit("", {})
-            kept.update(self.replaced(sent))
+            if self.ledger.has_replaced:
+                kept.update(self.replaced(sent))
         values = {name: self.bindings[name].value for name in sent}
         digests = {name: self.packs[name].blob.digest for name in sent}
         self.ties = Ties(self.namespace, values, digests, sent, kept, self.ledger.nodes_own)
-        self.ties.tie()
+        if sent:
+            self.ties.tie()
         return self.ties
 
     def replaced(self, sent: Mapping[str, ObjectTrace]) -> Iterator[tuple[str, tuple[ObjectTrace, Unit]]]:

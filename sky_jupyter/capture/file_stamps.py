@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,17 +39,6 @@ class FileStamps:
     def hold(self) -> bool:
         """Tell whether all are as they were."""
         return all(_stamp(path) == stamp for path, stamp in self.stamps.items())
-
-
-def import_state() -> tuple[object, ...]:
-    """Return what tells that Python would search for modules elsewhere, or has loaded others."""
-    try:
-        here = os.getcwd()
-    except OSError:
-        here = ""
-    # Modules are listed in the order of their loading.
-    newest = next(reversed(sys.modules), None)
-    return here, tuple(map(str, sys.path)), tuple(map(id, sys.meta_path)), len(sys.modules), newest
 
 
 def _stamp(path: str) -> Stamp | None:

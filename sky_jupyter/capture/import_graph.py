@@ -73,10 +73,14 @@ class Imports:
         Full names after ``import``, and constant arguments of ``importlib.import_module``.
     members : frozenset of (str, str)
         A module, with what is imported from it: a name, a submodule, or ``"*"``.
+    bound : tuple of (str, str, str)
+        Names that absolute imports bind: name, module, and what of the module; "" for the module itself. Of
+        ``from module import *`` name and member are ``"*"``. Empty for compiled code.
     """
 
     modules: frozenset[str] = frozenset()
     members: frozenset[tuple[str, str]] = frozenset()
+    bound: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
@@ -121,39 +125,24 @@ def imports_of(source: str, package: str = "") -> Imports:
     """
     modules: set[str] = set()
     members: set[tuple[str, str]] = set()
+    bound: dict[tuple[str, str, str], None] = {}
     texts = [source]
     while texts:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError):
             for node in ast.walk(ast.parse(texts.pop())):
                 if isinstance(node, ast.Import):
                     modules.update(item.name for item in node.names)
-                elif isinstance(node, ast.ImportFrom):
-                    base = _absolute(node.module or "", node.level, package)
-                    members.update((base, item.name) for item in node.names if base)
-                elif isinstance(node, ast.Call):
-                    _take_call(node, package, modules, texts)
-    return Imports(frozenset(modules), frozenset(members))
-
-
-def bound_by_imports(source: str) -> tuple[tuple[str, str, str], ...]:
-    """Return the names that a cell's imports bind: name, module, and what of the module; "" for the module itself.
-
-    Of ``from module import *`` name and member are ``"*"``.
-    """
-    bound: dict[tuple[str, str, str], None] = {}
-    texts = [source] if "import" in source else []
-    while texts:
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-            for node in ast.walk(ast.parse(texts.pop())):
-                if isinstance(node, ast.Import):
                     for item in node.names:
                         top = item.name.partition(".")[0]
                         bound[(item.asname, item.name, "") if item.asname else (top, top, "")] = None
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    bound.update(((item.asname or item.name, node.module, item.name), None) for item in node.names)
+                elif isinstance(node, ast.ImportFrom):
+                    base = _absolute(node.module or "", node.level, package)
+                    members.update((base, item.name) for item in node.names if base)
+                    if node.module and not node.level:
+                        bound.update(((item.asname or item.name, node.module, item.name), None) for item in node.names)
                 elif isinstance(node, ast.Call):
-                    _take_call(node, "", set(), texts)
-    return tuple(bound)
+                    _take_call(node, package, modules, texts)
+    return Imports(frozenset(modules), frozenset(members), tuple(bound))
 
 
 def imports_of_code(code: types.CodeType) -> Imports:

@@ -262,6 +262,11 @@ class Ledger:
                 if mark.unit is not None and mark.unit.touches(ids) and mark.is_of(namespace.get(name, _ABSENT)):
                     yield name
 
+    @property
+    def has_replaced(self) -> bool:
+        """Whether the notebook has replaced values that share objects, and has not sent the new ones."""
+        return bool(self._past)
+
     def replaced(self, ids: Collection[int]) -> Iterator[tuple[str, Any, str | None, Unit]]:
         """Yield replaced values that may contain objects of these ids.
 
@@ -303,6 +308,10 @@ class Ledger:
         every = sorted(modules)
         for name, full in imports.items():
             self._imports[name] = full, *(one for one in every if one.startswith(f"{full}."))
+
+    def knows_of(self, name: str) -> bool:
+        """Return whether a name that the notebook lacks concerns it; most of these are builtins."""
+        return name in self._old or name in self._imports or name in self._uses
 
     def hides_builtin(self, name: str) -> bool:
         """Return True if the nodes have a deleted value under a builtin's name."""

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from ..errors import CaptureError, SpecError
 from ..machines.local_machine import absolute
 from ..node.files.file_manifest import digest_of
-from . import file_selection, file_stamps
+from . import file_selection
 from .file_stamps import FileStamps
 from .import_graph import Closure, LocalModules, Module
 
@@ -155,7 +155,7 @@ class _Look:
     state: tuple[object, ...]
 
     def holds(self) -> bool:
-        return self.state == file_stamps.import_state() and self.stamps.hold()
+        return self.state == _import_state() and self.stamps.hold()
 
 
 class LocalCode:
@@ -208,7 +208,7 @@ class LocalCode:
         known = self._unchanged.get(needs)
         if known is not None and known.holds():
             return known.code
-        stamps, state = FileStamps(), file_stamps.import_state()
+        stamps, state = FileStamps(), _import_state()
         code = self._look(needs, stamps)
         if code.sources is self._sources and not code.news and stamps.are_sure:
             if len(self._unchanged) >= _LOOKS:
@@ -423,3 +423,14 @@ def module_of(place: str) -> str:
 def _some(names: Sequence[str]) -> str:
     shown = [*names[:4], f"{len(names) - 4} more"] if len(names) > 5 else list(names)
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _import_state() -> tuple[object, ...]:
+    """Return what tells that Python would search for modules elsewhere, or has loaded others."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = ""
+    # Modules are listed in the order of their loading.
+    newest = next(reversed(sys.modules), None)
+    return here, tuple(map(str, sys.path)), tuple(map(id, sys.meta_path)), len(sys.modules), newest

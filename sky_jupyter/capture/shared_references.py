@@ -23,7 +23,8 @@ from ..util.garbage import collections_paused
 from .blobs import Blob, NotebookPickler, Packed, fingerprint, pack
 from .keras_layers import Models
 
-_PLAIN = frozenset([str, bytes, int, float, complex, bool, type(None)])
+PLAIN = frozenset([str, bytes, int, float, complex, bool, type(None)])
+"""Types of values whose identity does not matter."""
 MOST_OBJECTS = 100_000
 """With more mutable objects, a value shares them only with values sent together with it."""
 
@@ -98,8 +99,8 @@ def _has_plain_items(value: Any) -> bool:
     """Return True if a list, set or dictionary has only numbers and strings."""
     kind = type(value)
     if kind is dict:
-        return _PLAIN.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values()))
-    return (kind is list or kind is set) and _PLAIN.issuperset(map(type, value))
+        return PLAIN.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values()))
+    return (kind is list or kind is set) and PLAIN.issuperset(map(type, value))
 
 
 def _reference(obj: Any) -> Callable[[], Any]:

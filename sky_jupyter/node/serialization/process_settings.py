@@ -6,6 +6,7 @@ nothing here imports one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -370,3 +371,26 @@ FAMILIES = {
     "torch": Family("torch", _tensors, lambda: {"default_dtype": "float32"}, _put_tensors, "torch.set_default_dtype"),
     "jax": Family("jax", _jax, _fresh_jax, _put_jax, "jax.config.update({key!r}, …)"),
 }
+
+
+def read(kinds: Iterable[str] = FAMILIES) -> dict[str, dict[str, Any]]:
+    """Return the current values of each kind whose module is loaded, by kind.
+
+    Parameters
+    ----------
+    kinds : iterable of str
+        Kinds of settings, by default all.
+
+    Returns
+    -------
+    dict
+        Kind -> key -> value. A kind is missing if it cannot be read: a library of another version, or one that is being
+        imported, must not keep a cell from running.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        family = FAMILIES[kind]
+        if not family.module or family.module in sys.modules:
+            with contextlib.suppress(Exception):
+                found[kind] = family.read()
+    return found
