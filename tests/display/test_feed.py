@@ -15,7 +15,7 @@ from IPython.core.events import EventManager, available_events
 from sky_jupyter.display.model import saved_output
 from sky_jupyter.display.model.run_model import RunModel
 from sky_jupyter.display.model.transcript import RankOutput, Rich, Transcript
-from sky_jupyter.display.notebook import view_requests as channel
+from sky_jupyter.display.notebook import run_view as channel
 from sky_jupyter.display.notebook.deltas import Feed, Pending
 from sky_jupyter.display.notebook.run_view import LiveRunView
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent

@@ -116,6 +116,7 @@ _TEXTS = ("text/markdown", "text/latex", "text/plain")
 # The states of ranks that did not end well; what is most likely the cause comes first.
 TROUBLES: tuple[State, ...] = ("died", "failed", "timed out", "interrupted")
 _COLOURS = {"running": "34", "done": "32", "failed": "31", "died": "31", "interrupted": "33", "timed out": "33"}
+_STYLES = {state: ansi.css(colour) for state, colour in _COLOURS.items()}
 # Jupyter indents its own text outputs slightly more than HTML.
 _OUTER = "margin:0;padding:0 0 0 8px"
 # Where a page has no such variable, or a sanitizer drops it, the size before it holds.
@@ -168,7 +169,7 @@ def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
     for ranks, shown in _results(model, _shown):
         rows.append(_html_row(", ".join(["Out", *[rank_label(ranks)] * several]), _html_block(Block(ranks, shown))))
     for ranks, state, note in _notes(model):
-        red = f'<span style="{ansi.css(_COLOURS[state])}">{rank_label(ranks)} {state}: </span>'
+        red = f'<span style="{_STYLES[state]}">{rank_label(ranks)} {state}: </span>'
         rows.append(_html_row("", _pre(red + ansi.to_html(note))))
     quiet = _quiet_ranks(model)
     rows.extend(_html_aside(text) for text in [f"{rank_label(quiet)}: no output"] * bool(quiet) + [*model.notices])
@@ -394,7 +395,7 @@ def _size(metadata: Any) -> str:
 
 def html_line(text: str, *, state: State, aside: str = "") -> str:
     """Return a line of state with a coloured dot; ``aside`` is in a lighter colour."""
-    dot = f'<span style="{ansi.css(_COLOURS[state])}">●</span>'
+    dot = f'<span style="{_STYLES[state]}">●</span>'
     quiet = f'<span style="opacity:0.75">{html.escape(aside)}</span>' if aside else ""
     return f'<div style="font-size:85%;margin:0 0 4px 0">{dot} {html.escape(text)}{quiet}</div>'
 

@@ -231,8 +231,7 @@ class RunModel:
             order, notices = tuple(self._order), tuple(self.notices)
             times = self._time(), idle, self.finished
             unseen = tuple(self._unseen.values())
-            cost = pool_cost.to_json(self._cost())
-            about = unseen, cost, self.outliving
+            about = unseen, self.priced(), self.outliving
             return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, *about)
 
     @property
@@ -242,7 +241,8 @@ class RunModel:
 
     def priced(self) -> dict[str, Any] | None:
         """Return what the pool costs, for a page; None if nothing is bought."""
-        return pool_cost.to_json(self._cost())
+        cost = self._cost()
+        return None if cost is None else pool_cost.to_json(cost)
 
     def _cost(self) -> PoolCost | TimeLeft | None:
         return None if self.cost is None else self.cost()

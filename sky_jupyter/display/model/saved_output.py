@@ -19,10 +19,6 @@ from .transcript import Rich
 
 MIME = "application/vnd.sky.run.v1+json"
 VERSION = 1
-# A page's window: so many of each rank's last lines.
-WINDOW = 5000
-# With more ranks than this each has a part of what so many have. labextension/src/run/rank-output.ts has the same.
-_WHOLE_WINDOWS, _LEAST_WINDOW = 64, 200
 # Of text, in all of a bundle's forms together; pictures come on top.
 MOST_TEXT = 1_000_000
 _LINES = (1000, 500, 250, 100, 50, 20, 5)
@@ -31,11 +27,6 @@ _PICTURES = ("image/png", "image/jpeg", "image/gif")
 _PICTURE = re.compile(r'src="data:(image/(?:png|jpeg|gif));base64,([A-Za-z0-9+/=]+)"')
 # Where more than that is asked for; views know no more.
 _MANY_LINES = (10_000, 5000, 2000)
-
-
-def window(ranks: int) -> int:
-    """Return how many of each rank's last lines pages have."""
-    return max(_LEAST_WINDOW, min(WINDOW, WINDOW * _WHOLE_WINDOWS // max(1, ranks)))
 
 
 def run_state(states: Iterable[State], *, finished: bool) -> State:

@@ -22,8 +22,17 @@ from ..model.run_model import RunModel, ended
 # content, buffers
 Send = Callable[[dict[str, Any], list[bytes]], None]
 INTERVAL = 0.05
+# A page's window: so many of each rank's last lines.
+WINDOW = 5000
+# With more ranks than this each has a part of what so many have. labextension/src/run/rank-output.ts has the same.
+_WHOLE_WINDOWS, _LEAST_WINDOW = 64, 200
 # Of what waits for the next delta: characters of all ranks.
 _MOST_CHARS, _LEAST_CHARS = 2_000_000, 10_000
+
+
+def window(ranks: int) -> int:
+    """Return how many of each rank's last lines pages have."""
+    return max(_LEAST_WINDOW, min(WINDOW, WINDOW * _WHOLE_WINDOWS // max(1, ranks)))
 
 
 @dataclass
@@ -49,7 +58,7 @@ class Pending:
     """Queue of what goes into the next delta, in order."""
 
     def __init__(self, ranks: int) -> None:
-        self._most_lines = saved_output.window(ranks)
+        self._most_lines = window(ranks)
         self._most_chars = max(_LEAST_CHARS, _MOST_CHARS // max(1, ranks))
         self._pieces: list[_Piece] = []
         self._of_rank: dict[int, deque[_Piece]] = {}
@@ -167,7 +176,7 @@ class Feed:
     def __init__(self, model: RunModel, view: str, ranks: int, send: Send) -> None:
         self.model, self.view, self._send = model, view, send
         self.watched = threading.Event()
-        self._window = saved_output.window(ranks)
+        self._window = window(ranks)
         self._pending = Pending(ranks)
         self._number = 0
         # The price per hour that pages know.
