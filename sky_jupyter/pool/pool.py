@@ -340,11 +340,14 @@ class Pool:
 
     def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self.require_live()
-        self.lifecycle.require_same()
+        if self.is_guest:
+            self.lifecycle.require_same()
         if not ranks:
             self.lifecycle.refuse_guest(_CALLED)
         run = Run(new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
-        run.capture, run.shape = self.pythons.fitting(capture), self.shape
+        # Nodes with other versions of Python cannot run the notebook's code.
+        run.capture = self.pythons.fitting(capture) if self.pythons.others else capture
+        run.shape = self.shape
         if not ranks:
             # It owns what calls are sent, and does not run.
             run.events = self.events.own
@@ -369,7 +372,9 @@ class Pool:
             code = self.code.local.look(run.capture.modules)
             if code.news:
                 run.listener(NoticeEvent(code.news, run.id))
-            packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
+            packages = {}
+            if self.packages.may_differ:
+                packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
             settings, notes = self.settings.follow(run.capture.modules, text) if follow else ({}, [])
             for note in (*notes, *run.capture.notes):
                 run.listener(NoticeEvent(note, run.id))
@@ -380,7 +385,8 @@ class Pool:
                     **self.pythons.reader,
                     **send_values.ship(self, run, call, on_send, tick),
                 }
-                shipped.update(self.code.bring(code, send_values.hosts_of(self, run), on_send, tick))
+                if code.version:
+                    shipped.update(self.code.bring(code, send_values.hosts_of(self, run), on_send, tick))
             except BaseException:
                 send_values.discard(self, run)
                 raise
@@ -390,7 +396,9 @@ class Pool:
         """Return what ranks are told besides of a function whose files they have; what is new is sent."""
         with self.explaining_end():
             code = self.code.local.look(modules)
-            packages = self.packages.check(code.others, listener, ignore, no_tick, put=False)
+            packages = {}
+            if self.packages.may_differ:
+                packages = self.packages.check(code.others, listener, ignore, no_tick, put=False)
             settings, notes = self.settings.follow(modules)
             for text in filter(None, (code.news, *notes)):
                 listener(NoticeEvent(text))
@@ -427,9 +435,8 @@ class Pool:
         # An interrupt within this block would leave a run that nothing waits for or stops.
         with counting_interrupts() as presses:
             self.current = run
-            self.supervisor.add(run)
             self.events.add(run.events)
-            self.supervisor.require_heard([run], self.require_live)
+            self.register([run])
             # Send the cell first: recording it would delay that.
             run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
             self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
@@ -437,6 +444,18 @@ class Pool:
             run.early = True
             self.press(run, len(presses))
         return run
+
+    def register(self, runs: Sequence[Run]) -> None:
+        """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""
+        for run in runs:
+            self.supervisor.add(run)
+        try:
+            self.require_live()
+        except PoolError:
+            # It may have ended before they were there: `lose_all` did not find them.
+            for run in runs:
+                self.supervisor.discard(run)
+            raise
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:
@@ -650,7 +669,7 @@ class Pool:
         return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id, events=events)
 
     def _untouched(self, run: Run) -> LazyValues:
-        return LazyValues(self, run.id, run.outcomes, run.shape)
+        return LazyValues(self, run.id, tuple(run.outcomes), run.shape)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """Return the ranks, by default all; raise SpecError for others."""
@@ -726,10 +745,18 @@ class Pool:
     def take_news(self) -> list[str]:
         """Return, once, the notices and warnings that were not shown."""
         news, self.supervisor.news = self.supervisor.news, []
-        return [*news, *self.registry.take_warnings()]
+        return [*news, *self.registry.take_warnings()] if self.registry.has_warnings else news
 
-    def take_restarted(self) -> set[int]:
-        """Return the ranks whose kernels are new since the last call."""
+    def take_restarted(self, namespace: dict[str, Any] | None = None) -> set[int]:
+        """Return the ranks whose kernels are new since the last call.
+
+        With the notebook's namespace, what calls and other notebooks have assigned until now counts first.
+        """
+        if namespace is not None:
+            if self.calls.ended:
+                self.calls.note_writes(namespace)
+            if self.supervisor.turns.has_heard_wrote:
+                self.note_others(namespace)
         fresh, self.supervisor.restarted = self.supervisor.restarted, set()
         return fresh
 
@@ -823,7 +850,8 @@ class Pool:
         )
         imports = {name: module for name, module in run.imports.items() if name in wrote}
         members = {name: found for name, found in run.members.items() if name in wrote and name not in imports}
-        self.ledger.nodes_imported(imports, run.capture.modules, self.spec.world_size, members)
+        if imports or members:
+            self.ledger.nodes_imported(imports, run.capture.modules, self.spec.world_size, members)
         # A name that has been assigned since is no module any more.
         self.modules = (self.modules.difference(run.writes) | run.modules) & self.ledger.nodes_own
 

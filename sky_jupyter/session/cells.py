@@ -109,7 +109,8 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
         When ranks failed.
     """
     gather(pool, namespace)
-    renew_taken(pool)
+    if pool.state != "ready":
+        renew_taken(pool)
     settle(pool, cell.ranks)
     restarts = "; ".join(filter(None, take_restarts(pool, namespace)))
     for news in filter(None, [*pool.take_news(), restarts]):
@@ -391,9 +392,7 @@ def _outliving(pool: Pool) -> Outliving | None:
 
 def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
     """Tell the ledger which kernels are new; return what is new and what is lost."""
-    pool.calls.note_writes(namespace)
-    pool.note_others(namespace)
-    fresh = pool.take_restarted()
+    fresh = pool.take_restarted(namespace)
     if not fresh:
         return "", ""
     own = only_there(pool) - pool.ledger.imported

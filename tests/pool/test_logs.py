@@ -39,9 +39,9 @@ def expected(count: int) -> str:
 def test_who_prints_most_is_kept_least_of_and_the_newest_stays() -> None:
     loud, quiet = Printed(), Printed()
     bound = Bound(most=10_000)
-    bound.note(quiet.add(0, "once"), [loud, quiet])
+    bound.add(0, "once", quiet, [loud, quiet])
     for number in range(1, 500):
-        bound.note(loud.add(number, f"{number:0100d}"), [loud, quiet])
+        bound.add(number, f"{number:0100d}", loud, [loud, quiet])
     assert list(quiet) == ["once"]
     assert loud.size + quiet.size <= 10_000
     assert "".join(loud).endswith(f"{499:0100d}")
@@ -51,7 +51,7 @@ def test_who_prints_most_is_kept_least_of_and_the_newest_stays() -> None:
 def test_a_text_that_is_larger_than_all_that_is_kept_stays_alone() -> None:
     printed, bound = Printed(), Bound(most=1000)
     for number in range(3):
-        bound.note(printed.add(number, "x" * 5000), [printed])
+        bound.add(number, "x" * 5000, printed, [printed])
     assert (len(printed), printed.first, printed.dropped) == (1, 2, 10_000)
 
 

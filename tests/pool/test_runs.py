@@ -523,9 +523,9 @@ def test_a_rank_that_a_debugger_has_stopped_asks_nothing_and_waits_until_its_end
     questions: list[Question] = []
     heard.run.questions.on_ask = questions.append
     heard.run.take(0, 0, 1, encoded(stopped(0, "q")))
-    assert (bool(heard.run.questions), questions) == (True, [])
+    assert (heard.run.questions.are_open, questions) == (True, [])
     heard.run.take(0, 1, 1, encoded(end(1)))
-    assert not heard.run.questions
+    assert not heard.run.questions.are_open
 
 
 def test_a_view_says_that_a_rank_asks_or_is_stopped_until_it_goes_on() -> None:
@@ -550,7 +550,7 @@ def test_a_view_says_that_a_rank_asks_or_is_stopped_until_it_goes_on() -> None:
 def test_time_limits_hold_where_nobody_can_be_asked() -> None:
     heard = Heard()
     heard.run.take(0, 0, 1, encoded(ask(0, "q")))
-    assert not heard.run.questions
+    assert not heard.run.questions.are_open
     assert asyncio.run(heard.run.until_in_work(lambda: not heard.run.left, 0.05)) is False
 
 

@@ -81,11 +81,12 @@ class Head:
         await until(lambda: self.calls.count("take_turn") > before + 1)
 
 
-def execute(one: Supervisor, id: str) -> asyncio.Task[str]:
-    """Begin a run; return how it ends."""
+def execute(one: Supervisor, id: str, wrote: str = "") -> asyncio.Task[str]:
+    """Begin a run, which assigns a name; return how it ends."""
 
     async def executed() -> str:
         run = Run(id, {0: 0}, ignore)
+        run.writes = {wrote: {0}} if wrote else {}
         await one.execute(run, {}, 0.0, None)
         return str(run.outcomes[0].end.get("text"))
 
@@ -139,8 +140,7 @@ def test_a_turn_whose_end_got_lost_is_ended_when_the_agent_answers_again() -> No
         head.broken.add("leave_turn")
         for id in ("m1", "m2", "a1"):
             head.end(id)
-        manager.turns.wrote({"x"})
-        assert await execute(manager, "m1") == "it has begun"
+        assert await execute(manager, "m1", wrote="x") == "it has begun"
         second, theirs = execute(manager, "m2"), execute(guest, "a1")
         await head.asked()
         assert not second.done()

@@ -30,8 +30,7 @@ from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
 from .interruption_notices import InterruptionNotices
 from .supervisor_extension import SupervisorExtension
-from .threadsafe_turn import ThreadsafeTurn
-from .turns import Turns
+from .turns import ThreadsafeTurn, Turns
 from .unresponsive_processes import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -200,15 +199,6 @@ class Supervisor:
         self.runs[run.id] = run
         self.note(logging.DEBUG, f"run {run.id} begins")
 
-    def require_heard(self, runs: Sequence[Run], require_live: Callable[[], None]) -> None:
-        """Raise PoolError if the pool ended before runs were added: `lose_all` did not find them."""
-        try:
-            require_live()
-        except PoolError:
-            for run in runs:
-                self.runs.pop(run.id, None)
-            raise
-
     def discard(self, run: Run) -> None:
         """Forget a run that is over."""
         if any(outcome.status == "lost" for outcome in run.outcomes.values()):
@@ -361,8 +351,7 @@ class Supervisor:
     def _pass_on(self, run: Run) -> None:
         """Leave a run's turn to others once what it broke is repaired."""
         sure = frozenset() if run.failed else run.capture.names.sure
-        self.turns.wrote(sure.union(run.writes))
-        self.turns.leave_soon(run.id, self.settle_repairs)
+        self.turns.leave_soon(run.id, self.settle_repairs, sure.union(run.writes))
 
     async def _yield_standing_turn(self) -> None:
         """End the manager's standing turn, after what runs: a guest has asked for one."""
@@ -512,7 +501,13 @@ class Supervisor:
 
     async def _attend(self, run: Run, grace: float, timeout: float | None) -> None:
         """Supervise a run to its end, and begin the repairs that it needs."""
-        silence = self.keep_task(HangDetector(run, self.look, after=self.silence).attend())
+        detectors: list[asyncio.Task[None]] = []
+
+        def detect() -> None:
+            detectors.append(self.keep_task(HangDetector(run, self.look, after=self.silence).attend()))
+
+        # It would not look earlier, and most runs are over by then.
+        silence = asyncio.get_running_loop().call_later(self.silence, detect)
         self.working.add(run)
         for text in self.watchdog.troubles.values():
             run.listener(NoticeEvent(text, run.id))
@@ -520,6 +515,8 @@ class Supervisor:
             await self._watch(run, grace, timeout)
         finally:
             silence.cancel()
+            for detector in detectors:
+                detector.cancel()
             self.working.discard(run)
         if not (run.failed and self.turns.guest) or await self.turns.still_held():
             self.mend(run)
@@ -531,7 +528,7 @@ class Supervisor:
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
         """Wait for the end; stop all ranks after a failure or timeout."""
         end = None if timeout is None else run.worked + timeout
-        in_time = await run.until_in_work(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
+        in_time = await run.until_in_work(run.is_troubled_or_over, timeout)
         if self.gentle and not run.apart and any(outcome.status == "died" for outcome in run.outcomes.values()):
             # No collective of a dead rank can end.
             await self.abort(run)

@@ -43,6 +43,10 @@ class TaskContext(ValuesContext, Protocol):
     @property
     def pythons(self) -> PoolPythons: ...
 
+    def register(self, runs: Sequence[Run]) -> None:
+        """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""
+        ...
+
     def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run: ...
 
     @property

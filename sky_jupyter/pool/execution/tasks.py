@@ -300,9 +300,7 @@ class PoolTasks:
                 owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
         contents = [order.bundle.content for order in orders]
-        for run in runs:
-            self.pool.supervisor.add(run)
-        self.pool.supervisor.require_heard(runs, self.pool.require_live)
+        self.pool.register(runs)
         loop().submit(self._attend(list(zip(runs, contents, owns, strict=True))))
         return runs
 
@@ -330,8 +328,7 @@ class PoolTasks:
         own |= {what: short.about[what] for what in ("timeout", "together") if what in short.about}
         run.together = "together" in own
         run.task.add_done_callback(lambda _: self.short.release(short))
-        self.pool.supervisor.add(run)
-        self.pool.supervisor.require_heard([run], self.pool.require_live)
+        self.pool.register([run])
         loop().submit(self._attend([(run, short.function.content, own)]))
         return run
 

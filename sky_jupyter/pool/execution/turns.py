@@ -1,9 +1,11 @@
-"""Turns of this notebook's runs on a pool that others run cells on as well; the head's agent gives them."""
+"""Turns of runs on a pool: among this notebook's own, and among notebooks, to which the head's agent gives them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,6 +27,66 @@ Ask = Callable[..., Any]
 def label() -> str:
     """Return this notebook's name for the people who wait for it."""
     return f"{own_name()} (process {this()[0]})"
+
+
+class ThreadsafeTurn:
+    """Lock that the loop waits for, and that any thread may take where it is free.
+
+    It has one holder at a time, in the order of those who wait for it on the loop.
+    """
+
+    def __init__(self) -> None:
+        # Held for moments only.
+        self._mutex = threading.Lock()
+        self._is_taken = False
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def take_now(self) -> bool:
+        """Take the turn if it is free; return whether it was."""
+        with self._mutex:
+            if self._is_taken:
+                return False
+            self._is_taken = True
+            return True
+
+    async def acquire(self) -> None:
+        """Wait for the turn, and take it."""
+        with self._mutex:
+            if not self._is_taken:
+                self._is_taken = True
+                return
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            with self._mutex, contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+            if waiter.done() and not waiter.cancelled():
+                # It has just been given the turn.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Pass the turn on; in any thread."""
+        with self._mutex:
+            if not self._waiters:
+                self._is_taken = False
+                return
+            waiter = self._waiters.popleft()
+        waiter.get_loop().call_soon_threadsafe(self._give, waiter)
+
+    def _give(self, waiter: asyncio.Future[None]) -> None:
+        if waiter.done():
+            self.release()
+        else:
+            waiter.set_result(None)
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
 
 
 class Turns:
@@ -80,9 +142,10 @@ class Turns:
         """Note ranks that have got new kernels from this notebook."""
         self._fresh.update(ranks)
 
-    def wrote(self, names: Iterable[str]) -> None:
-        """Note names that a run of this notebook has assigned on the ranks."""
-        self._wrote.update(names)
+    @property
+    def has_heard_wrote(self) -> bool:
+        """Return whether others have assigned names since the last `take_wrote`."""
+        return bool(self._heard_wrote)
 
     def take_wrote(self) -> set[str]:
         """Return the names that others have assigned since the last call."""
@@ -204,8 +267,12 @@ class Turns:
             if self._holder == run:
                 await self.still_held()
 
-    def leave_soon(self, run: str, after: Callable[[], Any] | None = None) -> None:
-        """Leave the turn in the background, once ``await after()`` has returned; a standing turn stays."""
+    def leave_soon(self, run: str, after: Callable[[], Any] | None = None, wrote: Iterable[str] = ()) -> None:
+        """Leave the turn in the background, once ``await after()`` has returned; a standing turn stays.
+
+        The others are told of the names that the run ``wrote`` on the ranks.
+        """
+        self._wrote.update(wrote)
         if not self.shared:
             self._holder = ""
             return

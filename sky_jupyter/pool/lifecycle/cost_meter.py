@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -48,7 +49,7 @@ class CostMeter:
         # Set when the budget has changed.
         self._news = asyncio.Event()
 
-    @property
+    @functools.cached_property
     def counts(self) -> bool:
         """Return whether the pool's machines are bought, and have prices."""
         return has_prices(self._pool.spec.provider)

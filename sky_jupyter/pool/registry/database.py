@@ -167,15 +167,6 @@ def all_or_nothing(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def inode(path: Path) -> tuple[int, int]:
-    """Return the file's device and inode."""
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return facts.st_dev, facts.st_ino
-
-
 def why_not(path: Path, error: Exception) -> str:
     """Return a message on why the file cannot be used, and what to do."""
     text = cleaned((error.strerror if isinstance(error, OSError) else "") or str(error))

@@ -28,7 +28,7 @@ from ...util.text import format_ranks
 from ..base.timeouts import TIMEOUTS
 from . import folder_removal as pool_folders
 from . import lease_expiry
-from .database import all_or_nothing, connect, inode, why_not
+from .database import all_or_nothing, connect, why_not
 from .retention import Retention
 from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row
 from .rows import run_row as read_run
@@ -100,13 +100,13 @@ class Registry:
         """
         with self._lock:
             try:
-                if self._connection is not None and self._file != inode(self.path):
+                if self._connection is not None and self._file != _inode(self.path):
                     # The file was moved away: what is written to it would be lost.
                     self._connection.close()
                     self._connection = None
                 if self._connection is None:
                     self._connection = connect(self.path, self.patience)
-                    self._file = inode(self.path)
+                    self._file = _inode(self.path)
                 yield self._connection
             except UnicodeDecodeError as error:
                 # The error's own message would show the file's content.
@@ -130,6 +130,11 @@ class Registry:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+    @property
+    def has_warnings(self) -> bool:
+        """Return whether there were warnings since the last `take_warnings`."""
+        return bool(self._warnings)
 
     def take_warnings(self) -> list[str]:
         """Return the warnings since the last call; each is returned once."""
@@ -495,6 +500,15 @@ def opened() -> Iterator[Registry]:
         yield registry
     finally:
         registry.close()
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    """Return the file's device and inode."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return facts.st_dev, facts.st_ino
 
 
 def _writer() -> ThreadPoolExecutor:

@@ -57,7 +57,7 @@ class HangDetector:
                 await asyncio.sleep(wait)
                 continue
             # Ranks may well wait for one that waits for the user.
-            text = "" if self.run.questions else await self.examine()
+            text = "" if self.run.questions.are_open else await self.examine()
             looked, pause = time.monotonic(), min(pause * 2, _LONGEST)
             if text and text != told:
                 told = text
@@ -73,7 +73,7 @@ class HangDetector:
             return ""
         await asyncio.sleep(self.confirm)
         second = await self.look(self.run, True)
-        if self.run.heard != heard or not self.run.left or self.run.questions:
+        if self.run.heard != heard or not self.run.left or self.run.questions.are_open:
             return ""
         return verdict(first, second)
 

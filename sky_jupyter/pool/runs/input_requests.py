@@ -54,7 +54,9 @@ class Questions:
         # Called with each question; None for a run that nobody attends, as nobody can answer.
         self.on_ask: Callable[[Question], None] | None = None
 
-    def __bool__(self) -> bool:
+    @property
+    def are_open(self) -> bool:
+        """Return whether any of them waits for an answer."""
         return bool(self._open)
 
     @property

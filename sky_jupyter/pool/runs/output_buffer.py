@@ -69,9 +69,9 @@ class Bound:
         self._most = most
         self._size = 0
 
-    def note(self, size: int, kept: Iterable[Printed]) -> None:
-        """Count new bytes; evict from ``kept``, all output, if needed."""
-        self._size += size
+    def add(self, number: int, text: str, printed: Printed, kept: Iterable[Printed]) -> None:
+        """Append an event's text to what a rank has printed; evict from ``kept``, all output, if needed."""
+        self._size += printed.add(number, text)
         if self._size <= self._most:
             return
         everything = list(kept)

@@ -156,6 +156,10 @@ class Run:
         """Return whether the user has interrupted it so often that kernels are replaced."""
         return self.presses >= self.hard_presses
 
+    def is_troubled_or_over(self) -> bool:
+        """Return whether it has ended, a rank has failed, or it is to be stopped."""
+        return not self.left or bool(self.failed) or bool(self.why)
+
     @property
     def failed(self) -> list[int]:
         """Return the ranks that ended, and not with ``ok``."""
@@ -397,8 +401,8 @@ class Run:
             self._on_notice(f"node {node}: a part of its output is missing ({why})", node)
 
     def _keep(self, kept: Printed, number: int, text: str) -> None:
-        size = kept.add(number, text)
-        self._bound.note(size, (one for outcome in self.outcomes.values() for one in (outcome.stdout, outcome.stderr)))
+        everything = (one for outcome in self.outcomes.values() for one in (outcome.stdout, outcome.stderr))
+        self._bound.add(number, text, kept, everything)
 
     def _on_notice(self, text: str, node: int) -> None:
         self._notices[node] = said = self._notices.get(node, 0) + 1
@@ -424,7 +428,7 @@ class Run:
         self._note_end()
 
     def _note_end(self) -> None:
-        for rank, outcome in self.outcomes.items() if self.questions else ():
+        for rank, outcome in self.outcomes.items() if self.questions.are_open else ():
             if outcome.status != "running":
                 self.questions.close_rank(rank)
         self.changed.set()
@@ -452,12 +456,12 @@ class Run:
         """Wait as `until` does; time in which a rank waits for the user does not count."""
         end = None if timeout is None else self.worked + timeout
         while not condition():
-            if end is not None and not self.questions:
-                await self.until(lambda: condition() or bool(self.questions), end - self.worked)
-                if not self.questions:
+            if end is not None and not self.questions.are_open:
+                await self.until(lambda: condition() or self.questions.are_open, end - self.worked)
+                if not self.questions.are_open:
                     return condition()
             else:
-                await self.until(lambda: condition() or (end is not None and not self.questions), None)
+                await self.until(lambda: condition() or (end is not None and not self.questions.are_open), None)
         return True
 
     @property

@@ -287,15 +287,14 @@ class LazyValues:
         The pool.
     run : str
         The run's id.
-    ranks : iterable of int
+    ranks : sequence of int
         The run's ranks.
     shape : int
         How often the pool had been resized.
     """
 
-    def __init__(self, pool: ValuesContext, run: str, ranks: Iterable[int], shape: int) -> None:
-        self.pool, self.run, self.ranks, self.shape = pool, run, tuple(ranks), shape
-        self._loop = loop().loop
+    def __init__(self, pool: ValuesContext, run: str, ranks: Sequence[int], shape: int) -> None:
+        self.pool, self.run, self.ranks, self.shape = pool, run, ranks, shape
 
     def bring(self, ranks: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
         """Fetch ranks' values; return them, and why others are missing."""
@@ -344,11 +343,12 @@ class LazyValues:
         """Keep the values on the ranks until the result is called."""
         held = self.pool.held
         held[self.run] = held.get(self.run, 0) + 1
+        there = loop().loop
 
         def let_go() -> None:
             # May run as a finaliser at any point: it takes no lock.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._let_go)
+                there.call_soon_threadsafe(self._let_go)
 
         return let_go
 

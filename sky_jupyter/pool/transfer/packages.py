@@ -126,7 +126,7 @@ class PoolPackages:
         if not self._sure.issuperset(self._more):
             # Nodes that have joined since may lack it.
             self.add(self._more, on_send, tick)
-        if not self._may_differ:
+        if not self._is_other:
             return self._news_for_ranks()
         wanted = package_sync.behind(modules)
         if self._differences(wanted) and (put or self.sync):
@@ -166,9 +166,14 @@ class PoolPackages:
 
     # -- parts -------------------------------------------------------------------------------------
 
+    @property
+    def may_differ(self) -> bool:
+        """Return whether `check` has anything to do: packages were added, or the nodes' environment is another."""
+        return bool(self._more) or self._is_other
+
     @functools.cached_property
-    def _may_differ(self) -> bool:
-        """Return whether the nodes' environment is another."""
+    def _is_other(self) -> bool:
+        """Return whether the nodes' environment is not the notebook's own."""
         spec = self.pool.spec
         return spec.provider.survives_manager or not local_environment.is_own(spec.full_image)
 

@@ -78,7 +78,7 @@ def discard(pool: TransferContext, run: Run) -> None:
 
 def _places(pool: TransferContext) -> tuple[Path, Path]:
     host = pool.hosts[0]
-    return places(host.folder, str(host.blobs))
+    return places(host.folder, host.blobs)
 
 
 def hosts_of(pool: TransferContext, run: Run) -> list[launch.Host]:
@@ -192,7 +192,8 @@ class _Here(_Shipping):
         there = large.keys() - set(lacking)
         if missing := [part for name, part in parts.items() if name not in there]:
             self.write(missing)
-        self.kept.add(self.run.id, lacking)
+        if lacking:
+            self.kept.add(self.run.id, lacking)
 
     def cut(self) -> dict[str, dict[int, str]]:
         paths: dict[str, dict[int, str]] = {}
