@@ -123,9 +123,11 @@ def _unheeded(spec: PoolSpec) -> str:
 
 def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callable[[], None]:
     """Return a poll callback that raises once the start is given up."""
+    if given_up is None:
+        return tick
 
     def checked() -> None:
-        if given_up is not None and given_up.is_set():
+        if given_up.is_set():
             raise PoolError("the start was cancelled")
         tick()
 

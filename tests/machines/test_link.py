@@ -714,7 +714,7 @@ def scheduler_of(folder: Path) -> Iterator[int]:
     from sky_jupyter.pool.control import certificates
 
     folder.mkdir()
-    for name, data in certificates.make("test").files().items():
+    for name, data in certificates.make("test").items():
         (folder / name).write_bytes(data)
     ours, theirs = os.pipe()
     code = (

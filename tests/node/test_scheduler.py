@@ -104,7 +104,7 @@ def test_a_call_that_is_over_is_made_again_for_its_answer_only_where_it_may_be(r
 
 
 def test_the_scheduler_listens_on_the_loopback_too_where_forwards_reach_nothing_else(tmp_path: Path) -> None:
-    LOCAL.put({tmp_path / name: data for name, data in certificates.make("pool").files().items()})
+    LOCAL.put({tmp_path / name: data for name, data in certificates.make("pool").items()})
     reader, writer = os.pipe()
     process = subprocess.Popen([sys.executable, "-c", SERVE, str(tmp_path), str(writer)], pass_fds=[writer])
     try:

@@ -57,11 +57,6 @@ def to_json(pools: Sequence[HostFacts]) -> dict[str, Any]:
     return {"version": VERSION, "at": round(time.time()), "pools": [_kept(pool) for pool in pools]}
 
 
-def start_json(pool: str, text: str) -> dict[str, Any]:
-    """Return a pool that is being started; ``text`` is its phase."""
-    return {"version": VERSION, "at": round(time.time()), "pools": [], "start": {"pool": pool, "text": text}}
-
-
 def _kept(pool: HostFacts) -> dict[str, Any]:
     nodes = [{**node, "samples": _thinned(node["samples"])} for node in pool["nodes"]]
     phases = []

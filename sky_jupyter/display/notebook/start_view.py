@@ -72,5 +72,12 @@ class NotebookStartView:
         plain = "\n".join([text + more, *troubles])
         bundle: dict[str, Any] = {"text/html": page, "text/plain": plain}
         if self.pool and state == "running" and time.perf_counter() - self.began >= _LASTS:
-            bundle[pool_panel.MIME] = pool_panel.start_json(self.pool, plain)
+            # A panel of no pools yet, with the one that is being started.
+            start = {"pool": self.pool, "text": plain}
+            bundle[pool_panel.MIME] = {
+                "version": pool_panel.VERSION,
+                "at": round(time.time()),
+                "pools": [],
+                "start": start,
+            }
         self._slot.show(bundle)

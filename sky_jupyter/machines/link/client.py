@@ -186,11 +186,12 @@ class Link:
             while "ask" in (question := wire.receive().facts):
                 wire.send({"answer": _answer(question, prompts)})
             reply = question
-        return self._machine(encoding.checked(reply))
+        # The link has it by this very target.
+        return self._machine(encoding.checked(reply), target)
 
     def machines(self) -> list[LinkMachine]:
         """Return all machines of the link, connected or not."""
-        return [self._machine(facts) for facts in self.ask("state")["machines"]]
+        return [self._machine(facts, encoding.target(facts["target"])) for facts in self.ask("state")["machines"]]
 
     def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0, probe: bool = False) -> TunnelHandle:
         """Return a local port to an address of a machine; the same for the same address.
@@ -225,8 +226,7 @@ class Link:
         """Call a function, in a thread of ours, if the process ends unexpectedly."""
         self._tell_end = tell
 
-    def _machine(self, facts: dict[str, Any]) -> LinkMachine:
-        target = encoding.target(facts["target"])
+    def _machine(self, facts: dict[str, Any], target: AnyTarget) -> LinkMachine:
         return LinkMachine(self, facts["machine"], target, key=facts["key"], address=facts["address"])
 
     def _shown(self, facts: dict[str, Any]) -> TunnelHandle:

@@ -25,7 +25,6 @@ from distributed import Worker
 from distributed.worker import get_worker
 
 from ..dask import scheduler as control
-from ..dask.monotonic_batching import patch_batched_send
 from ..protocol import agent_process, rpc
 from ..protocol.host_config import HostConfig, member_name
 from ..protocol.short_call_frames import HANDSHAKE, agents_socket_of
@@ -176,7 +175,7 @@ def serve(
         File descriptor to which a byte is written to renew the lease.
     """
     dask.config.set(control.DASK_SETTINGS)
-    patch_batched_send()
+    control.patch_batched_send()
     processes.allow_many_files()
     incarnations = agent_process.new_incarnations(nodes)
     agents = [Agent(folder, config, node, devices, incarnations[node]) for node in nodes]

@@ -12,6 +12,7 @@ from typing import Any
 
 import dask.config
 from distributed import Scheduler
+from distributed.batched import BatchedSend
 from distributed.comm import get_address_host_port
 from distributed.http.routing import RoutingApplication
 from distributed.scheduler import TaskState, WorkerState
@@ -22,7 +23,6 @@ from tornado.httpserver import HTTPServer
 
 from ..protocol import rpc
 from ..system import processes
-from .monotonic_batching import patch_batched_send
 from .shared_state import SharedStateExtension
 
 _LOOPBACK = "127.0.0.1"
@@ -181,6 +181,24 @@ def security(folder: Path) -> Security:
         for part in ("cert", "key")
     }
     return Security(tls_ca_file=str(folder / "pool.ca"), require_encryption=True, **names)
+
+
+def patch_batched_send() -> None:
+    """Make Dask's batched streams send whatever the wall clock says.
+
+    A stream stores the time of day before which it sends nothing more, some milliseconds ahead; after the clock is set
+    back, that is hours ahead. Without a deadline it sends at once, and batches what arrives while it writes. Each
+    process with such streams calls this.
+    """
+    BatchedSend.next_deadline = property(_none, _forget)
+
+
+def _none(stream: BatchedSend) -> None:
+    """Return None: no deadline."""
+
+
+def _forget(stream: BatchedSend, deadline: float | None) -> None:
+    """Ignore a deadline that Dask sets."""
 
 
 def prepare_forks() -> None:

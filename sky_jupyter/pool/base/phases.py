@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from .events import Listener, PhaseEvent
 
 _LINES = 100
 _MOST = 100
@@ -84,6 +87,24 @@ class PhaseLog:
         """Begin a new start; ``usual`` holds the phases' usual durations."""
         with self._lock:
             self._phases, self.usual = [], usual
+
+    @contextlib.contextmanager
+    def phase(self, name: str, text: str, tell: Listener) -> Iterator[Callable[[str], None]]:
+        """Have a phase in the block, and tell of it; yield a function that reports a line of it."""
+        noted = self.begin(name, text)
+
+        def say(line: str) -> None:
+            self.say(noted, line)
+            tell(PhaseEvent(name, line, noted.elapsed, usual=noted.usual))
+
+        say(text)
+        try:
+            yield say
+        except BaseException:
+            noted.end("failed")
+            raise
+        noted.end("done")
+        tell(PhaseEvent(name, text, noted.elapsed, done=True, usual=noted.usual))
 
     def begin(self, name: str, text: str) -> Phase:
         phase = Phase(name, text, self.usual.get(name))

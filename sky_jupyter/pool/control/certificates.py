@@ -7,7 +7,6 @@ that only the user can read.
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
 
 # Valid from the epoch to "no expiry" (RFC 5280): trust ends with the pool, as its keys are nowhere else.
 # A machine's clock that is wrong by years, or is set during a run, must not disconnect the pool's members.
@@ -18,21 +17,8 @@ _LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc
 NAMES = ("pool.ca", "pool.cert", "pool.key")
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """PEM texts of the authority, the members' certificate and its key."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes
-
-    def files(self) -> dict[str, bytes]:
-        """Return the files of the pool's folder, by name."""
-        return dict(zip(NAMES, (self.authority, self.certificate, self.key), strict=True))
-
-
-def make(pool: str) -> Certificates:
-    """Make an authority and a certificate for a pool's id (ECDSA on P-256)."""
+def make(pool: str) -> dict[str, bytes]:
+    """Make an authority and a certificate for a pool's id (ECDSA on P-256); return the files, by name."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -57,10 +43,11 @@ def make(pool: str) -> Certificates:
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    return Certificates(
-        authority=sign(f"sky authority {pool}", authority_key, authority=True),
-        certificate=sign(f"sky member {pool}", member_key, authority=False),
-        key=member_key.private_bytes(
+    texts = (
+        sign(f"sky authority {pool}", authority_key, authority=True),
+        sign(f"sky member {pool}", member_key, authority=False),
+        member_key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),
     )
+    return dict(zip(NAMES, texts, strict=True))

@@ -175,10 +175,10 @@ class Control:
         import dask.config
         from distributed import Client
 
-        from ...node.dask import monotonic_batching, scheduler
+        from ...node.dask import scheduler
         from ...node.dask import settings as dask_settings
 
-        monotonic_batching.patch_batched_send()
+        scheduler.patch_batched_send()
         await self._hang_up()
         settings = {**dask_settings.defaults(), "distributed.comm.timeouts.connect": f"{timeout}s"}
         settings |= scheduler.DASK_SETTINGS

@@ -317,7 +317,7 @@ def launch(
     for node, machine in enumerate(machines):
         by_key.setdefault(machine.key, []).append(node)
     scheduler: str | None = None
-    keys = certificates.make(pool).files()
+    keys = certificates.make(pool)
     for nodes in by_key.values():
         machine = machines[nodes[0]]
         variables = node_environment(env, secret_variables(spec))

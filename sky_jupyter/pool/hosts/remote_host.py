@@ -248,7 +248,7 @@ def start(
     machine. The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started. ``tell`` gets messages
     on hosts that do not reach each other. ``ttl`` is the rest of the pool's ``ttl``.
     """
-    keys = certificates.make(traces.pool).files()
+    keys = certificates.make(traces.pool)
     launch.LOCAL.put({here[0] / name: data for name, data in keys.items()})
     start = _Start(traces, spec, sites, here, keys, env, on_host, stop, ttl=ttl)
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]

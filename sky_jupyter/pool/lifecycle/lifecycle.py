@@ -19,7 +19,7 @@ from ...spec.pool_spec import PoolSpec
 from ...util.text import first_line
 from ..base import retries
 from ..base.event_loop import Tick, loop, no_tick, wait_ticking
-from ..base.events import Event, Listener, NoticeEvent, PhaseEvent, ignore
+from ..base.events import Event, Listener, NoticeEvent, ignore
 from ..base.log import PoolLog
 from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
@@ -108,7 +108,7 @@ class PoolLifecycle:
         self._user, self._before_end = user, before_end
         self.spec = spec
         self.prompts = prompts
-        self.id = early_hosts.claim(spec) or new_id()
+        self.id = (not spec.provider.survives_manager and early_hosts.claim(spec)) or new_id()
         self.logger = PoolLog(spec.name, spec.options)
         self.states = StateMachine(spec.name, self.logger.write)
         self.registry = Registry()
@@ -248,7 +248,7 @@ class PoolLifecycle:
             self.logger.write(logging.INFO, f"{name} has no meaning on {self.spec.provider.kind} nodes")
         kind = _kind_of_start(self.spec)
         self.began = time.perf_counter()
-        if text := self.provisioning.plan(self.spec):
+        if self.spec.provider.provisions and (text := self.provisioning.plan(self.spec)):
             self.notify(text)
         if self.resumed:
             self.generation = self.registry.own(self.id)
@@ -299,7 +299,8 @@ class PoolLifecycle:
         # A pid of another machine means nothing here.
         process = self.hosts[0].command.identity if self.hosts[0].here else None
         self.registry.update(self.id, "ready", places, process, self.spec.nodes)
-        self.meter.begin()
+        if self.spec.provider.provisions:
+            self.meter.begin()
         launch.settle(self.hosts)
         if self.link is not None:
             # Other managers can find the pool from now on, and its link.
@@ -388,7 +389,8 @@ class PoolLifecycle:
         spec, provider = self.spec, self.spec.provider
         await self.pool_start.have()
         launch_all, direct = await self.pool_start.prepare()
-        self.expiry.begin(self.provisioning.left(spec))
+        if spec.lifetime is not None:
+            self.expiry.begin(self.provisioning.left(spec))
         with self.phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
             # Retrieve its error: a cancelled start does not.
@@ -1003,27 +1005,14 @@ class PoolLifecycle:
         self.must_be_ours()
         if self.guest is not None and self.guest.gone is not None:
             raise PoolError(self.guest.gone.refusal("%%sky --provider local"))
-        self.states.require_live(restarting=restarting)
+        if self.state is not PoolState.READY:
+            self.states.require_live(restarting=restarting)
         if not self.has_control:
             raise self.states.not_started()
 
-    @contextlib.contextmanager
-    def phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
+    def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
         """Report a phase; yield a function that reports a line of it."""
-        noted = self.phases.begin(phase, text)
-
-        def say(line: str) -> None:
-            self.phases.say(noted, line)
-            self.listener(PhaseEvent(phase, line, noted.elapsed, usual=noted.usual))
-
-        say(text)
-        try:
-            yield say
-        except BaseException:
-            noted.end("failed")
-            raise
-        noted.end("done")
-        self.listener(PhaseEvent(phase, text, noted.elapsed, done=True, usual=noted.usual))
+        return self.phases.phase(phase, text, self.listener)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from ...bootstrap import apt, local_environment, plugin_steps
 from ...errors import BootstrapError
 from ...machines.local_machine import LocalMachine
 from ...node.system import gpus
-from ...providers.base import ConnectionSession
+from ...providers.base import ConnectionSession, has_queue
 from ...util.garbage import collections_paused
 from ..base import retries
 from ..context import PoolContext
@@ -141,7 +141,9 @@ class PoolStart:
         pool, options = self.pool, self.pool.spec.options
         most = options.attempts(made=pool.spec.provider.provisions)
 
-        pool.provisioning.begin()
+        buys = pool.spec.provider.provisions
+        if buys:
+            pool.provisioning.begin()
         try:
             await retries.within(
                 retries.attempts(make, most, options.provision_retry_delay, pool.notify),
@@ -151,8 +153,9 @@ class PoolStart:
                 self._queued,
             )
         finally:
-            # A thread that still runs buys no more.
-            pool.provisioning.stop()
+            if buys:
+                # A thread that still runs buys no more.
+                pool.provisioning.stop()
 
     async def _connected(self) -> None:
         """Acquire remote machines, and connect to them."""
@@ -161,7 +164,8 @@ class PoolStart:
         async def connect() -> None:
             # Not part of connecting: a retry adopts the machines that exist.
             await asyncio.to_thread(self._acquire)
-            await asyncio.to_thread(self._wait_in_queue)
+            if has_queue(pool.spec.provider):
+                await asyncio.to_thread(self._wait_in_queue)
             told: list[str] = []
             waits: dict[str, str] = {}
             with pool.phase("connect", str(pool.spec.provider)) as say:
@@ -179,7 +183,7 @@ class PoolStart:
     def _acquire(self) -> None:
         """Acquire the machines; replace those of the pool that are dead."""
         pool = self.pool
-        if not pool.provisioning.buys(pool.spec):
+        if not pool.spec.provider.provisions:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
             return
         several = "s" if pool.spec.nodes > 1 else ""
@@ -220,7 +224,11 @@ class PoolStart:
         pool.link.listen(pool.host_events.on_link, pool.is_off)
         try:
             session = pool.link.session(pool.prompts, pool.stop_event, tell=tell, waits=waits)
-            pool.machines, pool.incarnations = incarnations.connect(pool.spec, pool.ids, session)
+            if has_queue(pool.spec.provider):
+                pool.machines, pool.incarnations = incarnations.connect(pool.spec, pool.ids, session)
+            else:
+                # No machine comes back under its id with none of its processes.
+                pool.machines, pool.incarnations = list(pool.spec.provider.connect(pool.ids, session)), {}
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:
