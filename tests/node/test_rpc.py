@@ -75,6 +75,7 @@ def test_each_call_is_asked_by_somebody_and_nothing_else_is() -> None:
     for path in set(PACKAGE.rglob("*.py")) - {Path(rpc.__file__)}:
         text = path.read_text(encoding="utf-8")
         asked |= {call.name for call in EVERY_CALL if f"rpc.{call.name.upper()}" in text}
+        asked |= {call.joint.name for call in EVERY_CALL if call.joint is not None and call.name in asked}
         asked |= {rpc.READ_PIECES.name} if f"._rpc.{rpc.READ_PIECES.op}(" in text else set()
     assert asked == {call.name for call in EVERY_CALL}
 

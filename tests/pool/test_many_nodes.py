@@ -30,6 +30,12 @@ def test_many_nodes_print_and_nothing_is_lost(pool: Pool) -> None:
     assert [len(result.stdout(rank).splitlines()) for rank in range(NODES)] == [1000] * NODES
 
 
+def test_what_is_more_than_an_agent_may_send_unheard_is_acknowledged_and_nothing_is_lost(pool: Pool) -> None:
+    # Many agents share a process, and the bytes that it may send ahead: each has 256 KB, and a rank prints 700.
+    result = run(pool, "lines = 30000", ranks=[0, 1, NODES - 1])
+    assert [len(result.stdout(rank).splitlines()) for rank in (0, 1, NODES - 1)] == [30000] * 3
+
+
 def test_many_nodes_are_watched_by_their_scheduler_and_those_that_stand_still_are_told(pool: Pool) -> None:
     client = pool.control.client
     assert client is not None

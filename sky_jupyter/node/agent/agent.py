@@ -247,13 +247,21 @@ class Agent:
         """
         return self.incarnation
 
-    async def sky_ack_output(self, mark: int | None = None) -> None:
-        """Note that the manager has read all batches up to ``mark``.
+    async def sky_ack_output(self, marks: dict[int, int | None]) -> None:
+        """Note that the manager has read all batches up to this node's mark in ``marks``.
 
         Without a mark, all that was sent counts as read; the manager reads what it missed from the journal.
         """
+        mark = marks.get(self.node)
         self.taken_in = self.forwarded if mark is None else min(max(mark, self.taken_in), self.forwarded)
         self.flush()
+
+    async def sky_ack_outputs(self, marks: dict[int, int | None], incarnations: dict[int, str]) -> dict[int, None]:
+        """Note likewise for those agents of this process that have these incarnations; return their nodes."""
+        heard = run_starts.present(self.beside, incarnations)
+        for agent in heard:
+            await agent.sky_ack_output(marks)
+        return dict.fromkeys(agent.node for agent in heard)
 
     async def sky_read_events(self, run: str, start: int) -> dict[str, Any]:
         """Return a run's events from number ``start`` on."""
@@ -623,8 +631,17 @@ class Agent:
 
     def forward_comms(self, batch: dict[str, Any], size: int) -> None:
         if self.send is not None:
-            self.forwarded += size
-            self.send({**batch, "node": self.node, "mark": self.forwarded})
+            self.send({**batch, "node": self.node, **self.count(size)})
+
+    def count(self, size: int) -> dict[str, Any]:
+        """Count bytes that are about to be forwarded; return their mark, and whether an acknowledgement is wanted.
+
+        It is wanted once half of what may be forwarded without one is used up: how much that is, the manager does not
+        know.
+        """
+        self.forwarded += size
+        wants = 2 * (self.forwarded - self.taken_in) > part_of(_MOST_AHEAD, len(self.beside))
+        return {"mark": self.forwarded, "wants": wants}
 
     def forward(self, record: RunRecord) -> None:
         if not self.may_forward:
@@ -634,9 +651,8 @@ class Agent:
         batch = record.take()
         if batch is not None and self.send is not None:
             first, count, data = batch
-            self.forwarded += len(data)
             message = {"run": record.id, "node": self.node, "first": first, "count": count, "data": data}
-            self.send({**message, "mark": self.forwarded})
+            self.send({**message, **self.count(len(data))})
 
     def connect(self, send: Callable[[dict[str, Any]], None] | None) -> None:
         """Forward through a new connection from now on, or not at all (None).
@@ -689,6 +705,8 @@ class Agent:
         kept = {key: value for key, value in content.items() if key != "settings"}
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
+        # Who asks for it knows how it begins: of very many nodes, that would be most of what they answer.
+        record.take()
         record.answered_by = self.manager if content.get("asks") is True else None
         record.guest = str((about or {}).get("guest") or "")
         for rank in chosen:

@@ -36,8 +36,10 @@ from .short_call_listener import ShortCallListener
 
 TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-# Seconds between heartbeats, at least: of the first agent in a process, and of the others, which live as long.
+# Seconds between heartbeats, at least: of the first agent in a process, and of the others, which live as long; and so
+# many of all first ones, and of all others, in a second.
 _BEAT, _BEAT_BESIDE = 2.0, 10.0
+_BEATS, _BEATS_BESIDE = 100, 20
 # Dask's reason for closing a worker that it was told to remove.
 _REMOVED = "scheduler-remove-worker"
 # Threads of each agent's share, as asyncio would have them.
@@ -57,8 +59,11 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
 
     def __init__(self, scheduler: str, agent: Agent) -> None:
         self.agent = agent
-        self.beat = _BEAT if agent is agent.beside[0] else _BEAT_BESIDE
         config = agent.config
+        if agent is agent.beside[0]:
+            self.beat = max(_BEAT, config.total_nodes / _BEATS)
+        else:
+            self.beat = max(_BEAT_BESIDE, config.total_nodes / _BEATS_BESIDE)
         # A tunnel to the agent leads to a fixed port. If that is taken for the moment, connecting is retried.
         here = {"host": control.listening_host(config.addresses[agent.node])}
         apart = {"host": "127.0.0.1", "port": config.port, "contact_address": config.contact}
@@ -117,7 +122,7 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
 
     def concerned(self, call: rpc.AgentCall, arguments: dict[str, Any]) -> Sequence[Agent]:
         """Return the agents of this process that a call counts for."""
-        if call is rpc.START_RUNS:
+        if "incarnations" in call.required:
             return run_starts.present(self.agent.beside, arguments["incarnations"])
         return self.agent.beside if call is rpc.PING else (self.agent,)
 

@@ -79,7 +79,8 @@ START_RUN = AgentCall(
 LIST_RUNS = AgentCall("list_runs", optional=("runs",), idempotent=True)
 READ_EVENTS = AgentCall("read_events", required=("run", "start"), idempotent=True)
 READ_PAGE = AgentCall("read_page", required=("run", "start", "most"), idempotent=True)
-ACK_OUTPUT = AgentCall("ack_output", optional=("mark",), idempotent=True)
+ACK_OUTPUTS = AgentCall("ack_outputs", required=("marks", "incarnations"), idempotent=True)
+ACK_OUTPUT = AgentCall("ack_output", required=("marks",), idempotent=True, joint=ACK_OUTPUTS)
 
 # Turns of the notebooks that share a pool.
 TAKE_TURN = AgentCall(

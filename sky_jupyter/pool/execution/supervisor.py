@@ -50,8 +50,8 @@ _RESTARTS = 3
 _PAUSE = TIMEOUTS.polls.repairs
 # Nodes that were lost together are waited for so long, once one of them is back.
 _TOGETHER = TIMEOUTS.repairs.together
-# Output is acknowledged to its agent after this many bytes.
-_TELL = 1 << 20
+# Acknowledgements of output are gathered for so long, and go in one request.
+_GATHER = 0.01
 # A node whose agent ended is back within this; else runs on it fail.
 _RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
 # A kernel that ends by itself more often than this, within this time, is not replaced.
@@ -141,8 +141,8 @@ class Supervisor:
         self.working: set[Run] = set()
         # Runs and nodes whose missing events are being read.
         self._reading: set[tuple[str, int]] = set()
-        # The last acknowledged mark of each node's output.
-        self._told: dict[int, int] = {}
+        # The marks of nodes' output that is to be acknowledged; None for all that they have sent.
+        self._unheard: dict[int, int | None] = {}
         # When kernels ended by themselves while they were idle, by rank.
         self._ends: dict[int, list[float]] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
@@ -450,6 +450,7 @@ class Supervisor:
                     run.lose(there, str(self.control.is_lost(node)))
                 continue
             ranks = list(run.outcomes)
+            run.pass_over_begin(nodes)
             try:
                 answers = await self.control.ask(
                     rpc.START_RUN, nodes, run=run.id, ranks=ranks, content=content, about=about
@@ -468,9 +469,9 @@ class Supervisor:
                         # The first answer got lost with its connection.
                         self.keep_task(self.read(run, node, run.next(node)))
                     self._take(run, node, answer["first"], answer["count"], answer["data"])
-                    if self.turns.shared:
-                        # Of what others have printed, nothing is acknowledged here.
-                        self.keep_task(self._tell_heard(node))
+                if self.turns.shared:
+                    # Of what others have printed, nothing is acknowledged here.
+                    self._acknowledge(dict.fromkeys(answers))
                 return
 
     async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int], *, over: bool) -> None:
@@ -1044,7 +1045,7 @@ class Supervisor:
                     if name in batch:
                         extension.on_batch(batch)
                 if not self.turns.guest:
-                    self._note_taken(batch.get("node"), batch.get("mark"))
+                    self._note_taken(batch)
                 return
             # The name of a call's attempt begins with the call's id.
             run = self.runs.get(batch["run"]) or self.runs.get(batch["run"].partition(".")[0])
@@ -1057,7 +1058,7 @@ class Supervisor:
             # Agents are untrusted input.
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
         if isinstance(batch, dict):
-            self._note_taken(batch.get("node"), batch.get("mark"))
+            self._note_taken(batch)
 
     def _on_wanted(self) -> None:
         """Ask for turns from now on: a guest wants to run something."""
@@ -1088,19 +1089,29 @@ class Supervisor:
         name = self.names.get(node, "") if is_count(node) else ""
         return f" on {name[2:-1]}" if name else ""
 
-    def _note_taken(self, node: Any, mark: Any) -> None:
-        """Acknowledge output to its agent, for flow control."""
-        if not (is_count(node) and is_count(mark)) or node >= self.spec.nodes:
-            return
-        told = self._told.get(node, 0)
-        # A new agent counts from 0.
-        if not told <= mark < told + _TELL:
-            self._told[node] = mark
-            self.keep_task(self._tell_heard(node, mark))
+    def _note_taken(self, batch: Mapping[str, Any]) -> None:
+        """Acknowledge a batch to its agent if that asks for it, for flow control."""
+        node, mark = batch.get("node"), batch.get("mark")
+        if batch.get("wants") is True and is_count(node) and is_count(mark) and node < self.spec.nodes:
+            self._acknowledge({node: mark})
 
-    async def _tell_heard(self, node: int, mark: int | None = None) -> None:
-        with contextlib.suppress(OSError, SkyError):
-            await self.control.ask(rpc.ACK_OUTPUT, [node], mark=mark)
+    def _acknowledge(self, marks: Mapping[int, int | None]) -> None:
+        """Acknowledge output up to these marks to the nodes' agents, soon."""
+        if not self._unheard:
+            asyncio.get_running_loop().call_later(_GATHER, self._tell_heard)
+        self._unheard.update(marks)
+
+    def _tell_heard(self) -> None:
+        marks, self._unheard = self._unheard, {}
+        self.keep_task(self._send_marks(marks))
+
+    async def _send_marks(self, marks: dict[int, int | None]) -> None:
+        try:
+            await self.control.ask(rpc.ACK_OUTPUT, sorted(marks), marks=marks)
+        except (OSError, SkyError):
+            # One that is lost keeps back no others.
+            for node in marks if len(marks) > 1 else ():
+                self.keep_task(self._send_marks({node: marks[node]}))
 
     def on_lost(self, node: int, why: str, *, revived: bool) -> None:
         """Fail the ranks of a lost node; repair it when it is back."""
@@ -1126,7 +1137,7 @@ class Supervisor:
         """Handle a returned node: catch up, or replace new kernels."""
         self.events.own.note("back", "with its kernels" if kept else "", node=node)
         # What was forwarded to a broken connection is lost: continue from the journal.
-        self.keep_task(self._tell_heard(node))
+        self._acknowledge({node: None})
         for extension in self.extensions.values():
             extension.look(node)
         if kept:

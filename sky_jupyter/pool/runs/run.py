@@ -223,6 +223,11 @@ class Run:
             return self.since_began
         return max(0.0, max(known) - self._began_there)
 
+    def pass_over_begin(self, nodes: Iterable[int]) -> None:
+        """Wait for no event with which nodes' journals begin: agents keep it for others, and do not forward it."""
+        for node in nodes:
+            self._next[node] = max(1, self.next(node))
+
     def next(self, node: int) -> int:
         """Return the number of the next event of a node."""
         return self._next.setdefault(node, 0)
