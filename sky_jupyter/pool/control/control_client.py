@@ -345,7 +345,7 @@ class Control:
         and answers for all.
         """
         many = len(self.addresses) > _MANY
-        beside = {} if many else self._beside()
+        beside = self._beside()
 
         async def one(node: int) -> str | None:
             try:
@@ -357,9 +357,9 @@ class Control:
             self.detector.hear(node)
             return answer
 
-        early = await self._ping_many() if many else {}
+        early = await self._ping_many(beside) if many else {}
         late = [place for place in self.addresses.items() if place not in self._asked and place[0] not in early]
-        late = [place for place in late if many or place[0] in beside]
+        late = [place for place in late if place[0] in beside]
         if many:
             # Where many are late, they or the scheduler have much to do: asking each would be more of it.
             late = [place for place in late if place[0] not in self.silent]
@@ -373,12 +373,12 @@ class Control:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_EXCEPTION)
         done = {place: self._asked.pop(place) for place, task in list(self._asked.items()) if task.done()}
         there = {node: task for (node, address), task in done.items() if self.addresses.get(node) == address}
-        answers = {node: answer for node, task in there.items() if (answer := task.result()) is not None}
+        answers = early | {node: answer for node, task in there.items() if (answer := task.result()) is not None}
         for node in [node for node, answer in answers.items() if answer == self.incarnations.get(node)]:
             for other in beside.get(node, []):
                 answers[other] = self.incarnations[other]
                 self.detector.hear(other)
-        return {**early, **answers}
+        return answers
 
     def _beside(self) -> dict[int, list[int]]:
         """Return the nodes to ping, each with those that answer with it.
@@ -392,9 +392,10 @@ class Control:
             **{node: [] for node in self.addresses if node in apart},
         }
 
-    async def _ping_many(self) -> dict[int, str]:
-        """Ping all nodes by one request to the scheduler, and those that are late by another; return the answers."""
-        left = {address: node for node, address in self.addresses.items() if (node, address) not in self._asked}
+    async def _ping_many(self, nodes: Iterable[int]) -> dict[int, str]:
+        """Ping nodes by one request to the scheduler, and those that are late by another; return the answers."""
+        places = {node: self.addresses[node] for node in nodes}
+        left = {address: node for node, address in places.items() if (node, address) not in self._asked}
         found: dict[int, str] = {}
         for patience in (min(max(DOUBT, 2 * self._many_took), LATE_DOUBT), LATE_DOUBT):
             began = time.monotonic()
