@@ -37,10 +37,14 @@ TIMES = 5
 # Thousand agents on a few processors are slow to answer.
 _SLOW = "5"
 _PATIENCE = 600.0
+# More of it for each node, on a machine that does other things too; and for what must come about by itself.
+_PATIENCE_A_NODE, _LONGEST_WAIT = 2.0, 180.0
 # Where 1,000 calls take so many seconds, 10,000 are not made.
 _MUCH = 10.0
 _NAME = "scale"
 _LOG = re.compile(r"/n(\d+)/agent\.log$")
+# What a job says besides figures: after which step it failed, and how.
+_STOPPED = "stopped"
 _OWN, _OTHERS = ": notebook's processor time", ": others' processor time"
 
 
@@ -52,8 +56,12 @@ def measure(options: Options) -> list[Row]:
     for nodes, kind in [*((nodes, "real") for nodes in real), *((nodes, "simulated") for nodes in simulated)]:
         if chosen != [""] and str(nodes) not in chosen:
             continue
-        ours = fresh.call("scale", "ours", _PATIENCE, nodes=nodes, kind=kind, quick=options.quick)
+        patience = _PATIENCE + _PATIENCE_A_NODE * nodes
+        ours = fresh.call("scale", "ours", patience, nodes=nodes, kind=kind, quick=options.quick)
         told: dict[str, Any] = {"nodes": nodes, "kind": kind, "delay": _delay(), "ours": ours}
+        if why := ours.pop(_STOPPED, ""):
+            print(f"{nodes} nodes: {why}", file=sys.stderr)
+            told[_STOPPED] = why
         for peer, most in MOST.items():
             if kind == "simulated" or _delay() or nodes > most or os.environ.get("SKY_SCALE_ALONE"):
                 continue
@@ -138,8 +146,8 @@ def _far(seconds: float) -> Iterator[None]:
             relay.wait()
 
 
-def ours(nodes: int, kind: str, quick: bool) -> dict[str, float]:
-    """All operations on a pool of ours; called in a process of its own."""
+def ours(nodes: int, kind: str, quick: bool) -> dict[str, Any]:
+    """All operations on a pool of ours, and why simulated ones stopped; called in a process of its own."""
     if nodes >= QUICK_SIMULATED[0]:
         os.environ["SKY_TIMEOUTS_SCALE"] = _SLOW
     if kind == "real":
@@ -151,11 +159,11 @@ def ours(nodes: int, kind: str, quick: bool) -> dict[str, float]:
         return _ours(nodes, kind == "simulated", CALLS // 20 if quick else CALLS)
 
 
-def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, float]:
+def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, Any]:
     import sky_jupyter as sky
     from sky_jupyter.capture.collect import collect
 
-    clock = Clock()
+    clock, told = Clock(), dict[str, Any]()
     compute = sky.Compute(name=_NAME, keep=True, nodes=nodes, options=sky.Options(crowded=True, console=False))
     clock.take("start", compute.__enter__)
     pool = compute.live_pool
@@ -192,16 +200,14 @@ def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, float]:
         clock.figures["a machine's silence named"] = _silence(pool, compute.live_pool.spec.nodes - 1)
         clock.figures |= fresh.call("scale", "attach", _PATIENCE)
     except Exception as error:
-        # What was measured until then counts; the rest is left out of the figures.
-        print(
-            f"{nodes} nodes, after {list(clock.figures)[-1]}: {type(error).__name__}: {error}"[:2000], file=sys.stderr
-        )
         if not is_simulated:
             raise
+        # What was measured until then counts; the rest is left out of the figures.
+        told[_STOPPED] = f"after {list(clock.figures)[-1]}: {type(error).__name__}: {error}"[:2000]
     finally:
         if "end" not in clock.figures:
             clock.take("end", compute.down)
-    return clock.figures
+    return {**clock.figures, **told}
 
 
 def attach() -> dict[str, float]:
@@ -256,15 +262,22 @@ def _death(pool: Any, begin: Callable[..., Any], nodes: int, is_simulated: bool)
     agent = _last_agent()
     began = time.perf_counter()
     os.kill(agent, signal.SIGKILL)
-    while last in current.left:
-        time.sleep(0.005)
+    _await(lambda: last not in current.left, "the end of the killed agent's rank")
     took = time.perf_counter() - began
     pool.interrupt()
     with contextlib.suppress(SkyError):
         pool.attend(current)
-    while pool.control.lost:
-        time.sleep(0.05)
+    _await(lambda: not pool.control.lost, "the return of the killed agent")
     return took
+
+
+def _await(holds: Callable[[], bool], what: str) -> None:
+    """Wait for what comes about by itself; raise TimeoutError where it does not."""
+    end = time.monotonic() + _LONGEST_WAIT
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} has not come in {_LONGEST_WAIT:.0f} s")
+        time.sleep(0.005)
 
 
 def _last_agent() -> int:
@@ -289,14 +302,12 @@ def _silence(pool: Any, last: int) -> float:
         os.kill(pid, signal.SIGSTOP)
     try:
         began = time.perf_counter()
-        while last not in pool.control.silent | pool.control.lost:
-            time.sleep(0.005)
+        _await(lambda: last in pool.control.silent | pool.control.lost, "the silence of the stopped agent")
         return time.perf_counter() - began
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        while pool.control.silent or pool.control.lost:
-            time.sleep(0.05)
+        _await(lambda: not (pool.control.silent or pool.control.lost), "the return of the stopped agent")
 
 
 def ipyparallel(nodes: int, quick: bool) -> dict[str, float]:
