@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MODULE = "benchmarks.simulated"
 # Agents of a process: what one event loop manages is shared by as few processes as there are cores.
 PROCESSES = "SKY_SIMULATED_PROCESSES"
+# Set, each agent says that it is alone in its process: messages are those of as many machines.
+APART = "SKY_SIMULATED_APART"
 # Lines that a kernel sends at once.
 _TOGETHER = 100
 _END = {"status": "ok", "bound": True, "writes": [], "modules": [], "imports": {}, "sizes": {}, "uses": {}}
@@ -170,7 +172,25 @@ def serve_agents(folder: Path, config: HostConfig, *given: Any) -> None:
     from sky_jupyter.node.serialization import pickling
 
     os.environ[pickling.BLOBS] = os.pathsep.join(map(str, places(folder, config.blobs)))
+    if os.environ.get(APART):
+        _set_apart()
     dask_worker.serve(folder, config, *given)
+
+
+def _set_apart() -> None:
+    """Have agents of this process know nothing of each other."""
+    from sky_jupyter.node.agent import agent, dask_worker
+
+    together, new = dask_worker._serve, agent_process.new_incarnations
+
+    async def serve(agents: Sequence[Any], *given: Any) -> None:
+        for one in agents:
+            one.beside = (one,)
+        await together(agents, *given)
+
+    dask_worker._serve = serve  # type: ignore[assignment]
+    agent_process.new_incarnations = lambda nodes: {node: new([node])[node] for node in nodes}
+    agent.Agent.sample = _nothing  # type: ignore[method-assign]
 
 
 async def _nothing(self: Any) -> None:

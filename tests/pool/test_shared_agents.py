@@ -18,6 +18,7 @@ from sky_jupyter.node.protocol.host_config import HostConfig
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.control import control_client
 from sky_jupyter.pool.control.control_client import Control
 from sky_jupyter.pool.control.failure_detector import FailureDetector
 from sky_jupyter.pool.pool import Pool
@@ -224,6 +225,72 @@ def test_another_agent_of_a_node_does_not_begin_what_the_others_are_asked_for_ag
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2", "go"]
         pool.settle()
         assert run(pool, f"{RANK}\nrank").values == [0, 1, 2]
+
+
+def test_agents_of_many_processes_pass_a_cell_on_and_one_of_another_incarnation_is_lost_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "1")
+    monkeypatch.setattr(control_client, "_MANY", 4)
+    with local_pool(nodes=5) as pool:
+        assert pool.control is not None
+        control, send = pool.control, pool.control._send
+        asked: list[dict[str, list[str]]] = []
+
+        async def spy(places: list[str], call: rpc.AgentCall, arguments: dict[str, Any]) -> list[Any]:
+            if call is rpc.START_RUNS:
+                assert list(arguments["branches"]) == places
+                asked.append(arguments["branches"])
+            return await send(places, call, arguments)
+
+        control._send = spy  # type: ignore[method-assign]
+        assert run(pool, f"{RANK}\nprint('line of', rank)\nrank").values == [0, 1, 2, 3, 4]
+        at = control.addresses
+        assert asked == [{at[0]: [at[1], at[2]], at[3]: [at[4]]}]
+        loop().call(_forget(control, 2))
+        with pytest.raises(CellError) as caught:
+            run(pool, f"{RANK}\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close(); rank")
+        assert set(caught.value.errors) == {2}
+        assert "node 2 is lost: its agent ended" in str(caught.value.errors[2])
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "3", "4"]
+        pool.settle()
+        assert run(pool, f"{RANK}\nrank").values == [0, 1, 2, 3, 4]
+
+
+def test_an_agent_that_another_does_not_reach_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "_MANY", 3)
+    nodes = {"a": 0, "b": 1, "c": 2, "d": 3}
+
+    class Scheduler:
+        """Of agents that reach each other, but for `b`."""
+
+        def __init__(self) -> None:
+            self.asked: list[dict[str, list[str]]] = []
+
+        async def broadcast(self, msg: dict[str, Any], workers: list[str]) -> dict[str, Any]:
+            self.asked.append(msg["branches"])
+            reached = {worker: [worker, *(set(msg["branches"][worker]) - {"b"})] for worker in workers}
+            return {worker: {nodes[one]: one for one in answer} for worker, answer in reached.items()}
+
+    class Client:
+        scheduler = Scheduler()
+
+    async def ask_twice() -> None:
+        control = Control(object(), direct=False, generation=1)  # type: ignore[arg-type]
+        control.client, control.addresses = Client(), {node: address for address, node in nodes.items()}
+        met = {node: agent_process.new_incarnations([node])[node] for node in nodes.values()}
+        control.detector.begin(met, {})
+        control.up.set()
+        for _ in range(2):
+            answers = await control.ask(rpc.START_RUN, [0, 1, 2, 3], run="r", ranks=[0, 1, 2, 3], content={})
+            assert answers == {node: address for address, node in nodes.items()}
+        # Nor is anything passed on by an agent whose answer is late.
+        control.detector.doubted.add(0)
+        await control.ask(rpc.START_RUN, [0, 1, 2, 3], run="r", ranks=[0, 1, 2, 3], content={})
+
+    asyncio.run(ask_twice())
+    alone: dict[str, list[str]] = {"a": ["c"], "d": [], "b": []}
+    assert Client.scheduler.asked == [{"a": ["b", "c"], "d": []}, alone, alone, {"c": ["d"], "a": [], "b": []}]
 
 
 async def _forget(control: Control, node: int) -> None:

@@ -225,8 +225,12 @@ class Agent:
         content: dict[str, Any],
         incarnations: dict[int, str],
         about: dict[str, Any] | None = None,
+        branches: dict[str, list[str]] | None = None,
     ) -> dict[int, dict[str, Any]]:
-        """Start a run on those agents of this process that have these incarnations; return their answers by node."""
+        """Start a run on those agents of this process that have these incarnations; return their answers by node.
+
+        The connection sees to ``branches``: it passes the call on.
+        """
         return await run_starts.start(run_starts.present(self.beside, incarnations), run, ranks, content, about)
 
     async def sky_list_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:

@@ -81,7 +81,8 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
         )
         for call in rpc.AGENT_CALLS:
             handler = agent.handler(call)
-            self.handlers[call.op] = self.check_caller(call, handler) if call.fenced else handler
+            handler = self.check_caller(call, handler) if call.fenced else handler
+            self.handlers[call.op] = self.pass_on(call, handler) if "branches" in call.optional else handler
         self.handlers[HANDSHAKE] = self.serve_short_calls
 
     async def listen(self, port_or_addr: Any = None, allow_offload: bool = False, **options: Any) -> None:
@@ -119,6 +120,23 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
             return await handler(**arguments)
 
         return checked
+
+    def pass_on(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the handler of a joint call so that agents of this one's branch answer it too."""
+
+        async def ask(address: str, arguments: dict[str, Any]) -> dict[int, Any]:
+            with contextlib.suppress(OSError):
+                answer: dict[int, Any] = await getattr(self.rpc(address), call.op)(**arguments)
+                return answer
+            # Their manager asks them itself.
+            return {}
+
+        async def passed_on(branches: dict[str, list[str]] | None = None, **arguments: Any) -> dict[int, Any]:
+            others = (branches or {}).get(str(self.contact_address), [])
+            answers = await asyncio.gather(handler(**arguments), *(ask(address, arguments) for address in others))
+            return {node: answer for found in answers for node, answer in found.items()}
+
+        return passed_on
 
     def concerned(self, call: rpc.AgentCall, arguments: dict[str, Any]) -> Sequence[Agent]:
         """Return the agents of this process that a call counts for."""

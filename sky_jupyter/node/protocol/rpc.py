@@ -36,7 +36,8 @@ class AgentCall:
         that was.
     joint : AgentCall, optional
         The call that asks all agents of a process at once. It takes their ``incarnations`` besides, by node, and
-        answers by node, without those that have another one.
+        answers by node, without those that have another one. If it takes ``branches``, an agent passes it on to the
+        addresses that these have for its own, and answers for them too, without those that it does not reach.
     """
 
     name: str
@@ -66,7 +67,7 @@ class AgentCall:
 
 # Runs of cells and functions, and their journals.
 START_RUNS = AgentCall(
-    "start_runs", required=("run", "ranks", "content", "incarnations"), optional=("about",), idempotent=True
+    "start_runs", required=("run", "ranks", "content", "incarnations"), optional=("about", "branches"), idempotent=True
 )
 START_RUN = AgentCall(
     "start_run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +29,7 @@ T = TypeVar("T")
 _POLL = TIMEOUTS.polls.control
 # Above this number of agents, the scheduler broadcasts the calls.
 _DIRECT = 16
-# More nodes than this are pinged by the scheduler.
+# More nodes than this are pinged by the scheduler; more processes are asked along a tree of agents.
 _MANY = 64
 # While nodes join, the pause between two looks at who is there, as a multiple of what a look took.
 _PART = 5
@@ -115,6 +116,8 @@ class Control:
         self._answers_jointly = True
         # Nodes that took no part in a joint call: they are pinged themselves, since another agent may be there.
         self._unsure: set[int] = set()
+        # Addresses that an agent did not reach which was to pass a call on: they are asked themselves from then on.
+        self._unreached: set[str] = set()
 
     # -- connecting --------------------------------------------------------------------------------
 
@@ -514,19 +517,39 @@ class Control:
     async def _ask_jointly(
         self, processes: list[list[int]], call: AgentCall, arguments: dict[str, Any]
     ) -> dict[int, Any]:
-        """Call the agents of each process by one request, which the first of them takes."""
+        """Call the agents of each process by one request, which the first of them takes.
+
+        Where there are many processes, the agents of some pass it on to the others.
+        """
         incarnations = {node: self.incarnations[node] for nodes in processes for node in nodes}
+        arguments = {**arguments, "incarnations": incarnations}
         places = [self.addresses[nodes[0]] for nodes in processes]
+        if len(places) > _MANY and "branches" in call.optional:
+            arguments["branches"] = branches = self._branches(places)
+            places = list(branches)
         found: dict[int, Any] = {}
-        for answer in await self._send(places, call, {**arguments, "incarnations": incarnations}):
+        for answer in await self._send(places, call, arguments):
             if answer is None:
                 raise _NotJointly
             found.update(answer)
         if absent := incarnations.keys() - found.keys():
             # As if its address did not answer: it is reconnecting, or another one is about to be met.
             self._unsure.update(absent)
+            self._unreached.update(self.addresses[node] for node in absent if node in self.addresses)
             raise ConnectionAbortedError(f"the agent of node {min(absent)} is not there any more")
         return found
+
+    def _branches(self, places: list[str]) -> dict[str, list[str]]:
+        """Return addresses to ask, each with those to which its agent passes the request on: as many as there are.
+
+        What is late, or is reached only by our link, passes nothing on and is asked itself.
+        """
+        odd = self.detector.apart | self.doubted | self.silent
+        alone = self._unreached.union(self.addresses.get(node, "") for node in odd if node is not None)
+        near = [place for place in places if place not in alone]
+        size = 1 + math.isqrt(len(near))
+        branches = {near[at]: near[at + 1 : at + size] for at in range(0, len(near), size)}
+        return branches | {place: [] for place in places if place in alone}
 
     async def _send(self, places: list[str], call: AgentCall, arguments: dict[str, Any]) -> list[Any]:
         """Send a request to each of these addresses; return the answers."""
