@@ -25,7 +25,7 @@ from sky_jupyter.pool.base.events import Event, NoticeEvent, OutputEvent
 from sky_jupyter.pool.runs.hang_detector import HangDetector
 from sky_jupyter.pool.runs.input_requests import Question
 from sky_jupyter.pool.runs.result import CellError, CellResult
-from sky_jupyter.pool.runs.run import Run
+from sky_jupyter.pool.runs.run import Run, new_id
 from sky_jupyter.pool.runs.stacks import StackReport
 from tests.pool.pools import begin, local_pool, run
 
@@ -582,3 +582,9 @@ def test_a_run_that_waits_for_the_user_does_not_hang() -> None:
 
     asyncio.run(attend())
     assert not looks
+
+
+def test_no_two_runs_have_the_same_id() -> None:
+    ids = [new_id() for _ in range(200_000)]
+    assert len(set(ids)) == len(ids)
+    assert {len(id) for id in ids} == {8}

@@ -6,13 +6,13 @@ Events are untrusted: an agent, or the code on its ranks, may lose or forge its 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
-import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -32,25 +32,28 @@ _log = logging.getLogger(__name__)
 # Limits of the buffer for batches that arrive early; the journal has these too.
 _MOST_EARLY = 256
 _MOST_EARLY_BYTES = 8 << 20
-# Ids that are made at a time.
-_IDS = 64
 # Limits of a node's own notices.
 _MOST_NOTICES = 20
 _MOST_NOTICE = 500
 
 
 def new_id() -> str:
-    """Return a new id for a pool or run: eight hex digits."""
-    try:
-        return _ids.pop()
-    except IndexError:
-        # Many at a time: to read one, a call would let other threads run for as long as they like.
-        _ids.extend(textwrap.wrap(secrets.token_hex(4 * _IDS), 8))
-        return _ids.pop()
+    """Return a new id for a pool or run: eight hex digits.
+
+    Ids of a process follow each other: of ten thousand calls with random ones, two had the same in one of a hundred
+    cases, and one of the two was waited for without an end.
+    """
+    return f"{next(_ids[0]) % (1 << 32):08x}"
 
 
-_ids: list[str] = []
-os.register_at_fork(after_in_child=_ids.clear)
+def _begin_ids() -> None:
+    """Begin the ids of this process elsewhere than those of others."""
+    _ids[:] = [itertools.count(secrets.randbits(32))]
+
+
+_ids: list[Iterator[int]] = []
+_begin_ids()
+os.register_at_fork(after_in_child=_begin_ids)
 
 
 class Run:
