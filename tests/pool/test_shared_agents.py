@@ -257,6 +257,31 @@ def test_agents_of_many_processes_pass_a_cell_on_and_one_of_another_incarnation_
         assert run(pool, f"{RANK}\nrank").values == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
+def test_agents_of_many_processes_ping_others_and_one_that_stands_still_hides_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "1")
+    monkeypatch.setattr(control_client, "_MANY", 4)
+    with local_pool(nodes=5) as pool:
+        assert pool.control is not None
+        control, processes = pool.control, agents(pool)
+        ports = {node: int(address.rpartition(":")[2]) for node, address in control.addresses.items()}
+        pinging = psutil.Process(processes[0])
+        wait_until(lambda: {ports[1], ports[2]} <= {one.raddr.port for one in pinging.net_connections() if one.raddr})
+        standing = psutil.Process(processes[3])
+        standing.suspend()
+        try:
+            wait_until(lambda: control.silent == {3})
+            heard = control.heard
+            wait_until(lambda: control.heard > heard + 1)
+            assert control.silent == {3}
+        finally:
+            standing.resume()
+        wait_until(lambda: not control.silent)
+        assert run(pool, f"{RANK}\nrank").values == [0, 1, 2, 3, 4]
+
+
 def test_an_agent_that_another_does_not_reach_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_client, "_MANY", 3)
     nodes = {"a": 0, "b": 1, "c": 2, "d": 3}

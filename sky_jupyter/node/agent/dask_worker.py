@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from distributed import Worker
 from distributed.worker import get_worker
 
 from ..dask import scheduler as control
+from ..dask.pings import PingsMany
 from ..protocol import agent_process, rpc
 from ..protocol.host_config import HostConfig, member_name
 from ..protocol.short_call_frames import HANDSHAKE, agents_socket_of
@@ -46,7 +47,7 @@ _REMOVED = "scheduler-remove-worker"
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
-class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
+class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, Worker):
     """Dask worker that answers the agents' calls; `serve` makes one per connection.
 
     Parameters
@@ -83,6 +84,7 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
             handler = agent.handler(call)
             handler = self.check_caller(call, handler) if call.fenced else handler
             self.handlers[call.op] = self.pass_on(call, handler) if "branches" in call.optional else handler
+        self.serve_pings()
         self.handlers[HANDSHAKE] = self.serve_short_calls
 
     async def listen(self, port_or_addr: Any = None, allow_offload: bool = False, **options: Any) -> None:
@@ -107,6 +109,13 @@ class AgentWorker(control.WithoutHttp, control.WithoutMeasurements, Worker):
             self.agent.renew_incarnation()
         self.agent.short.hang_up()
         return await super().close(*args, reason=reason, **options)
+
+    def ping_one(self, address: str, **caller: Any) -> Coroutine[Any, Any, str]:
+        """Ping an agent, which may be this one."""
+        if address == self.contact_address:
+            ping: Coroutine[Any, Any, str] = self.handlers[rpc.PING.op](**caller)
+            return ping
+        return super().ping_one(address, **caller)
 
     def check_caller(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a handler so that it refuses a manager that has been replaced, and a guest where it may not call."""

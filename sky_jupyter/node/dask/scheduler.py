@@ -21,8 +21,8 @@ from distributed.versions import get_versions
 from tornado import netutil
 from tornado.httpserver import HTTPServer
 
-from ..protocol import rpc
 from ..system import processes
+from .pings import PingsMany
 from .shared_state import SharedStateExtension
 
 _LOOPBACK = "127.0.0.1"
@@ -93,34 +93,17 @@ class WithoutMeasurements:
 CALL, RETRIES = "sky-call", "sky_retries"
 
 
-class PoolScheduler(WithoutHttp, WithoutMeasurements, Scheduler):
+class PoolScheduler(PingsMany, WithoutHttp, WithoutMeasurements, Scheduler):
     """Scheduler of a pool."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.commons = SharedStateExtension(self)
-        self.handlers[rpc.PING_MANY] = self.ping_many
-        self._pings: dict[str, asyncio.Future[str]] = {}
+        self.serve_pings()
 
-    async def ping_many(self, workers: list[str], patience: float, **caller: Any) -> dict[str, Any]:
-        """Ping agents; return the answers of those that answer within ``patience`` seconds.
-
-        The manager of very many nodes would be busy with a request for each. Raises an agent's own error.
-        """
-        for address in workers:
-            if address in self.workers and address not in self._pings:
-                # One that is late is waited for by the next call: a request that is cut off costs its connection.
-                ping = asyncio.ensure_future(getattr(self.rpc(address), rpc.PING.op)(**caller))
-                ping.add_done_callback(lambda ping: ping.cancelled() or ping.exception())
-                self._pings[address] = ping
-        asked = {address: self._pings[address] for address in workers if address in self._pings}
-        if asked:
-            await asyncio.wait(asked.values(), timeout=patience)
-        done = {address: self._pings.pop(address) for address, ping in asked.items() if ping.done()}
-        errors = [error for ping in done.values() if (error := ping.exception()) is not None]
-        if refused := [error for error in errors if not isinstance(error, OSError)]:
-            raise refused[0]
-        return {address: ping.result() for address, ping in done.items() if ping.exception() is None}
+    def is_pinged(self, address: str) -> bool:
+        """Return whether an agent is there."""
+        return address in self.workers
 
     def is_rootish(self, ts: TaskState) -> bool:
         """Return True if a task is queued until a worker is free.

@@ -204,7 +204,7 @@ SHARED_CANCEL = AgentCall("shared_cancel", required=("ask",), fenced=False)
 SHARED_REGISTER = AgentCall("shared_register", required=("agent", "node", "member"), fenced=False)
 SHARED_LEFT = AgentCall("shared_left", required=("who",), fenced=False)
 
-# Operation of the scheduler that pings many agents for the manager, whose own requests it passes on otherwise.
+# Operation by which the scheduler pings many agents for the manager, and agents ping others for the scheduler.
 PING_MANY = "sky_ping_many"
 
 SCHEDULER_CALLS = (SHARED_REQUEST, SHARED_CANCEL, SHARED_REGISTER, SHARED_LEFT)

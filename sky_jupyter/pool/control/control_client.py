@@ -396,7 +396,10 @@ class Control:
         }
 
     async def _ping_many(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Ping nodes by one request to the scheduler, and those that are late by another; return the answers."""
+        """Ping nodes by one request to the scheduler, and those that are late by another; return the answers.
+
+        Of very many, the scheduler has some agents ping others.
+        """
         places = {node: self.addresses[node] for node in nodes}
         left = {address: node for node, address in places.items() if (node, address) not in self._asked}
         found: dict[int, str] = {}
@@ -404,7 +407,10 @@ class Control:
             began = time.monotonic()
             try:
                 assert self.client is not None
-                ask = getattr(self.client.scheduler, PING_MANY)(workers=list(left), patience=patience, **self._caller)
+                # What is late is asked for by the scheduler itself.
+                branches = self._branches(list(left)) if not found and len(left) > _MANY else {}
+                request = {"workers": list(branches or left), "branches": branches, "patience": patience}
+                ask = getattr(self.client.scheduler, PING_MANY)(**request, **self._caller)
                 answers = await asyncio.wait_for(ask, patience + SILENCE)
             except (OSError, asyncio.TimeoutError):
                 # Whether the scheduler is there is asked for first the next time.
