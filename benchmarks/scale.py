@@ -163,7 +163,7 @@ def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, Any]:
     import sky_jupyter as sky
     from sky_jupyter.capture.collect import collect
 
-    clock, told = Clock(), dict[str, Any]()
+    clock, stopped = Clock(), dict[str, Any]()
     compute = sky.Compute(name=_NAME, keep=True, nodes=nodes, options=sky.Options(crowded=True, console=False))
     clock.take("start", compute.__enter__)
     pool = compute.live_pool
@@ -203,11 +203,11 @@ def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, Any]:
         if not is_simulated:
             raise
         # What was measured until then counts; the rest is left out of the figures.
-        told[_STOPPED] = f"after {list(clock.figures)[-1]}: {type(error).__name__}: {error}"[:2000]
+        stopped[_STOPPED] = f"after {list(clock.figures)[-1]}: {type(error).__name__}: {error}"[:2000]
     finally:
         if "end" not in clock.figures:
             clock.take("end", compute.down)
-    return {**clock.figures, **told}
+    return {**clock.figures, **stopped}
 
 
 def attach() -> dict[str, float]:

@@ -280,6 +280,11 @@ def test_agents_of_many_processes_ping_others_and_one_that_stands_still_hides_no
             standing.resume()
         wait_until(lambda: not control.silent)
         assert run(pool, f"{RANK}\nrank").values == [0, 1, 2, 3, 4]
+        # That another manager has the pool is heard the same way.
+        taken: list[bool] = []
+        pool.supervisor.on_taken = lambda: taken.append(True)
+        control._caller = {"manager": control.generation - 1}
+        wait_until(lambda: taken)
 
 
 def test_an_agent_that_another_does_not_reach_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from ..kernel.script_run import DEVICES
 from ..protocol import agent_process, debug_messages
 from ..protocol.host_config import CONFIG, HostConfig, member_name
 from ..protocol.journal_events import error_text
-from ..protocol.rpc import AgentCall
+from ..protocol.rpc import REPLACED, AgentCall
 from ..protocol.version import PROTOCOL
 from ..runtime import rank_environment
 from ..runtime.instance_info import PLAIN, InstanceInfo
@@ -72,7 +72,6 @@ _SIGNALS = 100
 # Bytes that the agents of a process may forward before the manager has acknowledged them. A manager that reads nothing
 # fills no memory, neither here nor in the scheduler; the journal has what it missed.
 _MOST_AHEAD = 8 << 20
-REPLACED = "another notebook has taken the pool over"
 
 
 class Agent:

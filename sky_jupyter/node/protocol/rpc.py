@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+# What an agent says to a manager that has been replaced.
+REPLACED = "another notebook has taken the pool over"
+
 
 @dataclass(frozen=True)
 class AgentCall:

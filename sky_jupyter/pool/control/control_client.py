@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.host_config import member_name
-from ...node.protocol.rpc import PING_MANY, AgentCall
+from ...node.protocol.rpc import PING_MANY, REPLACED, AgentCall
 from ...util.background_tasks import BackgroundTasks
 from ...util.text import format_ranks
 from ..base.event_loop import NoAnswer
@@ -411,7 +411,8 @@ class Control:
                 branches = self._branches(list(left)) if not found and len(left) > _MANY else {}
                 request = {"workers": list(branches or left), "branches": branches, "patience": patience}
                 ask = getattr(self.client.scheduler, PING_MANY)(**request, **self._caller)
-                answers = await asyncio.wait_for(ask, patience + SILENCE)
+                with _typed():
+                    answers = await asyncio.wait_for(ask, patience + SILENCE)
             except (OSError, asyncio.TimeoutError):
                 # Whether the scheduler is there is asked for first the next time.
                 self._stale = True
@@ -562,7 +563,8 @@ class Control:
         if self.direct and len(places) <= _DIRECT and len(self.addresses) <= _MANY:
             return await asyncio.gather(*(self._call(place, call, arguments) for place in places))
         assert self.client is not None
-        answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=places)
+        with _typed():
+            answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=places)
         return [answers[place] for place in places]
 
     async def _call(self, address: str, call: AgentCall, arguments: dict[str, Any]) -> Any:
@@ -597,6 +599,17 @@ class Control:
                 return self.is_lost(min(gone))
             await asyncio.sleep(_POLL)
         return NodeLost("the connection to the pool broke before it answered; try again, or `%sky restart`")
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    """Raise an agent's refusal by its type: the scheduler passes on its text alone."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is Exception and REPLACED in str(error):
+            raise PoolError(REPLACED) from None
+        raise
 
 
 async def _end(client: Client) -> None:
