@@ -45,6 +45,8 @@ _AT_ONCE = 250
 _GRACE = 2.0
 # Calls that are over sooner are made several in one task, so many that it takes about as long as this.
 _SHORT, _TASK = 0.01, 0.05
+# A task that takes less than this costs more to send than to run.
+_LEAST = 0.002
 _MOST_TOGETHER = 64
 
 
@@ -136,12 +138,19 @@ class ChunkSizer:
         self.seconds: float | None = None
         self.size = 1
 
+    def begin(self, seconds: float | None) -> None:
+        """Begin with what is known of the function's calls of other batches: the seconds that one takes."""
+        if self.seconds is None and seconds is not None:
+            self.seconds, self.size = seconds, self._fits(seconds)
+
     def note(self, seconds: float, calls: int) -> None:
         """Note how long a task of so many calls has taken."""
         each = seconds / max(calls, 1)
         self.seconds = each if self.seconds is None else (self.seconds + each) / 2
-        fits = int(_TASK / max(self.seconds, 1e-4)) if self.seconds < _SHORT else 1
-        self.size = max(1, min(fits, 2 * self.size, _MOST_TOGETHER))
+        self.size = max(1, min(self._fits(self.seconds), 2 * self.size))
+
+    def _fits(self, seconds: float) -> int:
+        return min(int(_TASK / max(seconds, 1e-4)), _MOST_TOGETHER) if seconds < _SHORT else 1
 
     def ahead(self) -> int:
         """Return how many tasks are in flight at most."""
@@ -150,8 +159,14 @@ class ChunkSizer:
         return _MOST_TASKS
 
     def next(self, left: int | None) -> int:
-        """Return how many calls the next task makes."""
-        return self.size if left is None else max(1, min(self.size, left // (2 * self.world_size)))
+        """Return how many calls the next task makes.
+
+        Of the last ones ranks get fewer at a time, to end together, but not fewer than a message is worth.
+        """
+        if left is None:
+            return self.size
+        least = 0 if self.seconds is None else min(int(_LEAST / max(self.seconds, 1e-5)), -(-left // self.world_size))
+        return max(1, min(self.size, max(least, left // (2 * self.world_size))))
 
 
 class Batch:
@@ -253,6 +268,8 @@ class Batch:
         first = self._next.popleft()
         calls, function = [first], first[1].function
         left = self._total - first[0] if self._total >= 0 else None
+        if self._pace is not None:
+            self._pace.begin(self.live.calls.seconds.get(function))
         count = self._pace.next(left) if self._pace else 1
         while len(calls) < count and _may_join(first[1]) and self._pull():
             if self._next[0][1].function is not function or not _may_join(self._next[0][1]):
@@ -429,6 +446,8 @@ class Batch:
         values = sent.values()
         if self._pace is not None:
             self._pace.note(sent.elapsed, len(values))
+            if sent.calls and self._pace.seconds is not None:
+                self.live.calls.seconds[sent.calls[0].function] = self._pace.seconds
         rest = list(zip(sent.places, sent.calls, strict=False))[len(values) :] if sent.together else []
         self._next.extendleft(reversed(rest))
         return dict(zip(sent.places, values, strict=False))

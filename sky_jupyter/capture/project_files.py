@@ -13,6 +13,7 @@ import os
 import shlex
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -146,16 +147,26 @@ class CodeSnapshot:
         return f", with {_some(self.again)}, which import{'s' if len(self.again) == 1 else ''} {it}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Look:
     """Look that found nothing new, and what tells that another would not either."""
 
     code: CodeSnapshot
     stamps: FileStamps
     state: tuple[object, ...]
+    # When the files were looked at last.
+    at: float = field(default_factory=time.perf_counter)
 
-    def holds(self) -> bool:
-        return self.state == _import_state() and self.stamps.hold()
+    def holds(self, within: float = 0.0) -> bool:
+        """Tell whether all is as it was; files need not be looked at again ``within`` so many seconds."""
+        if self.state != _import_state():
+            return False
+        now = time.perf_counter()
+        if now - self.at >= within:
+            if not self.stamps.hold():
+                return False
+            self.at = now
+        return True
 
 
 class LocalCode:
@@ -199,14 +210,15 @@ class LocalCode:
         self._unchanged.clear()
         self._scripts[_place_of(path.parent)] = path.parent
 
-    def look(self, needs: Iterable[str]) -> CodeSnapshot:
+    def look(self, needs: Iterable[str], *, within: float = 0.0) -> CodeSnapshot:
         """Return the files that the nodes need to import ``needs``.
 
-        Raise CaptureError if a file cannot be read or a folder is too large. An include that fails is dropped.
+        Files that were looked at ``within`` so many seconds are taken to be as they were then. Raise CaptureError if a
+        file cannot be read or a folder is too large. An include that fails is dropped.
         """
         needs = frozenset(needs)
         known = self._unchanged.get(needs)
-        if known is not None and known.holds():
+        if known is not None and known.holds(within):
             return known.code
         stamps, state = FileStamps(), _import_state()
         code = self._look(needs, stamps)

@@ -392,10 +392,13 @@ class Pool:
                 raise
         return shipped
 
-    def surround(self, modules: frozenset[str], listener: Listener) -> dict[str, Any]:
-        """Return what ranks are told besides of a function whose files they have; what is new is sent."""
+    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
+        """Return what ranks are told besides of a function whose files they have; what is new is sent.
+
+        The project's files are looked at unless that was done ``within`` so many seconds.
+        """
         with self.explaining_end():
-            code = self.code.local.look(modules)
+            code = self.code.local.look(modules, within=within)
             packages = {}
             if self.packages.may_differ:
                 packages = self.packages.check(code.others, listener, ignore, no_tick, put=False)

@@ -194,6 +194,19 @@ class ShortCallRelay:
             self._functions[key] = content
         elif kind == frames.FORGET:
             self._forget(rest[0])
+        elif kind == frames.WITHDRAW:
+            for id in rest[0]:
+                if self._withdraw_waiting(attempt_name(id, self._agent.node, self._agent.incarnation)):
+                    tell(frames.pack(frames.WITHDRAWN, id))
+
+    def _withdraw_waiting(self, run: str) -> bool:
+        """Remove a call from its rank's queue, and tell whether it waited there, without a journal."""
+        call = self._active.get(run)
+        if call is None or call.record is not None or any(lane.running is call for lane in self._lanes.values()):
+            return False
+        call.left.clear()
+        del self._active[run]
+        return True
 
     def _forget(self, key: bytes) -> None:
         self._functions.pop(key, None)

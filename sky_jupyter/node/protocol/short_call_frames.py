@@ -34,6 +34,10 @@ DONE_ALL = 6
 # The first frame on the socket of an agents' process: [HELLO, manager]. Its answer has the incarnations of the agents
 # there: [OPENED, {node: incarnation}].
 HELLO = 7
+# Calls of one rank that nobody wants any more: [WITHDRAW, ids]. Of each that the rank had not begun: [WITHDRAWN, id]; the
+# others end as they would have.
+WITHDRAW = 8
+WITHDRAWN = 9
 
 HANDSHAKE = "sky_short_calls"
 """Operation by which a notebook opens its channel to an agent."""

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _DIAL = TIMEOUTS.liveness.dial
 # A call that takes longer is opened, and looked for as often.
 _SHORT = TIMEOUTS.polls.short_calls
+# While calls are under way, files that were looked at within this time are as they were then.
+_BURST = TIMEOUTS.polls.files
 # So many calls of ranks that are busy are passed over for calls of others.
 _MOST_HELD = 256
 # Functions whose files are kept on the nodes, and bytes of one of them.
@@ -104,6 +106,8 @@ class ShortCalls:
         # What is dialed, by the node that it is dialed for, with the calls that wait for it.
         self._dialing: dict[int, list[ShortCall]] = {}
         self._load: dict[int, int] = {}
+        # Ids of calls that agents are about to be asked to forget.
+        self._withdrawn: dict[CallChannel, list[str]] = {}
         # Calls that wait for a rank that has less to do.
         self._waiting: deque[ShortCall] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -192,7 +196,9 @@ class ShortCalls:
                 self._evict()
         else:
             self._bundles.move_to_end(name)
-        around = self.pool.surround(capture.modules | more, listener)
+        # Calls of a burst share a look at the project's files. Each look gives the loop's thread the processor.
+        within = _BURST if self._queue or self._active else 0.0
+        around = self.pool.surround(capture.modules | more, listener, within=within)
         if around != self._around[0]:
             self._around = around, json.dumps(around, sort_keys=True) if around else ""
         text = self._around[1]
@@ -246,14 +252,18 @@ class ShortCalls:
         loop().loop.call_soon_threadsafe(release)
 
     def drop(self, call: ShortCall) -> None:
-        """Forget a call that was not sent; have one go on on the long way that was, to be stopped there."""
+        """Forget a call that no rank has begun; have one of all ranks go on on the long way, to be stopped there.
+
+        One that its rank has begun ends by itself, or goes on on the long way as any that takes long.
+        """
 
         def drop() -> None:
-            if call.sent:
+            if call.sent and call.everywhere:
                 self._open(call)
-            elif not call.opened:
-                call.opened = call.dropped = True
-                call.on_over(call)
+            elif call.id in self._active:
+                self._withdraw(call)
+            elif not call.sent:
+                self._drop(call)
 
         loop().loop.call_soon_threadsafe(drop)
 
@@ -482,6 +492,12 @@ class ShortCalls:
                     self.pool.supervisor.leave_turn_now(id)
                 self.note(call)
                 call.on_over(call)
+        elif kind == frames.WITHDRAWN and not call.everywhere:
+            del self._active[id]
+            self._unload(call.ranks[0])
+            self._drop(call)
+            if self._waiting:
+                self._send_soon()
         elif kind in (frames.OPENED, frames.REFUSED):
             if kind == frames.REFUSED:
                 # It may be the function that is not known there.
@@ -511,6 +527,27 @@ class ShortCalls:
         if self._waiting:
             # If the pool is ending, those that wait are to hear of it.
             self._send_soon()
+
+    def _drop(self, call: ShortCall) -> None:
+        """Give a call that no rank has begun to whoever waits for it, to be forgotten."""
+        if not call.opened:
+            call.opened = call.dropped = True
+            call.on_over(call)
+
+    def _withdraw(self, call: ShortCall) -> None:
+        """Ask the agent of a call's rank to forget it, with all others of which that is asked now."""
+        channel = self._channels.get(call.ranks[0] // self.pool.spec.ranks_per_node)
+        if channel is None:
+            return
+        if not self._withdrawn:
+            asyncio.get_running_loop().call_soon(self._send_withdrawn)
+        self._withdrawn.setdefault(channel, []).append(call.id)
+
+    def _send_withdrawn(self) -> None:
+        for channel, ids in self._withdrawn.items():
+            if channel.is_open:
+                channel.write(frames.pack(frames.WITHDRAW, ids))
+        self._withdrawn.clear()
 
     def _sweep(self) -> None:
         """Open the calls that take long."""

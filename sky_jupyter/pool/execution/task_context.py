@@ -59,7 +59,7 @@ class TaskContext(ValuesContext, Protocol):
         """Send what a run needs to its nodes."""
         ...
 
-    def surround(self, modules: frozenset[str], listener: Listener) -> dict[str, Any]:
+    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
         """Return what ranks are told besides of a function whose files they have."""
         ...
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ...capture.blobs import Blob
 from ...capture.collect import Capture
@@ -253,6 +254,8 @@ class PoolTasks:
     def __init__(self, pool: TaskContext) -> None:
         self.pool = pool
         self.ended: deque[TaskRun] = deque()
+        # The seconds that a call of a function takes, as batches have found.
+        self.seconds: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         # Several threads may send calls, and they share the ledger.
         self.lock = threading.RLock()
         # By call, the hang detector, or the timer that starts it.
