@@ -46,7 +46,7 @@ _GRACE = 2.0
 # Calls that are over sooner are made several in one task, so many that it takes about as long as this.
 _SHORT, _TASK = 0.01, 0.05
 # A task that takes less than this costs more to send than to run.
-_LEAST = 0.002
+_LEAST = 0.0005
 _MOST_TOGETHER = 64
 
 
@@ -165,7 +165,7 @@ class ChunkSizer:
         """
         if left is None:
             return self.size
-        least = 0 if self.seconds is None else min(int(_LEAST / max(self.seconds, 1e-5)), -(-left // self.world_size))
+        least = 0 if self.seconds is None else min(int(_LEAST / max(self.seconds, 1e-5)), left)
         return max(1, min(self.size, max(least, left // (2 * self.world_size))))
 
 

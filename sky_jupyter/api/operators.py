@@ -385,6 +385,7 @@ def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
         try:
             if not sent.opened:
                 settle(future, lambda: sent.values()[0])
+                sent.forget()
             elif not sent.dropped:
                 context.run(_go_on, live, call, sent, future)
         except BaseException as error:

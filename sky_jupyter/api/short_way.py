@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..capture.collect import collect_value
 from ..display.base.prompts import can_ask
+from ..node.protocol.shared_bytes import AnyBytes, SharedWriter, TooLarge
 from ..node.protocol.short_call_frames import MOST_ARGUMENTS
 from ..pool.base.events import Event
 from ..pool.execution.short_call import ShortCall
@@ -106,31 +107,38 @@ def make(
 
 def _arguments(
     live: Pool, calls: Sequence[PendingCall[Any]], alone: bool, has_own_lists: bool
-) -> tuple[bytes, frozenset[str]] | None:
+) -> tuple[AnyBytes, frozenset[str]] | None:
     """Return the pickle of calls' arguments, and modules that they need; None if they do not go in a frame.
 
     ``alone`` and ``has_own_lists`` tell that the function has no object, or no list and dict, that they could share.
     """
     each = [(call.args, call.kwargs) for call in calls]
     modules: frozenset[str] = frozenset()
-    if all(_is_plain((args, *kwargs.values()), has_own_lists) for args, kwargs in each):
-        arguments = pickle.dumps(each, 5)
-    elif alone:
-        label = f"an argument of {calls[0].function!r}"
-        given, needs = collect_value(each, main(), live.ledger.unsent(), label=label)
-        if given.buffers or needs.bindings or needs.imports or needs.call is not None:
+    writer = SharedWriter(MOST_ARGUMENTS, shares=live.calls.short.direct.is_possible)
+    try:
+        if all(_is_plain((args, *kwargs.values()), has_own_lists) for args, kwargs in each):
+            pickle.Pickler(writer, 5).dump(each)
+        elif alone:
+            label = f"an argument of {calls[0].function!r}"
+            given, needs = collect_value(each, main(), live.ledger.unsent(), label=label, inline=MOST_ARGUMENTS)
+            if given.buffers or needs.bindings or needs.imports or needs.call is not None:
+                return None
+            writer.write(given.pickled)
+            modules = needs.modules
+        else:
             return None
-        arguments, modules = given.pickled, needs.modules
-    else:
+    except TooLarge:
         return None
-    return (arguments, modules) if len(arguments) <= MOST_ARGUMENTS else None
+    return writer.written(), modules
 
 
 def _is_plain(value: Any, with_lists: bool) -> bool:
-    """Return whether a value is made of atoms; ``with_lists`` also allows lists and dicts, which may be shared."""
+    """Return whether a value is made of atoms; ``with_lists`` also allows what may be shared: lists, dicts, arrays."""
     kind = type(value)
     if kind in _ATOMS:
         return True
+    if with_lists and kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return bool(value.nbytes <= MOST_ARGUMENTS and not value.dtype.hasobject)
     if kind is tuple or (kind is list and with_lists) or (kind is dict and with_lists):
         parts = value.values() if kind is dict else value
         if len(value) <= 1000:

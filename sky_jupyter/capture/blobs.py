@@ -301,19 +301,21 @@ def pack(
     *,
     handles: Mapping[int, Handle] | None = None,
     roots: Collection[int] = (),
+    inline: int = 0,
 ) -> Packed:
     """Pickle a value; functions whose globals are ``namespace`` go without them.
 
     ``tell`` is called with the size of each piece of a buffer that was hashed. ``handles`` and ``roots`` are those
-    of `ReferringPickler` and `NotebookPickler`. Errors of the value's own pickling are raised.
+    of `ReferringPickler` and `NotebookPickler`. Buffers of up to ``inline`` bytes in all stay in the pickle. Errors of
+    the value's own pickling are raised.
     """
-    pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots)
+    pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, inline=inline)
     alone = pickler
     if alone.models.met and (owners := alone.models.common(memo := alone.memo.copy())):
-        pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners)
+        pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners, inline)
         if first := {id(model) for model, _ in pickler.models.untied}:
             owners = alone.models.common(memo, first)
-            pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners)
+            pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners, inline)
     blob = _named(pickled, buffers, tell)
     codes = pickler.codes
     return Packed(
@@ -343,13 +345,18 @@ def blob_of(path: Path, tell: Tell = untold) -> Blob:
 
 
 def _pickled(
-    value: Any, namespace: dict[str, Any], handles: Mapping[int, Handle], roots: Collection[int], owners: Any = None
+    value: Any,
+    namespace: dict[str, Any],
+    handles: Mapping[int, Handle],
+    roots: Collection[int],
+    owners: Any = None,
+    inline: int = 0,
 ) -> tuple[NotebookPickler, bytes, list[memoryview]]:
     def attempt(*, made_there: bool) -> tuple[NotebookPickler, bytes, list[memoryview]]:
         buffers: list[memoryview] = []
         file = io.BytesIO()
         kind = ReferringPickler if handles else NotebookPickler
-        pickler = kind(file, namespace, buffer_callback=out_of_band(buffers))
+        pickler = kind(file, namespace, buffer_callback=out_of_band(buffers, inline))
         pickler.roots, pickler.models, pickler.made_there = roots, Models(owners), made_there
         if isinstance(pickler, ReferringPickler):
             pickler.handles = pickler.there = handles

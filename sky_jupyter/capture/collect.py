@@ -303,6 +303,7 @@ def collect_value(
     *,
     label: str = "the function call",
     exclude: Iterable[str] | Literal["all"] = frozenset(),
+    inline: int = 0,
 ) -> tuple[Blob, Capture]:
     """Pickle a value; return it with what the notebook's functions in it need.
 
@@ -318,6 +319,8 @@ def collect_value(
         Name of the value in error messages.
     exclude : iterable of str, or "all"
         Names that are not sent; see `collect`.
+    inline : int
+        Buffers of up to so many bytes in all stay in the pickle.
 
     Returns
     -------
@@ -330,7 +333,7 @@ def collect_value(
         When the value, or something that it needs, cannot be pickled.
     """
     try:
-        packed = pack(value, namespace)
+        packed = pack(value, namespace, inline=inline)
     except Exception as error:
         why = diagnose_pickling.explain(label, value, namespace, error, LastPickler)
         raise CaptureError(why) from None

@@ -413,7 +413,7 @@ class Pool:
         run = Run(short.id, {rank: rank // self.spec.ranks_per_node for rank in short.ranks}, listener)
         run.capture, run.shape, run.incarnations = short.function.bundle.capture, self.shape, short.incarnations
         run.limit, run.kind, run.title, run.code = "timeout", "call", short.title, "a function call"
-        inline = base64.b64encode(short.arguments).decode()
+        inline = base64.b64encode(bytes(short.arguments)).decode()
         content = {"kind": "call", **short.function.content, "inline": inline, **self._asking(run, asks=asks)}
         ends = {rank: one.end() for rank, one in short.results.items()}
         self.current = run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -195,6 +198,62 @@ def test_a_call_that_takes_long_goes_on_with_a_journal(pool: Pool, ways: list[st
     assert ways == ["short", "opened", "short", "opened"]
 
 
+def test_two_calls_that_come_while_the_connection_is_made_run_at_the_same_time(pool: Pool) -> None:
+    @sky.function
+    def meets() -> int:
+        sky.barrier("two short calls").wait()
+        return sky.instance_info().rank
+
+    pool.calls.short.close()
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(lambda _: meets() >> pool, range(2))) == [0, 1]
+
+
+def test_calls_that_wait_at_their_rank_are_forgotten_when_they_are_cancelled(
+    pool: Pool, ways: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine they would go on on the long way.
+    monkeypatch.setattr(ShortCall, "is_late", False)
+
+    @sky.function
+    def marks(name: str) -> str:
+        Path(name).touch()
+        return name
+
+    @sky.function
+    def waits_for(name: str) -> bool:
+        while not Path(name).exists():
+            time.sleep(0.001)
+        return True
+
+    # It is known to be short: several are sent ahead.
+    assert [marks(str(tmp_path / "warm")) >> pool for _ in range(3)]
+    ways.clear()
+    gate = tmp_path / "gate"
+    first = [waits_for(str(gate)).on(rank) > pool for rank in range(2)]
+    waiting = [marks(str(tmp_path / f"waiting {number}")) > pool for number in range(40)]
+    for future in waiting:
+        future.cancel()
+    wait_until(lambda: len(pool.calls.short._active) + len(pool.calls.short._waiting) <= 2)
+    gate.touch()
+    assert [future.result(60) for future in first] == [True, True]
+    assert marks(str(tmp_path / "later")) >> pool
+    assert marks(str(tmp_path / "later")) @ pool
+    assert all(future.cancelled() for future in waiting)
+    assert not list(tmp_path.glob("waiting *"))
+    assert set(ways) == {"short"}
+    wait_until(lambda: not pool.calls.short._active and not any(pool.calls.short._load.values()))
+
+
+def test_a_gather_knows_from_the_last_one_how_long_its_calls_take(pool: Pool, ways: list[str]) -> None:
+    assert sky.gather(*map(echo, range(16))) >> pool == tuple(range(16))
+    assert pool.calls.seconds[echo] > 0
+    ways.clear()
+    pool.calls.seconds[echo] = 1e-5
+    assert sky.gather(*map(echo, range(16))) >> pool == tuple(range(16))
+    assert ways == ["short"]
+
+
 def test_an_interrupt_reaches_the_rank_and_keeps_its_names(pool: Pool, tmp_path: Path) -> None:
     run(pool, "kept = 5")
     for number, way in enumerate((lambda call: call >> pool, lambda call: call @ pool)):
@@ -337,6 +396,64 @@ def test_an_agent_keeps_no_arguments_of_calls_that_are_over(pool: Pool) -> None:
     assert agent.memory_info().rss - before < 100_000_000
 
 
+def shared_files(pid: int) -> int:
+    """How many shared bytes a process has open."""
+    found = 0
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(one).startswith("/memfd:sky-call")
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bytes are shared on Linux: run it there")
+def test_large_arguments_and_values_leave_no_file_open(pool: Pool, ways: list[str]) -> None:
+    ranks = [facts["pid"] for node in pool.status().values() for facts in node["ranks"].values()]
+    for _ in range(5):
+        assert [length(MANY) >> pool for _ in range(5)] == [len(MANY)] * 5
+        assert echo(MANY) @ pool == [MANY, MANY]
+        assert [future.result() for future in [echo(MANY) > pool for _ in range(20)]] == [MANY] * 20
+    assert quiet(ways)
+
+    def closed() -> bool:
+        gc.collect()
+        # Each of two agents keeps values of 8 MB, for a connection that breaks.
+        few = shared_files(pool.status()[0]["pid"]) <= 2 * ((8 << 20) // len(MANY) + 1)
+        return few and not any(map(shared_files, (os.getpid(), *ranks)))
+
+    wait_until(closed)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in an object"])
+def test_arrays_of_up_to_1_mb_go_the_short_way(pool: Pool, ways: list[str], wrapped: bool) -> None:
+    array = np.arange(60_000.0).reshape(300, 200)[:, ::2]
+
+    @sky.function
+    def doubled(given: Any) -> Any:
+        array = getattr(given, "array", given)
+        array *= 2  # it is the rank's own
+        return array
+
+    given = SimpleNamespace(array=array) if wrapped else array
+    assert (doubled(given) >> pool == 2 * array).all()
+    assert all((one == 2 * array).all() for one in doubled(given) @ pool)
+    assert quiet(ways)
+    assert array[0, 1] == 2
+    ways.clear()
+    assert length(np.zeros(1 << 18)) >> pool == 1 << 18
+    assert ways == ["long"]
+
+
+def test_a_call_with_a_large_argument_that_takes_long_has_it_still(pool: Pool, ways: list[str], tmp_path: Path) -> None:
+    @sky.function
+    def slow(data: bytes) -> bytes:
+        time.sleep(0.3)
+        return data[::-1]
+
+    assert slow(MANY + b"y") >> pool == b"y" + MANY
+    assert slow(MANY + b"y") @ pool == [b"y" + MANY] * 2
+    assert "opened" in ways
+
+
 def test_a_value_that_cannot_be_pickled_comes_as_its_text(pool: Pool) -> None:
     @sky.function
     def lock() -> Any:
@@ -472,6 +589,8 @@ def test_calls_go_over_tls_where_the_agents_are_elsewhere(ways: list[str], monke
     with local_pool(nodes=2) as elsewhere:
         assert rank_of() @ elsewhere == [0, 1]
         assert rank_of().on(1) >> elsewhere == 1
+        assert echo(MANY) >> elsewhere == MANY
+        assert echo(MANY) @ elsewhere == [MANY, MANY]
         assert quiet(ways)
         assert not elsewhere.calls.short.direct._lines
 

@@ -13,12 +13,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tornado.iostream import StreamClosedError
 
 from ...util.free_locks import taken_now
+from ..protocol import shared_bytes
 from ..protocol import short_call_frames as frames
+from ..protocol.shared_bytes import AnyBytes, SharedBytes
 from ..protocol.short_call_frames import Frames, FrameSocket
 from .task_calls import TaskRunner, attempt_name
 
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 # Ends that are kept for a notebook whose connection broke as they were told, and their bytes.
 _KEPT, _KEPT_BYTES = 256, 8 << 20
 _READ = 1 << 18
+
+
+class Tell(Protocol):
+    """Sends frames to a notebook, and the shared bytes in them."""
+
+    def __call__(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None: ...
 
 
 class JointValues:
@@ -47,15 +55,19 @@ class JointValues:
         How many ranks it has.
     """
 
-    def __init__(self, tell: Callable[[bytes], None], id: str, count: int) -> None:
-        self._tell, self._id, self._count = tell, id, count
-        self._values: list[tuple[int, float, bytes, str]] = []
+    def __init__(self, tell: Tell, id: str, count: int) -> None:
+        self._tell, self._id, self._left = tell, id, count
+        self._values: list[tuple[int, float, AnyBytes, str]] = []
+        self._shared = 0
 
-    def add(self, rank: int, elapsed: float, pickled: bytes, name: str) -> None:
-        """Take a rank's value, and tell all if it is the last."""
+    def add(self, rank: int, elapsed: float, pickled: AnyBytes, name: str) -> None:
+        """Take a rank's value, and tell all if it is the last, or a message cannot have more shared ones."""
         self._values.append((rank, elapsed, pickled, name))
-        if len(self._values) == self._count:
-            self._tell(frames.pack(frames.DONE_ALL, self._id, self._values))
+        self._left -= 1
+        self._shared += isinstance(pickled, SharedBytes)
+        if not self._left or self._shared == shared_bytes.MOST:
+            self._tell(*frames.pack_shared(frames.DONE_ALL, self._id, self._values))
+            self._values, self._shared = [], 0
 
 
 @dataclass
@@ -70,6 +82,8 @@ class RelayedCall:
         All of its ranks.
     about : dict
         What a rank is told besides, and a journal: its title, time limit, and whether it may ask the user.
+    shares : bool
+        Whether the notebook can be sent shared bytes.
     left : set of int
         Ranks of this node that have not ended.
     ends : list
@@ -83,10 +97,11 @@ class RelayedCall:
     id: str
     run: str
     key: bytes
-    arguments: bytes
+    arguments: AnyBytes
     ranks: list[int]
     about: dict[str, Any]
-    tell: Callable[[bytes], None]
+    tell: Tell
+    shares: bool
     left: set[int]
     joint: JointValues | None = None
     began: float = field(default_factory=time.time)
@@ -138,7 +153,7 @@ class ShortCallRelay:
         """Serve a notebook's channel until it closes; then its calls go on with journals."""
         stream, read, mine = comm.stream, Frames(), set[str]()
 
-        def tell(data: bytes) -> None:
+        def tell(data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
             if not stream.closed():
                 stream.write(data)
 
@@ -146,7 +161,7 @@ class ShortCallRelay:
         try:
             while manager == self._agent.manager:
                 for frame in read.feed(await stream.read_bytes(_READ, partial=True)):
-                    self.take(frame, tell, mine)
+                    self.take(frame, tell, mine, shares=False)
         except StreamClosedError:
             pass
         finally:
@@ -163,7 +178,7 @@ class ShortCallRelay:
             self.open(run)
 
     def take(
-        self, frame: list[Any], tell: Callable[[bytes], None], mine: set[str], joint: JointValues | None = None
+        self, frame: list[Any], tell: Tell, mine: set[str], joint: JointValues | None = None, *, shares: bool = True
     ) -> None:
         """Take a frame of a notebook.
 
@@ -177,6 +192,8 @@ class ShortCallRelay:
             The runs of its calls, for `leave`.
         joint : JointValues, optional
             Takes the values of its ranks.
+        shares : bool
+            Whether the notebook is on this machine, and can be sent shared bytes.
         """
         self._agent.heard = time.monotonic()
         kind, *rest = frame
@@ -184,7 +201,7 @@ class ShortCallRelay:
             id, key, arguments, ranks, about = rest
             run = id if about.get("all") else attempt_name(id, self._agent.node, self._agent.incarnation)
             here = [rank for rank in ranks if rank in self._lanes]
-            call = RelayedCall(id, run, key, arguments, ranks, about, tell, set(here), joint)
+            call = RelayedCall(id, run, key, arguments, ranks, about, tell, shares, set(here), joint)
             if len(mine) > 2 * len(self._active) + _KEPT:
                 mine &= self._active.keys()
             mine.add(run)
@@ -302,7 +319,7 @@ class ShortCallRelay:
             lane.line.send(frames.pack(frames.FUNCTION, call.key, self._functions[call.key]))
         told = {"partial": self._agent.is_partial(call.ranks)}
         told |= {what: True for what in ("asks", "together") if call.about.get(what) is True}
-        lane.line.send(frames.pack(frames.CALL, call.run, call.key, call.arguments, told))
+        lane.line.send(*frames.pack_shared(frames.CALL, call.run, call.key, call.arguments, told))
         if interrupted:
             rank.begin_interrupt()
         return True
@@ -318,7 +335,8 @@ class ShortCallRelay:
         if call.record is None and call.joint is not None:
             call.joint.add(rank.number, elapsed, pickled, name)
         elif call.record is None:
-            call.tell(frames.pack(frames.DONE, call.id, rank.number, elapsed, pickled, name))
+            value = pickled if call.shares else bytes(pickled)
+            call.tell(*frames.pack_shared(frames.DONE, call.id, rank.number, elapsed, value, name))
         else:
             self._agent.on_event(rank.number, run, {**frames.long_end(dict(end)), "t": time.time()})
         self._end(lane, call, end)

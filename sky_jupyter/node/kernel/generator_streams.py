@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RemoteError
+from ..protocol.shared_bytes import SharedWriter, TooLarge
 from ..serialization import pickling, result_values
 from ..shared.agent_channel import AgentChannel, of_rank
 
@@ -209,10 +210,10 @@ def _pickled(item: Any, number: int) -> bytes | Path:
     The agent reads the file piece by piece.
     """
     try:
-        buffer = result_values.Limited(result_values.SMALL)
-        with contextlib.suppress(result_values.TooLarge):
-            _pickler(buffer).dump(item)
-            return buffer.getvalue()
+        writer = SharedWriter(result_values.SMALL, shares=False)
+        with contextlib.suppress(TooLarge):
+            _pickler(writer).dump(item)
+            return bytes(writer.written())
         path = _folder() / f"item-{uuid.uuid4().hex}"
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

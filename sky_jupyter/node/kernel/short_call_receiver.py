@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from tornado.ioloop import IOLoop
 
 from ..protocol import short_call_frames as frames
+from ..protocol.shared_bytes import AnyBytes
 from ..protocol.short_call_frames import FrameSocket
 
 
@@ -93,7 +94,7 @@ class ShortCallReceiver:
             return
         self._task = asyncio.ensure_future(call)
 
-    async def _call(self, run: str, key: bytes, arguments: bytes, about: dict[str, Any]) -> None:
+    async def _call(self, run: str, key: bytes, arguments: AnyBytes, about: dict[str, Any]) -> None:
         """Run a call and answer, or tell its end as that of a request."""
         kernel = self._kernel
         if kernel.is_ending:
@@ -105,7 +106,7 @@ class ShortCallReceiver:
         pickled = end.pop("pickled", None)
         kernel.drain_native_output()
         if pickled is not None and not end.get("ended") and self._traffic() == before and self._agent is not None:
-            self._agent.send(frames.pack(frames.DONE, run, end["elapsed"], pickled, end["type"]))
+            self._agent.send(*frames.pack_shared(frames.DONE, run, end["elapsed"], pickled, end["type"]))
         else:
             kernel.tell("sky_end", end if pickled is None else frames.long_end({**end, "pickled": pickled}))
         kernel.note_idle()

@@ -1,20 +1,24 @@
 """Frames of short calls: between notebook and agent, and between agent and rank.
 
-A frame is a list in msgpack; its first element says what it is. docs/design-calls.md has the whole.
+A frame is a list in msgpack; its first element says what it is. Where bytes are shared (`SharedBytes`), it has their
+size, and their descriptor comes beside it. docs/design-calls.md has the whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
+
+from . import shared_bytes
+from .shared_bytes import AnyBytes, SharedBytes
 
 # Notebook to agent, and agent to rank. A function with what it reads, by its key: [FUNCTION, key, content].
 FUNCTION = 0
@@ -34,8 +38,8 @@ DONE_ALL = 6
 # The first frame on the socket of an agents' process: [HELLO, manager]. Its answer has the incarnations of the agents
 # there: [OPENED, {node: incarnation}].
 HELLO = 7
-# Calls of one rank that nobody wants any more: [WITHDRAW, ids]. Of each that the rank had not begun: [WITHDRAWN, id]; the
-# others end as they would have.
+# Calls of one rank that nobody wants any more: [WITHDRAW, ids]. The answer for each that the rank had not begun:
+# [WITHDRAWN, id]; the others end as they would have.
 WITHDRAW = 8
 WITHDRAWN = 9
 
@@ -47,28 +51,62 @@ MOST_VALUE = 1 << 20
 """Bytes of a value that comes in a frame."""
 _MOST = 1 << 28
 _READ = 1 << 18
+# Type of shared bytes in msgpack.
+_SHARED = 1
 
 
 def pack(*frame: Any) -> bytes:
-    """Return a frame's bytes."""
+    """Return a frame's bytes; the frame has no shared ones."""
     packed: bytes = msgpack.packb(frame, use_bin_type=True)
     return packed
 
 
+def pack_shared(*frame: Any) -> tuple[bytes, list[SharedBytes]]:
+    """Return a frame's bytes, and the shared ones that are to be sent with them."""
+    shared: list[SharedBytes] = []
+
+    def put(value: Any) -> msgpack.ExtType:
+        if not isinstance(value, SharedBytes):
+            raise TypeError(f"a {type(value).__name__} cannot be sent")
+        shared.append(value)
+        return msgpack.ExtType(_SHARED, len(value).to_bytes(8, "little"))
+
+    packed: bytes = msgpack.packb(frame, use_bin_type=True, default=put)
+    return packed, shared
+
+
 def long_end(end: dict[str, Any]) -> dict[str, Any]:
     """Return a short call's end with its value as the ends in journals have it."""
-    pickled = end.pop("pickled")
-    return {**end, "value": base64.b64encode(pickled).decode()}
+    pickled: AnyBytes = end.pop("pickled")
+    return {**end, "value": base64.b64encode(bytes(pickled)).decode()}
+
+
+class _Descriptors(deque[int]):
+    """Descriptors that have come, and that no frame has named yet."""
+
+    def take(self, kind: int, data: bytes) -> SharedBytes:
+        """Return the next shared bytes of a frame."""
+        if kind != _SHARED or not self:
+            raise ValueError("a frame has shared bytes that did not come with it")
+        return SharedBytes(self.popleft(), int.from_bytes(data, "little"))
+
+    def __del__(self) -> None:
+        for descriptor in self:
+            os.close(descriptor)
 
 
 class Frames:
     """Frames that arrive in pieces, as bytes."""
 
     def __init__(self) -> None:
-        self._unpacker = msgpack.Unpacker(raw=False, use_list=True, max_buffer_size=_MOST, strict_map_key=False)
+        self._descriptors = _Descriptors()
+        self._unpacker = msgpack.Unpacker(
+            raw=False, use_list=True, max_buffer_size=_MOST, strict_map_key=False, ext_hook=self._descriptors.take
+        )
 
-    def feed(self, data: bytes) -> Iterator[list[Any]]:
-        """Yield the frames that are whole with these bytes."""
+    def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> Iterator[list[Any]]:
+        """Yield the frames that are whole with these bytes, and the descriptors that came with them."""
+        self._descriptors.extend(descriptors)
         self._unpacker.feed(data)
         yield from self._unpacker
 
@@ -105,19 +143,20 @@ class FrameSocket:
         self._socket = connected
         self._on_frame, self._on_close = on_frame, on_close
         self._frames = Frames()
-        self._unsent = bytearray()
+        self._unsent: deque[tuple[memoryview, Sequence[SharedBytes]]] = deque()
         self._loop = asyncio.get_running_loop()
         self.closed = False
         connected.setblocking(False)
         self._loop.add_reader(connected, self._on_readable)
 
-    def send(self, data: bytes) -> None:
-        """Send a frame's bytes, now or as soon as there is room."""
+    def send(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
+        """Send a frame's bytes, and the shared ones in it, now or as soon as there is room."""
         if self.closed:
             return
+        left = memoryview(data)
         if not self._unsent:
             try:
-                sent = self._socket.send(data)
+                sent = shared_bytes.send(self._socket, data, shared)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -125,9 +164,10 @@ class FrameSocket:
                 return
             if sent == len(data):
                 return
-            data = data[sent:]
+            if sent:
+                left, shared = left[sent:], ()
             self._loop.add_writer(self._socket, self._on_writable)
-        self._unsent += data
+        self._unsent.append((left, shared))
 
     def close(self) -> None:
         """Close the socket."""
@@ -140,20 +180,25 @@ class FrameSocket:
             self._loop.call_soon(self._on_close)
 
     def _on_writable(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                del self._unsent[: self._socket.send(self._unsent)]
-            except OSError as error:
-                if isinstance(error, BlockingIOError):
-                    raise
-                self.close()
-                return
-        if not self._unsent:
-            self._loop.remove_writer(self._socket)
+        try:
+            while self._unsent:
+                data, shared = self._unsent[0]
+                sent = shared_bytes.send(self._socket, data, shared)
+                if sent < len(data):
+                    self._unsent[0] = data[sent:], () if sent else shared
+                    return
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        self._loop.remove_writer(self._socket)
 
     def _on_readable(self) -> None:
+        descriptors: list[int] = []
         try:
-            data = self._socket.recv(_READ)
+            data, descriptors = shared_bytes.receive(self._socket, _READ)
         except BlockingIOError:
             return
         except OSError:
@@ -161,7 +206,13 @@ class FrameSocket:
         if not data:
             self.close()
             return
-        for frame in self._frames.feed(data):
+        try:
+            arrived = list(self._frames.feed(data, descriptors))
+        except ValueError:
+            # Bytes that are no frame, or shared ones for which this process had no descriptor left.
+            self.close()
+            return
+        for frame in arrived:
             self._on_frame(frame)
             if self.closed:
                 return

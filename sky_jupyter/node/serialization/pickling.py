@@ -29,6 +29,7 @@ from typing import IO, Any
 import cloudpickle
 
 from ...errors import CaptureError
+from ..protocol import shared_bytes
 from ..runtime.instance_info import variable
 from . import cell_sources, exceptions
 from .arrays import apart
@@ -134,11 +135,11 @@ def _opened(path: str | PathLike[str]) -> IO[bytes]:
 def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
     """Return a function and a list of the arguments for each call of it.
 
-    The arguments are in the function's blob, in a blob of their own, or inline as text or bytes.
+    The arguments are in the function's blob, in a blob of their own, or inline as text or bytes, which may be shared.
     """
     loaded = _load_tied(content, HELD)
     if "pickled" in content:
-        return loaded, pickle.loads(content["pickled"])
+        return loaded, shared_bytes.loads(content["pickled"])
     if "inline" in content:
         return loaded, pickle.loads(base64.b64decode(content["inline"]))
     if "arguments" in content:
@@ -328,18 +329,23 @@ class Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def out_of_band(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+def out_of_band(buffers: list[memoryview], inline: int = 0) -> Callable[[pickle.PickleBuffer], bool]:
     """Return a buffer callback that collects large buffers in a list.
 
-    Small ones stay in the pickle.
+    Small ones stay in the pickle, and large ones of up to ``inline`` bytes in all.
     """
+    left = inline
 
     def keep_apart(buffer: pickle.PickleBuffer) -> bool:
+        nonlocal left
         try:
             raw = buffer.raw()
         except BufferError:  # not contiguous: copied into the pickle
             return True
         if raw.nbytes < SMALL_BUFFER:
+            return True
+        if raw.nbytes <= left:
+            left -= raw.nbytes
             return True
         buffers.append(raw)
         return False

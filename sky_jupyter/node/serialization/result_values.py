@@ -16,39 +16,22 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from ...util.text import format_size
+from ..protocol.shared_bytes import AnyBytes, SharedWriter, TooLarge
 from ..runtime.instance_info import instance_info
 from . import pickling, sharded_arrays, unpicklable_placeholders
 
 SMALL = 1 << 20
 _PLAIN = (type(None), bool, int, float, str, bytes)
+# Longer texts and bytes are not copied into a pickle first.
+_SMALL_TEXT = 1 << 12
 # Bytes written between two checks for an interrupt.
 _PIECE = 16 << 20
 _SPARE_ROOM = 64 * 10**6
 # Padding of a span: the hash is unused if all buffers are in one file.
 _REST = (bytes(pickling.SPAN.size - 16),) if pickling.SPAN.size > 16 else ()
-
-
-class TooLarge(Exception):
-    pass
-
-
-class Limited(io.BytesIO):
-    """Buffer that raises TooLarge beyond a size limit.
-
-    Otherwise 10 GB would be pickled only to learn that they are too large.
-    """
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def write(self, data: Any) -> int:
-        if self.tell() + memoryview(data).nbytes > self.limit:
-            raise TooLarge
-        return super().write(data)
 
 
 class ResultPickler(pickling.Pickler):
@@ -116,23 +99,22 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
 
 
 def _encoded(value: Any, limit: int) -> str:
-    return base64.b64encode(_pickled(value, limit)).decode()
+    return base64.b64encode(bytes(_pickled(value, SharedWriter(limit, shares=False)))).decode()
 
 
-def _pickled(value: Any, limit: int) -> bytes:
-    buffer = Limited(limit)
-    ResultPickler(buffer, pickling.main_namespace()).dump(value)
-    return buffer.getvalue()
+def _pickled(value: Any, writer: SharedWriter) -> AnyBytes:
+    ResultPickler(cast("IO[bytes]", writer), pickling.main_namespace()).dump(value)
+    return writer.written()
 
 
 def dump_short(value: Any, limit: int) -> dict[str, Any] | None:
-    """Return the fields of a short call's end for a value: its type and its pickle, as bytes.
+    """Return the fields of a short call's end for a value: its type and its pickle, as bytes, which may be shared.
 
     Returns None for one that is larger than ``limit``, or cannot be sent as it is.
     """
     try:
-        is_plain = type(value) in _PLAIN and (type(value) not in (str, bytes) or len(value) < limit)
-        pickled = pickle.dumps(value, 5) if is_plain else _pickled(value, limit)
+        is_small = type(value) in _PLAIN and (type(value) not in (str, bytes) or len(value) < _SMALL_TEXT)
+        pickled = pickle.dumps(value, 5) if is_small else _pickled(value, SharedWriter(limit))
     except KeyboardInterrupt:
         raise
     except BaseException:

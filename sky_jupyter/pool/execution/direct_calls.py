@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
 from ..base.timeouts import TIMEOUTS
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _TICK = TIMEOUTS.polls.direct_calls
-# Bytes of arguments that are sent at once: larger ones do not fit into a socket.
-_MOST = 1 << 16
+# Bytes of arguments that are sent at once: larger ones do not fit into a socket, unless they are shared.
+_MOST = frames.MOST_ARGUMENTS if shared_bytes.IS_POSSIBLE else 1 << 16
 
 
 class CallsContext(Protocol):
@@ -58,6 +59,11 @@ class DirectCalls:
         # One thread at a time makes a call; its rank, -1 for none.
         self._lock = threading.Lock()
         self.rank = -1
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are agents on this machine."""
+        return bool(self._lines)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -120,7 +126,7 @@ class DirectCalls:
         elif not supervisor.take_turn_directly():
             return False
         call.began = time.perf_counter()
-        if not line.send(b"".join(call.packed(line.known, ranks))):
+        if not line.send(*call.packed(line.known, ranks, here=True)):
             line.known.discard(call.function.key)
             if call.everywhere:
                 supervisor.leave_turn_directly()

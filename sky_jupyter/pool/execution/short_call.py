@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
+from ...node.protocol.shared_bytes import AnyBytes, SharedBytes
 from ..base.timeouts import TIMEOUTS
 from ..runs.result import CellResult, Outcome
 from ..runs.run import new_id
@@ -31,7 +32,7 @@ class ShortResult:
         The rank and its node.
     elapsed : float
         Seconds that it took there.
-    pickled : bytes
+    pickled : bytes or SharedBytes
         Pickle of the value.
     type : str
         The name of the value's type.
@@ -40,19 +41,19 @@ class ShortResult:
     rank: int
     node: int
     elapsed: float
-    pickled: bytes
+    pickled: AnyBytes
     type: str
 
     def value(self) -> Any:
         """Return the value; a `RemoteRepr` if it cannot be rebuilt here."""
         try:
-            return pickle.loads(self.pickled)
+            return shared_bytes.loads(self.pickled)
         except Exception:
             return CellResult([Outcome(self.rank, self.node, "ok", self.end())], self.elapsed).head
 
     def end(self) -> dict[str, Any]:
         """Return the end event that a run would have."""
-        value = base64.b64encode(self.pickled).decode()
+        value = base64.b64encode(bytes(self.pickled)).decode()
         about = {"kind": "end", "status": "ok", "bound": True, "rank": self.rank, "elapsed": self.elapsed}
         return {**about, "type": self.type, "value": value}
 
@@ -66,7 +67,7 @@ class ShortCall:
         Its ranks; none for the one that has the least to do.
     function : WarmFunction
         Its function.
-    arguments : bytes
+    arguments : bytes or SharedBytes
         Pickle of a list with its arguments.
     about : dict
         What agents are told besides: ``"title"``, ``"timeout"``, ``"all"`` where it is one of all ranks, and
@@ -93,7 +94,7 @@ class ShortCall:
     """
 
     def __init__(
-        self, ranks: list[int], function: WarmFunction, arguments: bytes, about: dict[str, Any], count: int = 1
+        self, ranks: list[int], function: WarmFunction, arguments: AnyBytes, about: dict[str, Any], count: int = 1
     ) -> None:
         self.id = new_id()
         self.ranks, self.function, self.arguments, self.about = ranks, function, arguments, about
@@ -114,13 +115,30 @@ class ShortCall:
         """Return the values of a call that is over, in the order of ranks."""
         return [one.value() for _, one in sorted(self.results.items())]
 
-    def packed(self, known: set[bytes], ranks: list[int]) -> list[bytes]:
-        """Return the frames that make it on ranks, over a connection that knows these functions."""
-        warm, parts = self.function, []
+    def forget(self) -> None:
+        """Forget arguments and values, once these were taken: whoever has a future of it keeps it."""
+        self.arguments = b""
+        self.results.clear()
+
+    def packed(self, known: set[bytes], ranks: list[int], *, here: bool) -> tuple[bytes, list[SharedBytes]]:
+        """Return the frames that make it on ranks, and the shared bytes in the last of them.
+
+        Parameters
+        ----------
+        known : set of bytes
+            The functions that the other end of the connection has.
+        ranks : list of int
+            The ranks.
+        here : bool
+            Whether the other end is on this machine.
+        """
+        warm, before = self.function, b""
         if warm.key not in known:
             known.add(warm.key)
-            parts.append(frames.pack(frames.FUNCTION, warm.key, warm.content))
-        return [*parts, frames.pack(frames.CALL, self.id, warm.key, self.arguments, ranks, self.about)]
+            before = frames.pack(frames.FUNCTION, warm.key, warm.content)
+        arguments = self.arguments if here else bytes(self.arguments)
+        packed, shared = frames.pack_shared(frames.CALL, self.id, warm.key, arguments, ranks, self.about)
+        return before + packed, shared
 
     def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
         """Take what an agent tells of a rank; return False if it is not one of these nodes that is waited for."""
@@ -128,7 +146,7 @@ class ShortCall:
         if rank not in self.left or rank // per_node not in nodes:
             return False
         self.left.discard(rank)
-        self.results[rank] = ShortResult(rank, rank // per_node, float(elapsed), bytes(pickled), str(name))
+        self.results[rank] = ShortResult(rank, rank // per_node, float(elapsed), shared_bytes.own(pickled), str(name))
         self.function.note(float(elapsed))
         return True
 

@@ -7,10 +7,12 @@ import contextlib
 import select
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
+from ...node.protocol.shared_bytes import SharedBytes
 from ...node.system import peer_user
 
 _READ = 1 << 18
@@ -35,9 +37,14 @@ class CallChannel(ABC):
     def is_open(self) -> bool:
         """Whether calls can be sent."""
 
+    @property
     @abstractmethod
-    def write(self, data: bytes) -> None:
-        """Send frames."""
+    def is_here(self) -> bool:
+        """Whether it leads to a process on this machine, with which memory can be shared."""
+
+    @abstractmethod
+    def write(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
+        """Send frames, and the shared bytes in the last of them."""
 
     @abstractmethod
     def close(self) -> None:
@@ -55,7 +62,11 @@ class RemoteCallChannel(CallChannel):
     def is_open(self) -> bool:
         return not self._comm.stream.closed()
 
-    def write(self, data: bytes) -> None:
+    @property
+    def is_here(self) -> bool:
+        return False
+
+    def write(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
         self._comm.stream.write(data)
 
     def close(self) -> None:
@@ -79,8 +90,12 @@ class LocalCallChannel(CallChannel):
     def is_open(self) -> bool:
         return not self._line.closed
 
-    def write(self, data: bytes) -> None:
-        self._line.send(data)
+    @property
+    def is_here(self) -> bool:
+        return True
+
+    def write(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
+        self._line.send(data, shared)
 
     def close(self) -> None:
         self._line.close()
@@ -99,10 +114,10 @@ class DirectLine:
         self._socket, self._frames, self._poll = connected, frames.Frames(), select.poll()
         self._poll.register(connected, select.POLLIN)
 
-    def send(self, data: bytes) -> bool:
-        """Send frames; return False if that cannot be done at once: then nobody has them."""
+    def send(self, data: bytes, shared: Sequence[SharedBytes]) -> bool:
+        """Send frames, and the shared bytes in them; return False if that cannot be done at once: nobody has them."""
         try:
-            if self._socket.send(data) == len(data):
+            if shared_bytes.send(self._socket, data, shared) == len(data):
                 return True
         except BlockingIOError:
             return False
@@ -116,14 +131,15 @@ class DirectLine:
         """Wait for frames, and yield those that have come."""
         if not self._poll.poll(seconds * 1000):
             return
+        descriptors: list[int] = []
         try:
-            data = self._socket.recv(_READ)
+            data, descriptors = shared_bytes.receive(self._socket, _READ)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if data:
-            yield from self._frames.feed(data)
+            yield from self._frames.feed(data, descriptors)
         else:
             self.close()
 

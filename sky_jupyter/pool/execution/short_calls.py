@@ -264,6 +264,7 @@ class ShortCalls:
                 self._withdraw(call)
             elif not call.sent:
                 self._drop(call)
+                self._send_soon()
 
         loop().loop.call_soon_threadsafe(drop)
 
@@ -335,16 +336,16 @@ class ShortCalls:
                 if not call.ranks or len(held) > _MOST_HELD:
                     break
                 continue
-            if not call.ranks:
-                call.ranks, call.left = [rank], {rank}
-            self._take(call, written)
+            self._take(call, call.ranks or [rank], written)
         self._waiting.extendleft(reversed(held))
         for channel, parts in written.items():
-            channel.write(b"".join(parts))
+            if parts:
+                channel.write(b"".join(parts))
 
-    def _take(self, call: ShortCall, written: dict[CallChannel, list[bytes]]) -> None:
+    def _take(self, call: ShortCall, ranks: list[int], written: dict[CallChannel, list[bytes]]) -> None:
+        """Send a call to ranks, or have it wait for a connection: which rank is free is seen again after that."""
         supervisor, per_node = self.pool.supervisor, self.pool.spec.ranks_per_node
-        nodes = sorted({rank // per_node for rank in call.ranks})
+        nodes = sorted({rank // per_node for rank in ranks})
         if lacking := [node for node in nodes if node not in self._channels or not self._channels[node].is_open]:
             for node in (places := sorted(set(map(self._dialed_for, lacking)))):
                 if node not in self._dialing:
@@ -356,6 +357,7 @@ class ShortCalls:
             self._open(call)
             return
         self._active[call.id] = call
+        call.ranks, call.left = ranks, set(ranks)
         call.sent, call.began = True, time.perf_counter()
         for rank in call.ranks:
             self._load[rank] = self._load.get(rank, 0) + 1
@@ -363,7 +365,11 @@ class ShortCalls:
             parts = written.setdefault(channel, [])
             mine = [node for node in nodes if node in channel.incarnations]
             call.incarnations.update((node, channel.incarnations[node]) for node in mine)
-            parts += call.packed(channel.known, call.ranks)
+            packed, shared = call.packed(channel.known, call.ranks, here=channel.is_here)
+            parts.append(packed)
+            if shared:
+                channel.write(b"".join(parts), shared)
+                parts.clear()
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
 

@@ -326,7 +326,7 @@ class PoolTasks:
         own: dict[str, Any] = {
             "kind": "call",
             "title": short.title,
-            "inline": base64.b64encode(short.arguments).decode(),
+            "inline": base64.b64encode(bytes(short.arguments)).decode(),
         }
         own |= {what: short.about[what] for what in ("timeout", "together") if what in short.about}
         run.together = "together" in own
