@@ -138,7 +138,13 @@ def test_a_host_that_dies_is_named_and_the_other_is_not(world: World, link: Link
 @pytest.mark.parametrize("how", ["end", "kill the owner"])
 def test_nothing_is_left_on_the_host_and_here(world: World, tmp_path: Path, how: str) -> None:
     host, folder = world[0], tmp_path / "link"
-    files, processes, ports = host.files(), host.processes(host.user), host.ports()
+    processes = host.processes(host.user)
+    # A host's first login writes its message of the day.
+    first = Link.start(tmp_path / "first")
+    first.connect(target(world, host, tmp_path))
+    first.end()
+    wait_until(lambda: host.processes(host.user) == processes)
+    files, ports = host.files(), host.ports()
     code = (
         "import sys, pathlib\n"
         "from sky_jupyter.machines.link.client import Link\n"
