@@ -131,6 +131,11 @@ class ShortCall:
             The ranks.
         here : bool
             Whether the other end is on this machine.
+
+        Returns
+        -------
+        bytes and list of SharedBytes
+            The frames, and the shared bytes.
         """
         warm, before = self.function, b""
         if warm.key not in known:
