@@ -106,7 +106,7 @@ def _look(*, everywhere: bool = False) -> str:
     ours = "*" if everywhere else f'"$HOME"/{CACHE}/*'
     return (
         f'for f in $(grep -ls {shlex.quote(pattern)} /proc/[0-9]*/cmdline); do [ -O "$f" ] || continue; '
-        "c=$(tr '\\000' ' ' <\"$f\" 2>/dev/null); "
+        "c=$(tr '\\000' ' ' 2>/dev/null <\"$f\"); "
         f'case $c in ({ours}) echo "busy $c";; esac; done'
     )
 

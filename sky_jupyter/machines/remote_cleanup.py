@@ -26,7 +26,7 @@ def script(pool: str, folders: Sequence[str] = ()) -> str:
     pattern = shlex.quote(HOST_PROCESS.replace(".", "[.]"))
     look = (
         f'_sky_l() {{ for f in $(grep -ls {pattern} /proc/[0-9]*/cmdline); do [ -O "$f" ] || continue; '
-        "c=$(tr '\\000' ' ' <\"$f\" 2>/dev/null); "
+        "c=$(tr '\\000' ' ' 2>/dev/null <\"$f\"); "
         f'case $c in (*"{HOST_PROCESS} "*/sky-{pool}-*) f=${{f#/proc/}}; echo "${{f%/cmdline}}";; esac; done; }}'
     )
     # Agents and kernels are its children, and have its command line: the root process ends them all in order.

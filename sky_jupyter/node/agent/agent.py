@@ -709,7 +709,7 @@ class Agent:
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
         # Who asks for it knows how it begins: of very many nodes, that would be most of what they answer.
-        record.take()
+        record.pass_over_begin()
         record.answered_by = self.manager if content.get("asks") is True else None
         record.guest = str((about or {}).get("guest") or "")
         for rank in chosen:

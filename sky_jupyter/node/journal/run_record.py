@@ -155,6 +155,17 @@ class RunRecord:
         while self._waiting > self._most_unsent and len(self.unsent) > 1:
             self._waiting -= len(self.unsent.popleft()[2])
 
+    def pass_over_begin(self) -> None:
+        """Do not forward the event with which the journal has just begun.
+
+        Another may have followed it: that nothing can be written to the disk.
+        """
+        first, count, data = self.unsent.popleft()
+        rest = data[data.index(b"\n") + 1 :]
+        self._waiting -= len(data) - len(rest)
+        if count > 1:
+            self.unsent.appendleft((first + 1, count - 1, rest))
+
     def take(self) -> tuple[int, int, bytes] | None:
         """Return the events to forward: first number, count, lines; None if empty.
 

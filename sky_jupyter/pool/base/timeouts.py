@@ -277,6 +277,7 @@ class Polls(TimeoutGroup):
     short_calls: float = 0.1
     # An interrupt of a call that its own thread waits for is seen within this time.
     direct_calls: float = 0.05
+    acknowledgements: float = 0.01
     # Calls of a burst share a look at the project's files.
     files: float = 0.001
     # What the machines of a pool cost.

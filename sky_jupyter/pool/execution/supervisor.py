@@ -51,7 +51,7 @@ _PAUSE = TIMEOUTS.polls.repairs
 # Nodes that were lost together are waited for so long, once one of them is back.
 _TOGETHER = TIMEOUTS.repairs.together
 # Acknowledgements of output are gathered for so long, and go in one request.
-_GATHER = 0.01
+_GATHER = TIMEOUTS.polls.acknowledgements
 # A node whose agent ended is back within this; else runs on it fail.
 _RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
 # A kernel that ends by itself more often than this, within this time, is not replaced.
