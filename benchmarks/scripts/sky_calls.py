@@ -19,7 +19,7 @@ ended = contextlib.ExitStack()
 
 
 def start(ranks: int) -> dict[str, Job]:
-    pool = ended.enter_context(sky.Compute(nodes=ranks))
+    pool = ended.enter_context(sky.Compute(nodes=ranks, options=sky.Options(crowded=True)))
     echo(b"") @ pool
 
     def one(times: int, given: bytes) -> None:

@@ -24,7 +24,7 @@ from sky_jupyter.errors import PoolError
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.execution.direct_calls import DirectCalls
-from sky_jupyter.pool.execution.short_call import ShortCall
+from sky_jupyter.pool.execution.short_call import ShortCall, WarmFunction
 from sky_jupyter.pool.execution.short_call_channels import DirectLine
 from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.execution.tasks import PoolTasks
@@ -243,6 +243,17 @@ def test_calls_that_wait_at_their_rank_are_forgotten_when_they_are_cancelled(
     assert not list(tmp_path.glob("waiting *"))
     assert set(ways) == {"short"}
     wait_until(lambda: not pool.calls.short._active and not any(pool.calls.short._load.values()))
+
+
+def test_calls_that_wait_for_short_ones_of_their_rank_stay_short(
+    pool: Pool, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on ranks that share few processors: what is sent ahead takes several times as long as a short call may.
+    monkeypatch.setattr(WarmFunction, "ahead", 16)
+    futures = [naps(0.03) > pool for _ in range(32)]
+    assert [future.result() for future in futures] == [0.03] * 32
+    # On a busy machine some may take long themselves.
+    assert ways.count("opened") < 16
 
 
 def test_a_gather_knows_from_the_last_one_how_long_its_calls_take(pool: Pool, ways: list[str]) -> None:

@@ -106,6 +106,8 @@ class ShortCalls:
         # What is dialed, by the node that it is dialed for, with the calls that wait for it.
         self._dialing: dict[int, list[ShortCall]] = {}
         self._load: dict[int, int] = {}
+        # When a rank has ended its latest call.
+        self._progress: dict[int, float] = {}
         # Ids of calls that agents are about to be asked to forget.
         self._withdrawn: dict[CallChannel, list[str]] = {}
         # Calls that wait for a rank that has less to do.
@@ -490,6 +492,7 @@ class ShortCalls:
             for value in rest[0] if kind == frames.DONE_ALL else [rest]:
                 if call.take(value, channel.incarnations, self.pool.spec.ranks_per_node):
                     self._unload(value[0])
+                    self._progress[value[0]] = time.perf_counter()
             if self._waiting:
                 self._send_soon()
             if not call.left:
@@ -556,10 +559,12 @@ class ShortCalls:
         self._withdrawn.clear()
 
     def _sweep(self) -> None:
-        """Open the calls that take long."""
+        """Open the calls that take long; those that wait for short ones of their rank do not."""
         self._sweeper = None
+        before = time.perf_counter() - _SHORT
         for call in [call for call in self._active.values() if call.is_late]:
-            self._open(call)
+            if call.everywhere or self._progress.get(call.ranks[0], 0.0) < before:
+                self._open(call)
         if self._active:
             self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
 
