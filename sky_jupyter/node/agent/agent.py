@@ -141,7 +141,7 @@ class Agent:
         env = {
             "IPYTHONDIR": str(self.folder / "ipython"),
             "SKY_POOL": config.pool,
-            pickling.BLOBS: os.pathsep.join(map(str, dict.fromkeys(places(pool_folder, Path(config.blobs))))),
+            pickling.BLOBS: os.pathsep.join(map(str, dict.fromkeys(places(pool_folder, config.blobs)))),
             project_modules.VARIABLE: str(pool_folder / project_modules.FOLDER),
             added_packages.VARIABLE: str(pool_folder / added_packages.FOLDER),
             # debugpy comes with ipykernel and prints a warning that is irrelevant here.

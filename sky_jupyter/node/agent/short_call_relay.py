@@ -213,16 +213,16 @@ class ShortCallRelay:
             self._forget(rest[0])
         elif kind == frames.WITHDRAW:
             for id in rest[0]:
-                if self._withdraw_waiting(attempt_name(id, self._agent.node, self._agent.incarnation)):
+                known = self._active.get(attempt_name(id, self._agent.node, self._agent.incarnation))
+                if known is not None and known.record is None and self._remove_waiting(known):
                     tell(frames.pack(frames.WITHDRAWN, id))
 
-    def _withdraw_waiting(self, run: str) -> bool:
-        """Remove a call from its rank's queue, and tell whether it waited there, without a journal."""
-        call = self._active.get(run)
-        if call is None or call.record is not None or any(lane.running is call for lane in self._lanes.values()):
+    def _remove_waiting(self, call: RelayedCall) -> bool:
+        """Remove a call from its rank's queue; return False if the rank has begun it."""
+        if any(lane.running is call for lane in self._lanes.values()):
             return False
         call.left.clear()
-        del self._active[run]
+        self._active.pop(call.run, None)
         return True
 
     def _forget(self, key: bytes) -> None:
@@ -404,8 +404,5 @@ class ShortCallRelay:
 
     def _withdraw(self, lane: _Lane, call: RelayedCall) -> None:
         """Remove a call from its queue; interrupt it if it has begun just now."""
-        if lane.running is call:
+        if not self._remove_waiting(call):
             self._agent.background(lane.rank.signal(signal.SIGINT))
-        else:
-            call.left.clear()
-            self._active.pop(call.run, None)

@@ -37,9 +37,9 @@ _RUN = re.compile(r"[0-9a-f]{8}\Z")
 _PART = 4
 
 
-def places(folder: Path, blobs: Path) -> tuple[Path, Path]:
+def places(folder: Path, blobs: str | Path) -> tuple[Path, Path]:
     """Return the folders for blobs: in shared memory, if any, and on disk."""
-    return blobs, folder / "blobs"
+    return Path(blobs), folder / "blobs"
 
 
 class BlobCache:

@@ -74,7 +74,7 @@ class FileService:
 
     def __init__(self, folder: Path, config: HostConfig) -> None:
         self.folder, self.config = folder, config
-        self._places = places(folder, Path(config.blobs))
+        self._places = places(folder, config.blobs)
         self.kept = BlobCache(self._places, config.blob_limit)
         self._plans: dict[str, list[ManifestEntry]] = {}
         self._takes: dict[str, tuple[FileTransfer, asyncio.Task[None]]] = {}
