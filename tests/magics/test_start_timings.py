@@ -66,5 +66,7 @@ def test_a_start_is_accounted_for_and_a_live_pool_tells_of_its_last_one(tmp_path
         # Each row is rounded, and what is shorter than half of a hundredth is left out.
         assert abs(told - float(whole)) < 0.01 * (len(rows) + 4)
         again = book.run("%sky up --timings").stream()
-        assert "  until the hosts and the scheduler run" in again
+        # Steps shorter than half of a hundredth are left out: which ones is the machine's matter.
+        for _, took, text in rows:
+            assert f"  {took}  {text}" in again or "notebook" in text
         book.run("%sky down")
