@@ -124,6 +124,8 @@ class Runner:
         if (sent := short_way.begin(live, call, everywhere=True, notes=notes)) is not None:
             presses, opened = short_way.run(live, sent, lambda: _opened_run(live, call, sent))
             if not sent.opened and not presses:
+                if live.calls.ended:
+                    live.calls.note_writes(main())
                 return sent.values()
             if opened is None and presses:
                 raise KeyboardInterrupt(f"{call.function!r} was interrupted")

@@ -6,12 +6,13 @@ prints, fails, or whose connection broke.
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..capture.collect import collect_value
+from ..capture.plain_pickle import NotPlain, plain_pickle
 from ..display.base.prompts import can_ask
 from ..node.protocol.shared_bytes import AnyBytes, SharedWriter, TooLarge
 from ..node.protocol.short_call_frames import MOST_ARGUMENTS
@@ -110,42 +111,31 @@ def _arguments(
 ) -> tuple[AnyBytes, frozenset[str]] | None:
     """Return the pickle of calls' arguments, and modules that they need; None if they do not go in a frame.
 
-    ``alone`` and ``has_own_lists`` tell that the function has no object, or no list and dict, that they could share.
+    ``alone`` and ``has_own_lists`` tell that the function has no object, or no plain value, that they could share.
     """
     each = [(call.args, call.kwargs) for call in calls]
-    modules: frozenset[str] = frozenset()
-    writer = SharedWriter(MOST_ARGUMENTS, shares=live.calls.short.direct.is_possible)
+    shares = live.calls.short.direct.is_possible
     try:
-        if all(_is_plain((args, *kwargs.values()), has_own_lists) for args, kwargs in each):
-            pickle.Pickler(writer, 5).dump(each)
-        elif alone:
-            label = f"an argument of {calls[0].function!r}"
-            given, needs = collect_value(each, main(), live.ledger.unsent(), label=label, inline=MOST_ARGUMENTS)
-            if given.buffers or needs.bindings or needs.imports or needs.call is not None:
-                return None
-            writer.write(given.pickled)
-            modules = needs.modules
-        else:
+        if has_own_lists or all(_is_atom((args, *kwargs.values())) for args, kwargs in each):
+            with contextlib.suppress(NotPlain):
+                return plain_pickle(each, SharedWriter(MOST_ARGUMENTS, shares=shares)), frozenset()
+        if not alone:
             return None
+        label = f"an argument of {calls[0].function!r}"
+        given, needs = collect_value(each, main(), live.ledger.unsent(), label=label, inline=MOST_ARGUMENTS)
+        if given.buffers or needs.bindings or needs.imports or needs.call is not None:
+            return None
+        writer = SharedWriter(MOST_ARGUMENTS, shares=shares)
+        writer.write(given.pickled)
+        return writer.written(), needs.modules
     except TooLarge:
         return None
-    return writer.written(), modules
 
 
-def _is_plain(value: Any, with_lists: bool) -> bool:
-    """Return whether a value is made of atoms; ``with_lists`` also allows what may be shared: lists, dicts, arrays."""
+def _is_atom(value: Any) -> bool:
+    """Return whether a value can share nothing that changes: it is an atom, or a tuple of such."""
     kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if with_lists and kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        return bool(value.nbytes <= MOST_ARGUMENTS and not value.dtype.hasobject)
-    if kind is tuple or (kind is list and with_lists) or (kind is dict and with_lists):
-        parts = value.values() if kind is dict else value
-        if len(value) <= 1000:
-            return all(_is_plain(part, with_lists) for part in parts) and (
-                kind is not dict or _is_plain(tuple(value), with_lists)
-            )
-    return False
+    return kind in _ATOMS or (kind is tuple and len(value) <= 1000 and all(map(_is_atom, value)))
 
 
 def run(live: Pool, sent: ShortCall, take_up: Callable[[], T]) -> tuple[int, T | None]:

@@ -374,11 +374,44 @@ def test_lists_go_the_short_way_to_all_ranks_unless_the_function_could_share_the
     assert sky.function(main["is_mine"])(main["things"]) @ pool == [True, True]
 
 
-def test_what_a_call_assigns_is_noted(pool: Pool, main: dict[str, Any]) -> None:
-    exec("def assigns(x):\n    global short_way_made\n    short_way_made = x", main)
-    sky.function(main["assigns"])(4) @ pool
+def test_what_a_call_assigns_is_noted_without_a_journal(pool: Pool, ways: list[str], main: dict[str, Any]) -> None:
+    exec("def assigns(x):\n    global short_way_made\n    short_way_made = [x]", main)
+    assigns, before = sky.function(main["assigns"]), set(pool.runs())
+    assigns(4) @ pool
     assert "short_way_made" in pool.ledger.nodes_own
-    assert list(run(pool, "short_way_made")) == [4, 4]
+    opened = ways.count("opened")
+    assert quiet(ways)
+    assert len(set(pool.runs()) - before) <= opened
+    assert list(run(pool, "short_way_made")) == [[4], [4]]
+
+
+def test_what_a_call_of_one_rank_assigns_is_that_ranks(pool: Pool, main: dict[str, Any]) -> None:
+    main["short_way_state"] = 0
+    assert list(run(pool, "short_way_state", main)) == [0, 0]
+    exec("def assigns(x):\n    global short_way_state\n    short_way_state = x", main)
+    assigns = sky.function(main["assigns"])
+    (assigns(10**6).on(0) > pool).result()
+    assigns(10**7).on(1) >> pool
+    pool.take_restarted(main)
+    # The ranks' values are newer than the notebook's, until that is assigned again.
+    assert list(run(pool, "short_way_state", main)) == [10**6, 10**7]
+    main["short_way_state"] = 5
+    assert list(run(pool, "short_way_state", main)) == [5, 5]
+
+
+def test_a_function_that_a_call_defines_brings_what_it_reads(pool: Pool, main: dict[str, Any]) -> None:
+    main["short_way_factor"] = 3
+    exec("def defines():\n    global tripled\n    def tripled(x):\n        return x * short_way_factor", main)
+    sky.function(main["defines"])() @ pool
+    assert list(run(pool, "tripled(2)", main)) == [6, 6]
+
+
+def test_a_call_that_assigns_very_many_names_is_opened(pool: Pool, ways: list[str], main: dict[str, Any]) -> None:
+    exec("def assigns():\n    for one in range(101):\n        globals()[f'short_way_{one}'] = object()", main)
+    sky.function(main["assigns"])() >> pool
+    assert "opened" in ways
+    pool.calls.note_writes(main)
+    assert "short_way_100" in pool.ledger.nodes_own
 
 
 def test_settings_of_the_notebook_are_followed_between_calls(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,6 +423,31 @@ def test_settings_of_the_notebook_are_followed_between_calls(pool: Pool, monkeyp
     monkeypatch.setenv("SHORT_WAY_TEST_VALUE", "set")
     assert reads() >> pool == "set"
     assert reads() @ pool == ["set", "set"]
+
+
+class Named(int):
+    """A number that is not a plain one."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1j, np.float32(0.5), np.zeros((2, 0)), np.array([(1, 2.0)], dtype="i4,f8"), {1, "a"}, Named(3), np.array([None])],
+    ids=lambda value: type(value).__name__ + getattr(getattr(value, "dtype", None), "char", ""),
+)
+def test_plain_values_and_others_keep_their_types(pool: Pool, value: Any) -> None:
+    for back in [echo([value, value]) >> pool, *(echo({"a": (value, value)}) @ pool)]:
+        one, other = back if isinstance(back, list) else back["a"]
+        assert type(one) is type(value)
+        assert one is other or not hasattr(value, "__dict__")
+        assert np.array_equal(one, value)
+
+
+def test_what_is_nested_too_deeply_is_an_error_here(pool: Pool) -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(Exception, match=r"depth|nested|recursion"):
+        echo(nested) >> pool
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 1000, MANY, None, {"a": [1, (2, 3)]}], ids=range(5))

@@ -57,12 +57,12 @@ class JointValues:
 
     def __init__(self, tell: Tell, id: str, count: int) -> None:
         self._tell, self._id, self._left = tell, id, count
-        self._values: list[tuple[int, float, AnyBytes, str]] = []
+        self._values: list[tuple[Any, ...]] = []
         self._shared = 0
 
-    def add(self, rank: int, elapsed: float, pickled: AnyBytes, name: str) -> None:
+    def add(self, rank: int, elapsed: float, pickled: AnyBytes, *more: Any) -> None:
         """Take a rank's value, and tell all if it is the last, or a message cannot have more shared ones."""
-        self._values.append((rank, elapsed, pickled, name))
+        self._values.append((rank, elapsed, pickled, *more))
         self._left -= 1
         self._shared += isinstance(pickled, SharedBytes)
         if not self._left or self._shared == shared_bytes.MOST:
@@ -326,17 +326,19 @@ class ShortCallRelay:
 
     def _on_answer(self, lane: _Lane, frame: list[Any]) -> None:
         """Take the value of a call from its rank."""
-        kind, run, elapsed, pickled, name = frame
+        kind, run, elapsed, pickled, name, *writes = frame
         call, rank = lane.running, lane.rank
         if kind != frames.DONE or call is None or run != call.run or rank.killed:
             return
         rank.short_ends.pop(run, None)
         end = {"kind": "end", "status": "ok", "bound": True, "type": name, "pickled": pickled, "elapsed": elapsed}
+        for told in writes:
+            end |= told
         if call.record is None and call.joint is not None:
-            call.joint.add(rank.number, elapsed, pickled, name)
+            call.joint.add(rank.number, elapsed, pickled, name, *writes)
         elif call.record is None:
             value = pickled if call.shares else bytes(pickled)
-            call.tell(*frames.pack_shared(frames.DONE, call.id, rank.number, elapsed, value, name))
+            call.tell(*frames.pack_shared(frames.DONE, call.id, rank.number, elapsed, value, name, *writes))
         else:
             self._agent.on_event(rank.number, run, {**frames.long_end(dict(end)), "t": time.time()})
         self._end(lane, call, end)

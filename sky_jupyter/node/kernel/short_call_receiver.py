@@ -1,7 +1,7 @@
 """Short calls on a rank: they come by a socket of their own, and so do the values of those that print nothing.
 
 All else is as with requests: a call runs on the main thread, between them. The end of a call that fails, prints, shows
-or assigns something, or returns a large value, is told by `sky_end`, after its output.
+something, or returns a large value, is told by `sky_end`, after its output.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ShortCallReceiver:
         pickled = end.pop("pickled", None)
         kernel.drain_native_output()
         if pickled is not None and not end.get("ended") and self._traffic() == before and self._agent is not None:
-            self._agent.send(*frames.pack_shared(frames.DONE, run, end["elapsed"], pickled, end["type"]))
+            self._agent.send(*frames.pack_shared(frames.DONE, run, end["elapsed"], pickled, end["type"], *_writes(end)))
         else:
             kernel.tell("sky_end", end if pickled is None else frames.long_end({**end, "pickled": pickled}))
         kernel.note_idle()
@@ -116,3 +116,8 @@ class ShortCallReceiver:
         thread = self._kernel.iopub_socket.io_thread
         marks = [getattr(stream, "mark", None) for stream in (sys.stdout, sys.stderr, *self._kernel.sky_streams)]
         return thread.scheduled, thread.sent, *marks
+
+
+def _writes(end: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return what an end tells of names that the call has assigned, as the rest of a frame."""
+    return ({name: end[name] for name in frames.WRITES},) if "writes" in end else ()

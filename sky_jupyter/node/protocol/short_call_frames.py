@@ -28,12 +28,14 @@ FORGET = 1
 CALL = 2
 
 # The value of a call that printed nothing. From a rank: [DONE, run, elapsed, value, type]; from an agent:
-# [DONE, id, rank, elapsed, value, type].
+# [DONE, id, rank, elapsed, value, type]. After it comes what the call has assigned, if anything: {field: value}, as in
+# the ends of journals.
 DONE = 3
 # Agent to notebook. It goes on the long way, with a journal: [OPENED, id]. It was not begun here: [REFUSED, id].
 OPENED = 4
 REFUSED = 5
-# The values of all ranks of a call whose agents share a process: [DONE_ALL, id, [[rank, elapsed, value, type], ...]].
+# The values of all ranks of a call whose agents share a process: [DONE_ALL, id, [[rank, elapsed, value, type], ...]],
+# each with what the call has assigned there.
 DONE_ALL = 6
 # The first frame on the socket of an agents' process: [HELLO, manager]. Its answer has the incarnations of the agents
 # there: [OPENED, {node: incarnation}].
@@ -49,6 +51,10 @@ MOST_ARGUMENTS = 1 << 20
 """Bytes of arguments that go in a frame; more go in files."""
 MOST_VALUE = 1 << 20
 """Bytes of a value that comes in a frame."""
+MOST_WRITES = 100
+"""Names that a call may assign and tell of in a frame."""
+WRITES = ("writes", "modules", "imports", "members", "sizes", "uses")
+"""Fields of an end that tell of the names which a call has assigned."""
 _MOST = 1 << 28
 _READ = 1 << 18
 # Type of shared bytes in msgpack.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
+from ...node.protocol.journal_events import checked
 from ...node.protocol.shared_bytes import AnyBytes, SharedBytes
+from ..base.events import ignore
 from ..base.timeouts import TIMEOUTS
 from ..runs.result import CellResult, Outcome
-from ..runs.run import new_id
+from ..runs.run import Run, new_id
 from .task_context import FunctionBundle
 
 _SHORT = TIMEOUTS.polls.short_calls
@@ -36,6 +38,8 @@ class ShortResult:
         Pickle of the value.
     type : str
         The name of the value's type.
+    writes : dict
+        What the call has assigned there, in fields as the ends of journals have them.
     """
 
     rank: int
@@ -43,6 +47,7 @@ class ShortResult:
     elapsed: float
     pickled: AnyBytes
     type: str
+    writes: Mapping[str, Any] = field(default_factory=dict)
 
     def value(self) -> Any:
         """Return the value; a `RemoteRepr` if it cannot be rebuilt here."""
@@ -54,8 +59,12 @@ class ShortResult:
     def end(self) -> dict[str, Any]:
         """Return the end event that a run would have."""
         value = base64.b64encode(bytes(self.pickled)).decode()
+        return {**self.bare_end(), "type": self.type, "value": value}
+
+    def bare_end(self) -> dict[str, Any]:
+        """Return that event without the value."""
         about = {"kind": "end", "status": "ok", "bound": True, "rank": self.rank, "elapsed": self.elapsed}
-        return {**about, "type": self.type, "value": value}
+        return checked({**self.writes, **about}) or about
 
 
 class ShortCall:
@@ -115,6 +124,16 @@ class ShortCall:
         """Return the values of a call that is over, in the order of ranks."""
         return [one.value() for _, one in sorted(self.results.items())]
 
+    def run_of_writes(self) -> Run | None:
+        """Return a run that has assigned what this call, which is over, has; None if that is nothing."""
+        if not any(one.writes for one in self.results.values()):
+            return None
+        run = Run(self.id, {one.rank: one.node for one in self.results.values()}, ignore)
+        run.capture = self.function.bundle.capture
+        for one in self.results.values():
+            run.take_end(one.rank, one.bare_end())
+        return run
+
     def forget(self) -> None:
         """Forget arguments and values, once these were taken: whoever has a future of it keeps it."""
         self.arguments = b""
@@ -147,11 +166,12 @@ class ShortCall:
 
     def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
         """Take what an agent tells of a rank; return False if it is not one of these nodes that is waited for."""
-        rank, elapsed, pickled, name = value
+        rank, elapsed, pickled, name, *writes = value
         if rank not in self.left or rank // per_node not in nodes:
             return False
         self.left.discard(rank)
-        self.results[rank] = ShortResult(rank, rank // per_node, float(elapsed), shared_bytes.own(pickled), str(name))
+        own = shared_bytes.own(pickled)
+        self.results[rank] = ShortResult(rank, rank // per_node, float(elapsed), own, str(name), *map(dict, writes))
         self.function.note(float(elapsed))
         return True
 

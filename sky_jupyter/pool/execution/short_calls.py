@@ -26,6 +26,7 @@ from ...util.text import format_ranks
 from ..base.event_loop import loop
 from ..base.events import Listener
 from ..base.timeouts import TIMEOUTS
+from ..runs.run import Run
 from .direct_calls import DirectCalls
 from .short_call import ShortCall, WarmFunction
 from .short_call_channels import CallChannel, DirectLine, LocalCallChannel, RemoteCallChannel, connect_here
@@ -79,6 +80,8 @@ class ShortCalls:
         Sends a function to the nodes.
     discard : callable
         Deletes it there.
+    wrote : callable
+        Receives a run for each call that has assigned names.
     """
 
     def __init__(
@@ -86,8 +89,9 @@ class ShortCalls:
         pool: TaskContext,
         bundle: Callable[[Blob, Capture], FunctionBundle],
         discard: Callable[[FunctionBundle], None],
+        wrote: Callable[[Run], None],
     ) -> None:
-        self.pool, self._bundle, self._delete = pool, bundle, discard
+        self.pool, self._bundle, self._delete, self._wrote = pool, bundle, discard, wrote
         # Functions by their content; of each, those with the settings that it was called with last.
         self._bundles: OrderedDict[str, FunctionBundle] = OrderedDict()
         self._warm: dict[tuple[str, str], WarmFunction] = {}
@@ -272,6 +276,9 @@ class ShortCalls:
 
     def note(self, call: ShortCall) -> None:
         """Note a call that is over."""
+        if (run := call.run_of_writes()) is not None:
+            self.pool.supervisor.turns.note_wrote(run.writes)
+            self._wrote(run)
         ranks = [(one.rank, one.node, one.elapsed) for one in call.results.values()]
         self.pool.supervisor.events.note_short(call.id, call.title, ranks, everywhere=call.everywhere)
 

@@ -253,7 +253,7 @@ class PoolTasks:
 
     def __init__(self, pool: TaskContext) -> None:
         self.pool = pool
-        self.ended: deque[TaskRun] = deque()
+        self.ended: deque[Run] = deque()
         # The seconds that a call of a function takes, as batches have found.
         self.seconds: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         # Several threads may send calls, and they share the ledger.
@@ -267,7 +267,7 @@ class PoolTasks:
         self._kept: deque[tuple[int, str]] = deque()
         self._sent = 0
         # Most calls go there first.
-        self.short = ShortCalls(pool, self.bundle, self.discard)
+        self.short = ShortCalls(pool, self.bundle, self.discard, self.ended.append)
 
     # -- main thread -------------------------------------------------------------------------------
 

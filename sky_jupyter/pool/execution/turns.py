@@ -267,12 +267,16 @@ class Turns:
             if self._holder == run:
                 await self.still_held()
 
+    def note_wrote(self, names: Iterable[str]) -> None:
+        """Note names that a run has assigned on the ranks, to be told to others with the next turn that is left."""
+        self._wrote.update(names)
+
     def leave_soon(self, run: str, after: Callable[[], Any] | None = None, wrote: Iterable[str] = ()) -> None:
         """Leave the turn in the background, once ``await after()`` has returned; a standing turn stays.
 
         The others are told of the names that the run ``wrote`` on the ranks.
         """
-        self._wrote.update(wrote)
+        self.note_wrote(wrote)
         if not self.shared:
             self._holder = ""
             return
