@@ -22,10 +22,12 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.api import streaming_functions
 from sky_jupyter.node.kernel.generator_streams import AHEAD
+from sky_jupyter.pool.control import failure_detector
+from sky_jupyter.pool.execution import tasks
 from sky_jupyter.pool.pool import Pool
 from tests.conftest import MARK, marked_processes
 from tests.pool.pools import wait_until
-from tests.pool.test_faults import scheduler_of
+from tests.pool.test_faults import named_children, scheduler_of
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +325,35 @@ def test_streams_go_on_where_the_scheduler_is_started_anew(compute: sky.Compute,
         if number == 50:
             scheduler_of(pool).kill()
     assert got == list(range(300))
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_whose_agent_comes_late_to_a_new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    @sky.function
+    def numbers(data: Iterator[int]) -> Iterator[int]:
+        yield sky.instance_info().rank
+        yield from data
+
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "1")
+    monkeypatch.setattr(failure_detector, "ABSENCE", 600.0)
+    # Calls are sent to the new scheduler at once.
+    monkeypatch.setattr(tasks, "_LOOK", 0.05)
+    with sky.Compute(provider=sky.Local(), nodes=2, name="late") as compute:
+        pool = compute.pool
+        assert pool is not None
+        processes = named_children(pool)
+        with numbers(iter(range(300))) >> compute as stream:
+            mine = next(stream)
+            agent = processes[f"agent {mine}"]
+            agent.suspend()
+            try:
+                processes["scheduler"].kill()
+                wait_until(lambda: set(pool.control.addresses) == {1 - mine})
+                # Were the other node given the call, it would begin now.
+                time.sleep(1)
+            finally:
+                agent.resume()
+            assert list(stream) == list(range(300))
 
 
 GONE = """

@@ -495,7 +495,8 @@ class PoolTasks:
                 try:
                     names = (await control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node]
                 except (NodeLost, OSError):
-                    if node in control.there:
+                    if node not in control.lost | control.off:
+                        # It, or the scheduler, is away for a moment.
                         await asyncio.sleep(_PAUSE)
                         continue
                     names = {}
@@ -509,20 +510,35 @@ class PoolTasks:
         return known
 
     async def _known(self, runs: Sequence[TaskRun]) -> dict[str, int]:
-        """Return the nodes that know the calls; read their events there."""
+        """Return the nodes that know the calls; read their events there.
+
+        Nodes that have not come to a new scheduler yet are waited for until they are lost: a call that is begun
+        elsewhere meanwhile would run twice.
+        """
         control = self.pool.control
-        if not runs or control.closing:
-            return {}
-        await control.up.wait()
         known: dict[str, int] = {}
-        by_call = {run.call: run for run in runs}
-        with contextlib.suppress(NodeLost, OSError):
-            answers = await control.ask(rpc.FIND_CALLS, sorted(control.there), calls=list(by_call))
+        asked: set[int] = set()
+        while not control.closing:
+            await control.up.wait()
+            left = {run.call: run for run in runs if run.call not in known and not run.over.is_set()}
+            placed = {run.call: run.node for run in left.values() if run.placed}
+            # One that does not answer still runs what it had begun.
+            known |= {call: node for call, node in placed.items() if node in control.silent & control.addresses.keys()}
+            quiet = control.silent - set(placed.values())
+            awaited = control.incarnations.keys() - asked - control.lost - control.off - quiet
+            if not left or not awaited:
+                break
+            answers: dict[int, dict[str, str]] = {}
+            with contextlib.suppress(NodeLost, OSError):
+                answers = await control.ask(rpc.FIND_CALLS, sorted(awaited & control.there), calls=list(left))
+            asked |= answers.keys()
             for node, names in answers.items():
                 for call, name in names.items():
                     known[call] = node
-                    if by_call[call].accepts(name, node):
-                        await self.pool.supervisor.read(by_call[call], node, by_call[call].next(node))
+                    if left[call].accepts(name, node):
+                        await self.pool.supervisor.read(left[call], node, left[call].next(node))
+            if not answers:
+                await asyncio.sleep(_PAUSE)
         return known
 
     async def _cancel(self, runs: Sequence[TaskRun], hard: bool) -> None:
