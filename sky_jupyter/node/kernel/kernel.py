@@ -51,6 +51,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
+from ...util.interrupts import set_interrupt_handler
 from ...util.optional_imports import left_out
 from ..protocol import debug_messages, short_call_frames
 from ..runtime import interruption, launcher_variables, rank_environment
@@ -220,7 +221,7 @@ class SkyKernel(IPythonKernel):
             # Also for code that replaced a stream and restores it in a later request.
             stream.set_parent(parent)
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            set_interrupt_handler(signal.default_int_handler)
             self.begin.note(content["run"])
             if self.sky_debugger is not None:
                 self.sky_debugger.of_next_request()
@@ -231,9 +232,9 @@ class SkyKernel(IPythonKernel):
             failed = error
         # From here on an interrupt is too late: it would only prevent the end message. One may still be pending.
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            set_interrupt_handler(signal.SIG_IGN)
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            set_interrupt_handler(signal.SIG_IGN)
         self.begin.note_end()
         self.sky_input.end()
         _have_streams()
