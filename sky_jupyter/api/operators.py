@@ -72,7 +72,7 @@ class Runner:
                 return _run_opened(batch, presses)
             if presses:
                 raise KeyboardInterrupt(f"{title} was interrupted")
-            return sent.values()[0]
+            return sent.take_values(live.calls.short.spare)[0]
         (result,) = run_all(live, [call], title, many=False)
         return result
 
@@ -126,7 +126,7 @@ class Runner:
             if not sent.opened and not presses:
                 if live.calls.ended:
                     live.calls.note_writes(main())
-                return sent.values()
+                return sent.take_values(live.calls.short.spare)
             if opened is None and presses:
                 raise KeyboardInterrupt(f"{call.function!r} was interrupted")
         left = call.retries or 0

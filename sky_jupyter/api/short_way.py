@@ -114,18 +114,19 @@ def _arguments(
     ``alone`` and ``has_own_lists`` tell that the function has no object, or no plain value, that they could share.
     """
     each = [(call.args, call.kwargs) for call in calls]
-    shares = live.calls.short.direct.is_possible
+    short = live.calls.short
+    writer = SharedWriter(MOST_ARGUMENTS, shares=short.direct.is_possible, spare=short.spare.take)
     try:
         if has_own_lists or all(_is_atom((args, *kwargs.values())) for args, kwargs in each):
             with contextlib.suppress(NotPlain):
-                return plain_pickle(each, SharedWriter(MOST_ARGUMENTS, shares=shares)), frozenset()
+                return plain_pickle(each, writer), frozenset()
         if not alone:
             return None
         label = f"an argument of {calls[0].function!r}"
         given, needs = collect_value(each, main(), live.ledger.unsent(), label=label, inline=MOST_ARGUMENTS)
         if given.buffers or needs.bindings or needs.imports or needs.call is not None:
             return None
-        writer = SharedWriter(MOST_ARGUMENTS, shares=shares)
+        writer = SharedWriter(MOST_ARGUMENTS, shares=short.direct.is_possible, spare=short.spare.take)
         writer.write(given.pickled)
         return writer.written(), needs.modules
     except TooLarge:

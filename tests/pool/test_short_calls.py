@@ -475,7 +475,7 @@ def shared_files(pid: int) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bytes are shared on Linux: run it there")
-def test_large_arguments_and_values_leave_no_file_open(pool: Pool, ways: list[str]) -> None:
+def test_large_arguments_and_values_leave_few_files_open(pool: Pool, ways: list[str]) -> None:
     ranks = [facts["pid"] for node in pool.status().values() for facts in node["ranks"].values()]
     for _ in range(5):
         assert [length(MANY) >> pool for _ in range(5)] == [len(MANY)] * 5
@@ -487,9 +487,23 @@ def test_large_arguments_and_values_leave_no_file_open(pool: Pool, ways: list[st
         gc.collect()
         # Each of two agents keeps values of 8 MB, for a connection that breaks.
         few = shared_files(pool.status()[0]["pid"]) <= 2 * ((8 << 20) // len(MANY) + 1)
-        return few and not any(map(shared_files, (os.getpid(), *ranks)))
+        # The notebook keeps some to write them again.
+        return few and shared_files(os.getpid()) <= 8 and not any(map(shared_files, ranks))
 
     wait_until(closed)
+
+
+def test_files_of_large_values_are_written_again_and_no_value_changes(pool: Pool) -> None:
+    length(MANY) @ pool
+    kept = [(number, echo(bytes([number]) * 300_000) @ pool) for number in range(5)]
+    waiting = [(number, echo(bytes([number]) * 300_000).on(number % 2) > pool) for number in range(5, 10)]
+    kept += [(number, [echo(bytes([number]) * 100_000) >> pool]) for number in range(10, 15)]
+    kept += [(number, [future.result()]) for number, future in waiting]
+    for number, values in kept:
+        assert all(set(value) == {number} for value in values)
+    with pytest.raises(ZeroDivisionError):
+        sky.function(lambda given: 1 / 0)(MANY) >> pool
+    assert echo(MANY) @ pool == [MANY, MANY]
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in an object"])

@@ -90,6 +90,8 @@ class RelayedCall:
         Ends so far: rank, event.
     joint : JointValues
         Takes the values of its ranks; None where each is told by itself.
+    room : dict
+        By rank, a file that it may write its value to.
     record : RunRecord
         Its journal, once it is opened.
     """
@@ -104,6 +106,7 @@ class RelayedCall:
     shares: bool
     left: set[int]
     joint: JointValues | None = None
+    room: dict[int, SharedBytes] = field(default_factory=dict)
     began: float = field(default_factory=time.time)
     ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     record: RunRecord | None = None
@@ -201,7 +204,9 @@ class ShortCallRelay:
             id, key, arguments, ranks, about = rest
             run = id if about.get("all") else attempt_name(id, self._agent.node, self._agent.incarnation)
             here = [rank for rank in ranks if rank in self._lanes]
-            call = RelayedCall(id, run, key, arguments, ranks, about, tell, shares, set(here), joint)
+            about = dict(about)
+            room = {rank: one for rank, one in zip(ranks, about.pop("room", ()), strict=False) if rank in here}
+            call = RelayedCall(id, run, key, arguments, ranks, about, tell, shares, set(here), joint, room)
             if len(mine) > 2 * len(self._active) + _KEPT:
                 mine &= self._active.keys()
             mine.add(run)
@@ -317,8 +322,10 @@ class ShortCallRelay:
         if call.key not in lane.known:
             lane.known.add(call.key)
             lane.line.send(frames.pack(frames.FUNCTION, call.key, self._functions[call.key]))
-        told = {"partial": self._agent.is_partial(call.ranks)}
+        told: dict[str, Any] = {"partial": self._agent.is_partial(call.ranks)}
         told |= {what: True for what in ("asks", "together") if call.about.get(what) is True}
+        if rank.number in call.room:
+            told["room"] = call.room.pop(rank.number)
         lane.line.send(*frames.pack_shared(frames.CALL, call.run, call.key, call.arguments, told))
         if interrupted:
             rank.begin_interrupt()

@@ -386,8 +386,10 @@ class SkyKernel(IPythonKernel):
         value = await (self.streamed(content) if "stream" in content else self.called(content))
         HELD.sweep(namespace)
         told = _told(before, namespace)
-        is_short = content.get("short") and len(told["writes"]) <= short_call_frames.MOST_WRITES
-        if is_short and (short := result_values.dump_short(value, short_call_frames.MOST_VALUE)) is not None:
+        short, room = None, content.pop("room", None)
+        if content.get("short") and len(told["writes"]) <= short_call_frames.MOST_WRITES:
+            short = result_values.dump_short(value, short_call_frames.MOST_VALUE, room)
+        if short is not None:
             return {"status": "ok", "bound": True, **short, **(told if told["writes"] else {})}
         return {"status": "ok", "bound": True, **told, **self.sky_values.dump(content["run"], value)}
 

@@ -1,18 +1,18 @@
 """Bytes in memory that processes of one machine share: a file without a name, of which a socket brings the descriptor.
 
 They are written once and read once, whereas a socket takes bytes in pieces and has both ends wait for each other. The
-memory is freed with the last descriptor, so that a process that is killed leaves nothing.
+memory is freed with the last descriptor, so that a process that is killed leaves nothing. A notebook keeps some files
+that everybody has read, and writes into them again: to be given the pages takes four times as long as to fill them.
 """
 
 from __future__ import annotations
 
 import array
-import fcntl
-import mmap
+import contextlib
 import os
 import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Fewer bytes are cheaper in the socket.
@@ -24,8 +24,8 @@ IS_POSSIBLE = hasattr(os, "memfd_create")
 # Descriptors that are open. A process has few, and user code needs some: with so many, no further bytes are shared.
 _open: set[int] = set()
 _MOST_OPEN = 64
-# Of Linux, in all versions of Python.
-_ADD_SEALS, _GET_SEALS, _SEAL_SHRINK = 1033, 1034, 2
+# Files that are kept for further bytes, each as large as the most that was in it.
+_MOST_SPARE = 8
 _ROOM = socket.CMSG_SPACE(MOST * array.array("i").itemsize)
 
 
@@ -54,12 +54,38 @@ class SharedBytes:
             raise ValueError(f"{self.size} bytes of shared memory were announced, and there are {len(data)}")
         return data
 
+    def detach(self) -> SharedBytes:
+        """Return the file as one without bytes; this object has none any more."""
+        spare, self.descriptor, self.size = SharedBytes(self.descriptor, 0), -1, 0
+        return spare
+
     def __del__(self) -> None:
-        _open.discard(self.descriptor)
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            _open.discard(self.descriptor)
+            os.close(self.descriptor)
 
 
 AnyBytes = bytes | SharedBytes
+
+
+class SpareFiles:
+    """Files that nobody reads any more, to be written again; any thread uses them."""
+
+    def __init__(self) -> None:
+        self._spare: list[SharedBytes] = []
+
+    def put(self, data: AnyBytes) -> None:
+        """Take the file of bytes that nobody needs any more; it is closed if there are enough."""
+        if isinstance(data, SharedBytes) and data.descriptor >= 0 and len(self._spare) < _MOST_SPARE:
+            self._spare.append(data.detach())
+
+    def take(self, most: int = 1) -> list[SharedBytes]:
+        """Return so many files, or those that there are."""
+        taken: list[SharedBytes] = []
+        with contextlib.suppress(IndexError):
+            while len(taken) < most:
+                taken.append(self._spare.pop())
+        return taken
 
 
 class TooLarge(Exception):
@@ -77,10 +103,12 @@ class SharedWriter:
         So many bytes may be written; TooLarge is raised for more.
     shares : bool
         Whether bytes may be shared.
+    spare : callable, optional
+        Returns files that may be written, if there are any.
     """
 
-    def __init__(self, most: int, *, shares: bool = True) -> None:
-        self._most, self._shares = most, shares and IS_POSSIBLE
+    def __init__(self, most: int, *, shares: bool = True, spare: Callable[[], list[SharedBytes]] = list) -> None:
+        self._most, self._shares, self._spare = most, shares and IS_POSSIBLE, spare
         self._parts: list[bytes] = []
         self._size = 0
         self._shared: SharedBytes | None = None
@@ -97,27 +125,23 @@ class SharedWriter:
             # Its memory is the pickler's.
             self._parts.append(bytes(data))
         else:
-            _write(self._shared.descriptor, data)
+            _write(self._shared, data)
         return size
 
     def _begin_sharing(self) -> None:
         try:
-            descriptor = os.memfd_create("sky-call", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            (self._shared,) = self._spare() or [SharedBytes(os.memfd_create("sky-call", os.MFD_CLOEXEC), 0)]
         except OSError:
             # There are too many open files.
             self._shares = False
             return
-        self._shared = SharedBytes(descriptor, 0)
         for part in self._parts:
-            _write(descriptor, part)
+            _write(self._shared, part)
 
     def written(self) -> AnyBytes:
         """Return what was written."""
         if self._shared is None:
             return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        # Who maps the file would crash if it became shorter.
-        fcntl.fcntl(self._shared.descriptor, _ADD_SEALS, _SEAL_SHRINK)
-        self._shared.size = self._size
         return self._shared
 
 
@@ -126,21 +150,46 @@ def own(data: AnyBytes) -> AnyBytes:
     return data if isinstance(data, SharedBytes) and len(_open) < _MOST_OPEN else bytes(data)
 
 
-def _write(descriptor: int, data: Any) -> None:
+def _write(shared: SharedBytes, data: Any) -> None:
     left = memoryview(data).cast("B")
     while left:
-        left = left[os.write(descriptor, left) :]
+        # The position of a descriptor belongs to all processes that have it.
+        written = os.pwrite(shared.descriptor, left, shared.size)
+        shared.size += written
+        left = left[written:]
+
+
+class _Reader:
+    """File for an unpickler, which reads large parts to where they are to be: a map of the file took twice as long."""
+
+    def __init__(self, shared: SharedBytes) -> None:
+        self._shared, self._at = shared, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = os.pread(self._shared.descriptor, self._most(size), self._at)
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        size = os.preadv(self._shared.descriptor, [view[: self._most(len(view))]], self._at)
+        self._at += size
+        return size
+
+    def readline(self) -> bytes:
+        """Refuse what only pickles of other protocols have."""
+        raise pickle.UnpicklingError("shared bytes are no pickle of protocol 5")
+
+    def _most(self, size: int) -> int:
+        left = len(self._shared) - self._at
+        return left if size < 0 else min(size, left)
 
 
 def loads(data: AnyBytes) -> Any:
-    """Unpickle bytes; ValueError if shared ones are not as many as they should be."""
+    """Unpickle bytes; EOFError, or another error of pickle's, if shared ones are fewer than they should be."""
     if not isinstance(data, SharedBytes):
         return pickle.loads(data)
-    is_sealed = fcntl.fcntl(data.descriptor, _GET_SEALS) & _SEAL_SHRINK
-    if not is_sealed or os.fstat(data.descriptor).st_size < len(data):
-        raise ValueError("shared bytes are not sealed, or fewer than was said")
-    with mmap.mmap(data.descriptor, len(data), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-        return pickle.loads(view)
+    return pickle.load(_Reader(data))
 
 
 def send(connected: socket.socket, data: bytes | memoryview, shared: Sequence[SharedBytes]) -> int:

@@ -25,6 +25,7 @@ FUNCTION = 0
 # A function that is not called any more: [FORGET, key].
 FORGET = 1
 # To an agent: [CALL, id, key, arguments, ranks, about]; to a rank: [CALL, run, key, arguments, about].
+# ``about`` may have the room for a value, shared bytes that are to be written: of the first ranks, or of the rank.
 CALL = 2
 
 # The value of a call that printed nothing. From a rank: [DONE, run, elapsed, value, type]; from an agent:

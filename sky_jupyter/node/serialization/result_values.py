@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ...util.text import format_size
-from ..protocol.shared_bytes import AnyBytes, SharedWriter, TooLarge
+from ..protocol.shared_bytes import AnyBytes, SharedBytes, SharedWriter, TooLarge
 from ..runtime.instance_info import instance_info
 from . import pickling, sharded_arrays, unpicklable_placeholders
 
@@ -107,14 +107,16 @@ def _pickled(value: Any, writer: SharedWriter) -> AnyBytes:
     return writer.written()
 
 
-def dump_short(value: Any, limit: int) -> dict[str, Any] | None:
+def dump_short(value: Any, limit: int, room: SharedBytes | None = None) -> dict[str, Any] | None:
     """Return the fields of a short call's end for a value: its type and its pickle, as bytes, which may be shared.
 
-    Returns None for one that is larger than ``limit``, or cannot be sent as it is.
+    Those that are shared are written to ``room``, if there is such a file. Returns None for a value that is larger than
+    ``limit``, or cannot be sent as it is.
     """
+    writer = SharedWriter(limit, spare=lambda: [room] if room is not None else [])
     try:
         is_small = type(value) in _PLAIN and (type(value) not in (str, bytes) or len(value) < _SMALL_TEXT)
-        pickled = pickle.dumps(value, 5) if is_small else _pickled(value, SharedWriter(limit))
+        pickled = pickle.dumps(value, 5) if is_small else _pickled(value, writer)
     except KeyboardInterrupt:
         raise
     except BaseException:

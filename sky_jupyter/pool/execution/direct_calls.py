@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
+from ...node.protocol.shared_bytes import SpareFiles
 from ..base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class CallsContext(Protocol):
     """Short calls of a pool, as direct ones use them."""
 
     pool: TaskContext
+    spare: SpareFiles
 
     @property
     def is_idle(self) -> bool:
@@ -126,6 +128,8 @@ class DirectCalls:
         elif not supervisor.take_turn_directly():
             return False
         call.began = time.perf_counter()
+        if call.function.has_large_values:
+            call.room = short.spare.take(len(ranks))
         if not line.send(*call.packed(line.known, ranks, here=True)):
             line.known.discard(call.function.key)
             if call.everywhere:

@@ -12,7 +12,7 @@ from typing import Any
 from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
 from ...node.protocol.journal_events import checked
-from ...node.protocol.shared_bytes import AnyBytes, SharedBytes
+from ...node.protocol.shared_bytes import AnyBytes, SharedBytes, SpareFiles
 from ..base.events import ignore
 from ..base.timeouts import TIMEOUTS
 from ..runs.result import CellResult, Outcome
@@ -96,6 +96,8 @@ class ShortCall:
         Whether ranks may have begun it.
     dropped : bool
         Whether it was given up before it was sent.
+    room : list of SharedBytes
+        Files that its ranks may write their values to, for the first of them.
     incarnations : dict
         Of the agents that it was sent to, by node.
     everywhere : bool
@@ -112,6 +114,7 @@ class ShortCall:
         self.left = set(ranks)
         self.results: dict[int, ShortResult] = {}
         self.opened = self.sent = self.dropped = False
+        self.room: list[SharedBytes] = []
         self.incarnations: dict[int, str] = {}
         self.began = time.perf_counter()
         # No Event: an interrupt inside of one may leave it locked.
@@ -123,6 +126,13 @@ class ShortCall:
     def values(self) -> list[Any]:
         """Return the values of a call that is over, in the order of ranks."""
         return [one.value() for _, one in sorted(self.results.items())]
+
+    def take_values(self, spare: SpareFiles) -> list[Any]:
+        """Return the values of a call that is over, once; give away the files that they came in."""
+        values = self.values()
+        for one in self.results.values():
+            spare.put(one.pickled)
+        return values
 
     def run_of_writes(self) -> Run | None:
         """Return a run that has assigned what this call, which is over, has; None if that is nothing."""
@@ -161,7 +171,9 @@ class ShortCall:
             known.add(warm.key)
             before = frames.pack(frames.FUNCTION, warm.key, warm.content)
         arguments = self.arguments if here else bytes(self.arguments)
-        packed, shared = frames.pack_shared(frames.CALL, self.id, warm.key, arguments, ranks, self.about)
+        about = {**self.about, "room": self.room} if self.room else self.about
+        packed, shared = frames.pack_shared(frames.CALL, self.id, warm.key, arguments, ranks, about)
+        self.room = []
         return before + packed, shared
 
     def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
@@ -173,6 +185,7 @@ class ShortCall:
         own = shared_bytes.own(pickled)
         self.results[rank] = ShortResult(rank, rank // per_node, float(elapsed), own, str(name), *map(dict, writes))
         self.function.note(float(elapsed))
+        self.function.has_large_values = isinstance(own, SharedBytes)
         return True
 
     @property
@@ -202,6 +215,8 @@ class WarmFunction:
         self.key, self.bundle, self.content = key, bundle, content
         # The seconds that a call takes, of late; None before one has ended.
         self.seconds: float | None = None
+        # Whether the latest value was shared.
+        self.has_large_values = False
 
     @property
     def ahead(self) -> int:

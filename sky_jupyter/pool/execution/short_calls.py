@@ -21,6 +21,7 @@ from ...capture.ledger import Ledger
 from ...capture.unchanged_functions import Unchanged
 from ...node.protocol import short_call_frames as frames
 from ...node.protocol.agent_process import process_of
+from ...node.protocol.shared_bytes import SpareFiles
 from ...util.background_tasks import BackgroundTasks
 from ...util.text import format_ranks
 from ..base.event_loop import loop
@@ -120,6 +121,8 @@ class ShortCalls:
         # Processes of agents that are not on this machine.
         self._not_here: set[str] = set()
         self._background = BackgroundTasks()
+        # Of arguments and values.
+        self.spare = SpareFiles()
         self.direct = DirectCalls(self)
 
     # -- any thread --------------------------------------------------------------------------------
@@ -276,6 +279,9 @@ class ShortCalls:
 
     def note(self, call: ShortCall) -> None:
         """Note a call that is over."""
+        # Its ranks have read them, and nobody makes it again.
+        self.spare.put(call.arguments)
+        call.arguments = b""
         if (run := call.run_of_writes()) is not None:
             self.pool.supervisor.turns.note_wrote(run.writes)
             self._wrote(run)
@@ -578,6 +584,7 @@ class ShortCalls:
     def close(self) -> None:
         """Close the channels."""
         self.direct.close()
+        self.spare = SpareFiles()
         for channel in set(self._channels.values()):
             channel.close()
 
