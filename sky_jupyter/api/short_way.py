@@ -147,7 +147,10 @@ def run(live: Pool, sent: ShortCall, take_up: Callable[[], T]) -> tuple[int, T |
     # No interrupt comes between these: a rank would go on with nobody to stop it.
     with counting_interrupts() as presses:
         short = live.calls.short
-        if not short.direct.make(sent, presses):
+        if short.direct.make(sent, presses):
+            if not sent.opened:
+                short.note(sent)
+        else:
             short.send(sent)
             while not sent.lock.acquire(timeout=_TICK):
                 if presses:

@@ -44,6 +44,7 @@ _CELL_NOT_CODE |= {"script", "sh", "svg", "sx", "system", "writefile"}
 _LINE_NAMES = {"pinfo", "pinfo2", "pdef", "pdoc", "psource", "pfile", "page", "edit", "store"}
 _SHELL = {"!", "sx", "system", "getoutput", "getoutput_pexpect", "system_piped", "system_raw"}
 _OUTPUTS = re.compile(r"--(?:out|err|proc)[\s=]+([A-Za-z_]\w*)")
+_SHOWING = {"print", "display", "input", "help", "breakpoint", "get_ipython"}
 _NAMESPACES = {"globals", "locals", "vars", "dir"}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, *_COMPREHENSIONS)
@@ -79,6 +80,8 @@ class CellNames:
         Names read by the code of each function and class that the cell defines.
     attributes : frozenset of str
         Attribute names in the code, for finding submodules.
+    shows : bool
+        Whether the cell most likely prints, shows or asks something: it ends with an expression, or names what does so.
     """
 
     reads: frozenset[str]
@@ -89,6 +92,7 @@ class CellNames:
     dropped: frozenset[str] = frozenset()
     uses: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
     attributes: frozenset[str] = frozenset()
+    shows: bool = True
 
 
 def analyse(source: str) -> CellNames:
@@ -112,6 +116,7 @@ def analyse(source: str) -> CellNames:
         dropped=frozenset(flow.dropped),
         uses={name: frozenset(uses) for name, uses in flow.uses.items()},
         attributes=frozenset(flow.attributes),
+        shows=not _SHOWING.isdisjoint(reads) or (bool(tree.body) and isinstance(tree.body[-1], ast.Expr)),
     )
 
 

@@ -37,6 +37,7 @@ from .execution.input_replies import answer_questions
 from .execution.orphaned_runs import take_stock
 from .execution.parallel_loops import Call, PoolExecutor
 from .execution.short_call import ShortCall
+from .execution.short_cell import ShortCell
 from .execution.supervisor import Supervisor
 from .execution.task_context import FunctionBundle
 from .execution.tasks import PoolTasks, TaskRequest, TaskRun
@@ -230,6 +231,7 @@ class Pool:
         asks: bool = False,
         apart: bool = False,
         pager: int | None = None,
+        attended: bool = False,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
@@ -260,6 +262,9 @@ class Pool:
             Whether the ranks' work is in processes of their own; see `Run`.
         pager : int, optional
             The rank that shows what ``name?`` finds, by default the first of the ranks.
+        attended : bool
+            Whether it is attended at once. Then a cell that does not look as if it showed something goes the short way:
+            if it takes a moment only, it is over when this returns.
         listener : callable
             Receives the run's events.
         on_send : callable
@@ -278,7 +283,7 @@ class Pool:
         first = min(run.outcomes) if pager is None else pager
         asking = self._asking(run, asks=asks)
         content = {"kind": "cell", "code": code, "count": count, "pager": first, **shipped, **asking}
-        return self._begin(run, content, code, grace, timeout)
+        return self._begin(run, content, code, grace, timeout, attended=attended and not apart and not capture.names.shows)
 
     def begin_call(
         self,
@@ -432,7 +437,16 @@ class Pool:
         answer_questions(run, self.supervisor, self.ask)
         return {"asks": True}
 
-    def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
+    def _begin(
+        self,
+        run: Run,
+        content: dict[str, Any],
+        code: str,
+        grace: float,
+        timeout: float | None,
+        *,
+        attended: bool = False,
+    ) -> Run:
         run.code, run.count = code, int(content.get("count", 0))
         run.title = run.title or (f"In[{run.count}]" if run.count > 0 else "")
         # An interrupt within this block would leave a run that nothing waits for or stops.
@@ -440,13 +454,42 @@ class Pool:
             self.current = run
             self.events.add(run.events)
             self.register([run])
-            # Send the cell first: recording it would delay that.
-            run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
-            self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
+            if attended and not timeout and self._may_be_direct(run):
+                self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
+                self._run_directly(run, content, grace, presses)
+            else:
+                # Send the cell first: recording it would delay that.
+                run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
+                self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
         if presses:
             run.early = True
             self.press(run, len(presses))
         return run
+
+    def _may_be_direct(self, run: Run) -> bool:
+        """Return whether a cell may go the short way; connect to the agents for it, unless that was done."""
+        short = self.calls.short
+        if not short.direct.is_possible:
+            short.connect()
+            return False
+        return short.is_idle and run.shape == self.control.shape and not self.watchdog.troubles
+
+    def _run_directly(self, run: Run, content: dict[str, Any], grace: float, presses: list[object]) -> None:
+        """Run a cell on the short way; it goes on on the long one if it is not over in a moment."""
+        begin = {"code": run.code, "grace": grace, "timeout": None, "began": time.time(), "apart": False}
+        cell, short = ShortCell(run, content, begin), self.calls.short
+        run.start_clock()
+        if not short.direct.make(cell, presses):
+            run.task = loop().submit(self.supervisor.execute(run, content, grace, None))
+        elif cell.opened:
+            run.incarnations = cell.incarnations
+            run.task = loop().submit(self.supervisor.execute_opened(run, content, grace, None, cell.ends))
+            run.task.add_done_callback(lambda _: short.release(cell))
+        else:
+            for rank, end in cell.ends.items():
+                run.take_end(rank, end)
+            self.supervisor.turns.note_wrote(run.capture.names.sure.union(run.writes))
+            run.task.set_result(None)
 
     def register(self, runs: Sequence[Run]) -> None:
         """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""

@@ -141,6 +141,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
                 asks=tape is None and cell.script is None and can_ask(),
                 apart=cell.script is not None,
                 pager=min(cell.shown, default=None),
+                attended=tape is None,
                 listener=listener,
                 on_send=late.on_event,
                 tick=late.refresh,

@@ -34,7 +34,7 @@ from ..dask.user_cluster import UserDaskProcesses
 from ..files.blob_cache import places
 from ..files.file_calls import FileService
 from ..journal.journal import Journal
-from ..journal.run_record import RunRecord, part_of
+from ..journal.run_record import RunRecord, kept_content, part_of
 from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
 from ..kernel.script_run import DEVICES
@@ -533,7 +533,8 @@ class Agent:
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
         """Add a rank's event to its run's journal and forward it."""
         record = self.runs.get(run)
-        if record is None and self.open_short(run):
+        is_told = record is None and event["kind"] == "end" and self.short.tell_end(rank, run, event)
+        if record is None and not is_told and self.open_short(run):
             record = self.runs[run]
         if event["kind"] == "end":
             self.tasks.on_end(run, event)
@@ -704,8 +705,7 @@ class Agent:
         chosen = self.mine(ranks)
         mine = [rank.number for rank in chosen]
         shape = self.config.shape
-        # The notebook's settings include environment variables, which may be secret: they are not stored.
-        kept = {key: value for key, value in content.items() if key != "settings"}
+        kept = kept_content(content)
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
         # Who asks for it knows how it begins: of very many nodes, that would be most of what they answer.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tornado.iostream import StreamClosedError
 
 from ...util.free_locks import taken_now
+from ..journal.run_record import kept_content
 from ..protocol import shared_bytes
 from ..protocol import short_call_frames as frames
 from ..protocol.shared_bytes import AnyBytes, SharedBytes
@@ -60,7 +61,7 @@ class JointValues:
         self._values: list[tuple[Any, ...]] = []
         self._shared = 0
 
-    def add(self, rank: int, elapsed: float, pickled: AnyBytes, *more: Any) -> None:
+    def add(self, rank: int, elapsed: float, pickled: AnyBytes | None, *more: Any) -> None:
         """Take a rank's value, and tell all if it is the last, or a message cannot have more shared ones."""
         self._values.append((rank, elapsed, pickled, *more))
         self._left -= 1
@@ -92,6 +93,8 @@ class RelayedCall:
         Takes the values of its ranks; None where each is told by itself.
     room : dict
         By rank, a file that it may write its value to.
+    cell : dict
+        The request to its ranks, if it is a cell.
     record : RunRecord
         Its journal, once it is opened.
     """
@@ -107,9 +110,15 @@ class RelayedCall:
     left: set[int]
     joint: JointValues | None = None
     room: dict[int, SharedBytes] = field(default_factory=dict)
+    cell: dict[str, Any] | None = None
     began: float = field(default_factory=time.time)
     ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     record: RunRecord | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of its ranks' values."""
+        return sum(len(end.get("pickled") or end.get("value") or "") for _, end in self.ends)
 
 
 class _Lane:
@@ -147,6 +156,7 @@ class ShortCallRelay:
         self._active: dict[str, RelayedCall] = {}
         self._over: OrderedDict[str, RelayedCall] = OrderedDict()
         self._over_bytes = 0
+        self._last_cell = ""
         # Close the connections to notebooks on this machine.
         self.closers: set[Callable[[], None]] = set()
 
@@ -179,6 +189,9 @@ class ShortCallRelay:
         """Have the calls of a notebook go on with journals, as its channel has closed."""
         for run in mine & self._active.keys():
             self.open(run)
+        if self._last_cell in mine:
+            # The notebook may not have heard of its end.
+            self.open(self._last_cell)
 
     def take(
         self, frame: list[Any], tell: Tell, mine: set[str], joint: JointValues | None = None, *, shares: bool = True
@@ -206,7 +219,8 @@ class ShortCallRelay:
             here = [rank for rank in ranks if rank in self._lanes]
             about = dict(about)
             room = {rank: one for rank, one in zip(ranks, about.pop("room", ()), strict=False) if rank in here}
-            call = RelayedCall(id, run, key, arguments, ranks, about, tell, shares, set(here), joint, room)
+            cell = about.pop("cell", None)
+            call = RelayedCall(id, run, key, arguments, ranks, about, tell, shares, set(here), joint, room, cell)
             if len(mine) > 2 * len(self._active) + _KEPT:
                 mine &= self._active.keys()
             mine.add(run)
@@ -240,8 +254,8 @@ class ShortCallRelay:
 
     def _begin(self, call: RelayedCall, here: Sequence[int]) -> None:
         lanes = [self._lanes[rank] for rank in here]
-        known = call.run in self._active or call.run in self._agent.runs or call.key not in self._functions
-        known = known or call.id in self._tasks.cancelled
+        known = call.run in self._active or call.run in self._agent.runs or call.id in self._tasks.cancelled
+        known = known or (call.cell is None and call.key not in self._functions)
         if known or not all(lane.rank.entered and self._connect(lane) for lane in lanes):
             call.tell(frames.pack(frames.REFUSED, call.id))
             return
@@ -317,6 +331,9 @@ class ShortCallRelay:
             return False
         assert lane.line is not None
         lane.running, rank.busy_with = call, call.run
+        if call.cell is not None:
+            self._agent.background(self._request(lane, call, call.cell, interrupted=interrupted))
+            return True
         rank.begun.clear()
         rank.short_ends[call.run] = lambda event: self._on_long_end(lane, call, event)
         if call.key not in lane.known:
@@ -329,6 +346,28 @@ class ShortCallRelay:
         lane.line.send(*frames.pack_shared(frames.CALL, call.run, call.key, call.arguments, told))
         if interrupted:
             rank.begin_interrupt()
+        return True
+
+    async def _request(self, lane: _Lane, call: RelayedCall, cell: dict[str, Any], *, interrupted: bool) -> None:
+        """Have a rank run a cell, as a request; the rank's turn is this lane's."""
+        self._last_cell = call.run
+        content = {**cell, "partial": self._agent.is_partial(call.ranks)}
+        end = await lane.rank.send_request(call.run, content, interrupted=interrupted)
+        self._end(lane, call, end)
+        self._free(lane)
+
+    def tell_end(self, rank: int, run: str, end: dict[str, Any]) -> bool:
+        """Tell the notebook the end of a cell without a journal; return False for one that has more to tell."""
+        call = self._active.get(run)
+        if call is None or call.cell is None or end.get("status") != "ok" or end.get("ended"):
+            return False
+        if len(end.get("value") or "") > frames.MOST_VALUE or len(end.get("writes") or ()) > frames.MOST_WRITES:
+            return False
+        elapsed = float(end.get("elapsed") or 0.0)
+        if call.joint is not None:
+            call.joint.add(rank, elapsed, None, "", end)
+        else:
+            call.tell(frames.pack(frames.DONE, call.id, rank, elapsed, None, "", end))
         return True
 
     def _on_answer(self, lane: _Lane, frame: list[Any]) -> None:
@@ -369,10 +408,10 @@ class ShortCallRelay:
         call.arguments = b""
         if call.record is None:
             self._over[call.run] = call
-            self._over_bytes += sum(len(one["pickled"]) for _, one in call.ends)
+            self._over_bytes += call.size
             while len(self._over) > _KEPT or self._over_bytes > _KEPT_BYTES:
                 _, old = self._over.popitem(last=False)
-                self._over_bytes -= sum(len(one["pickled"]) for _, one in old.ends)
+                self._over_bytes -= old.size
 
     def _free(self, lane: _Lane) -> None:
         lane.running, lane.rank.busy_with = None, None
@@ -389,18 +428,20 @@ class ShortCallRelay:
         if call.record is not None:
             return True
         if run not in self._active:
-            self._over_bytes -= sum(len(one["pickled"]) for _, one in call.ends)
+            self._over_bytes -= call.size
         mine = sorted({*call.left, *(rank for rank, _ in call.ends)})
         begin: dict[str, Any] = {"kind": "begin", "ranks": call.ranks, "mine": mine, "began": call.began}
         begin |= {"shape": self._agent.config.shape, "code": call.about.get("title", "")}
         if not call.about.get("all"):
             begin["call"] = call.id
         begin |= call.about.get("begin") or {}
+        if call.cell is not None:
+            begin["content"] = kept_content(call.cell)
         record = call.record = self._agent.open(run, mine, begin)
         record.replied = True
         record.answered_by = self._agent.manager if call.about.get("asks") is True else None
         for rank, end in call.ends:
-            record.add(rank, {**frames.long_end(dict(end)), "t": time.time()})
+            record.add(rank, {"t": time.time(), **(frames.long_end(dict(end)) if "pickled" in end else end)})
         call.ends = []
         if call.left:
             call.tell(frames.pack(frames.OPENED, call.id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +194,8 @@ def _size(event: dict[str, Any]) -> int:
     data = event.get("data")
     values = data.values() if isinstance(data, dict) else ()
     return 100 + sum(len(value) if isinstance(value, str) else _CHUNK // 16 for value in values)
+
+
+def kept_content(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is stored of a request's content: the notebook's settings may hold secrets in variables."""
+    return {key: value for key, value in content.items() if key != "settings"}

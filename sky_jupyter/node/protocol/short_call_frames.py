@@ -25,12 +25,13 @@ FUNCTION = 0
 # A function that is not called any more: [FORGET, key].
 FORGET = 1
 # To an agent: [CALL, id, key, arguments, ranks, about]; to a rank: [CALL, run, key, arguments, about].
+# A cell has no key, and ``about`` has its request: it goes to its ranks as any request.
 # ``about`` may have the room for a value, shared bytes that are to be written: of the first ranks, or of the rank.
 CALL = 2
 
 # The value of a call that printed nothing. From a rank: [DONE, run, elapsed, value, type]; from an agent:
 # [DONE, id, rank, elapsed, value, type]. After it comes what the call has assigned, if anything: {field: value}, as in
-# the ends of journals.
+# the ends of journals. Of a cell that is the whole end, and there is no value.
 DONE = 3
 # Agent to notebook. It goes on the long way, with a journal: [OPENED, id]. It was not begun here: [REFUSED, id].
 OPENED = 4

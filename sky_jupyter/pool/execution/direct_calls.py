@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
-from ...node.protocol.shared_bytes import SpareFiles
+from ...node.protocol.shared_bytes import AnyBytes, SharedBytes, SpareFiles
 from ..base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
-    from .short_call import ShortCall
     from .short_call_channels import CallChannel, DirectLine
     from .task_context import TaskContext
 
@@ -25,6 +25,68 @@ _log = logging.getLogger(__name__)
 _TICK = TIMEOUTS.polls.direct_calls
 # Bytes of arguments that are sent at once: larger ones do not fit into a socket, unless they are shared.
 _MOST = frames.MOST_ARGUMENTS if shared_bytes.IS_POSSIBLE else 1 << 16
+
+
+class DirectCall(Protocol):
+    """A call or cell, as it is made directly.
+
+    Attributes
+    ----------
+    id : str
+        Its id, which it keeps where it is opened.
+    ranks, left : list of int, set of int
+        Its ranks; those that it waits for.
+    arguments : bytes or SharedBytes
+        What is sent besides the frame.
+    room : list of SharedBytes
+        Files that its ranks may write their values to.
+    incarnations : dict of int to str
+        Of the agents that it was sent to, by node.
+    sent, opened : bool
+        Whether ranks may have begun it; whether it goes on on the long way.
+    began : float
+        When it was sent.
+    """
+
+    id: str
+    ranks: list[int]
+    left: set[int]
+    room: list[SharedBytes]
+    incarnations: dict[int, str]
+    sent: bool
+    opened: bool
+    began: float
+
+    @property
+    def arguments(self) -> AnyBytes: ...
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it takes the turn of cells and of calls of all ranks."""
+        ...
+
+    @property
+    def key(self) -> bytes:
+        """The key of its function; of no meaning if it has none."""
+        ...
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether its ranks are to be sent files for their values."""
+        ...
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes longer than it may on the short way."""
+        ...
+
+    def packed(self, known: set[bytes], ranks: list[int], *, here: bool) -> tuple[bytes, list[SharedBytes]]:
+        """Return its frames, and the shared bytes in the last of them."""
+        ...
+
+    def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
+        """Take what an agent tells of a rank; return False if it is not one of these nodes that is waited for."""
+        ...
 
 
 class CallsContext(Protocol):
@@ -42,12 +104,8 @@ class CallsContext(Protocol):
         """Return how many calls a rank has to do."""
         ...
 
-    def take_over(self, call: ShortCall) -> None:
+    def take_over(self, call: DirectCall) -> None:
         """Count a call that was made directly, and goes on on the long way."""
-        ...
-
-    def note(self, call: ShortCall) -> None:
-        """Note a call that is over."""
         ...
 
 
@@ -87,12 +145,12 @@ class DirectCalls:
 
     # -- any thread --------------------------------------------------------------------------------
 
-    def make(self, call: ShortCall, presses: list[object]) -> bool:
+    def make(self, call: DirectCall, presses: list[object]) -> bool:
         """Make a call, until it is over or opened; return False for one that is to be sent by the loop.
 
         Parameters
         ----------
-        call : ShortCall
+        call : ShortCall or ShortCell
             The call.
         presses : list
             Has an item once the call is to be stopped.
@@ -110,7 +168,7 @@ class DirectCalls:
             self.rank = -1
             self._lock.release()
 
-    def _make(self, call: ShortCall, presses: list[object]) -> bool:
+    def _make(self, call: DirectCall, presses: list[object]) -> bool:
         short = self._short
         pool, supervisor = short.pool, short.pool.supervisor
         if not short.is_idle:
@@ -128,10 +186,10 @@ class DirectCalls:
         elif not supervisor.take_turn_directly():
             return False
         call.began = time.perf_counter()
-        if call.function.has_large_values:
+        if call.wants_room:
             call.room = short.spare.take(len(ranks))
         if not line.send(*call.packed(line.known, ranks, here=True)):
-            line.known.discard(call.function.key)
+            line.known.discard(call.key)
             if call.everywhere:
                 supervisor.leave_turn_directly()
             return False
@@ -146,10 +204,9 @@ class DirectCalls:
             return True
         if call.everywhere:
             supervisor.leave_turn_directly()
-        short.note(call)
         return True
 
-    def _rank_for(self, call: ShortCall) -> list[int]:
+    def _rank_for(self, call: DirectCall) -> list[int]:
         """Return the rank that is to run a call, as a list; empty if none is free."""
         short, busy = self._short, self._short.pool.supervisor.busy_ranks()
         for rank in call.ranks or range(short.pool.spec.world_size):
@@ -157,7 +214,7 @@ class DirectCalls:
                 return [rank]
         return []
 
-    def _await(self, call: ShortCall, line: DirectLine, per_node: int) -> None:
+    def _await(self, call: DirectCall, line: DirectLine, per_node: int) -> None:
         """Take what comes next on a line; frames of other calls are of no interest any more."""
         try:
             for kind, id, *rest in line.receive(_TICK):
@@ -172,7 +229,7 @@ class DirectCalls:
                     call.sent = kind == frames.OPENED or call.everywhere
                     if kind == frames.REFUSED:
                         # It may be the function that is not known there.
-                        line.known.discard(call.function.key)
+                        line.known.discard(call.key)
         except Exception as error:
             # Agents are untrusted input.
             _log.warning("a frame of agents cannot be read: %s: %s", type(error).__name__, error)

@@ -189,6 +189,16 @@ class ShortCall:
         return True
 
     @property
+    def key(self) -> bytes:
+        """The key of its function."""
+        return self.function.key
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether its ranks are to be sent files for their values."""
+        return self.function.has_large_values
+
+    @property
     def title(self) -> str:
         """The name of its function."""
         return str(self.about["title"])

@@ -28,7 +28,7 @@ from ..base.event_loop import loop
 from ..base.events import Listener
 from ..base.timeouts import TIMEOUTS
 from ..runs.run import Run
-from .direct_calls import DirectCalls
+from .direct_calls import DirectCall, DirectCalls
 from .short_call import ShortCall, WarmFunction
 from .short_call_channels import CallChannel, DirectLine, LocalCallChannel, RemoteCallChannel, connect_here
 from .task_context import FunctionBundle, TaskContext
@@ -250,7 +250,7 @@ class ShortCalls:
             self._is_woken = True
             loop().loop.call_soon_threadsafe(self._flush)
 
-    def release(self, call: ShortCall) -> None:
+    def release(self, call: DirectCall) -> None:
         """Note that a call which was opened is over."""
 
         def release() -> None:
@@ -299,7 +299,7 @@ class ShortCalls:
             return False
         return self.are_possible and self._client is self.pool.control.client
 
-    def take_over(self, call: ShortCall) -> None:
+    def take_over(self, call: DirectCall) -> None:
         """Count a call that was made directly, and goes on on the long way."""
 
         def take_over() -> None:
@@ -307,6 +307,18 @@ class ShortCalls:
                 self._load[rank] = self._load.get(rank, 0) + 1
 
         loop().loop.call_soon_threadsafe(take_over)
+
+    def connect(self) -> None:
+        """Connect to the agents of the pool, if they are on this machine: cells go there only if that is done."""
+
+        def connect() -> None:
+            if self.are_possible:
+                self._flush()
+                if not (self._channels or self._dialing or self._not_here):
+                    self._dialing[0] = []
+                    self._background.start(self._dial(0))
+
+        loop().loop.call_soon_threadsafe(connect)
 
     def open(self, call: ShortCall) -> None:
         """Have a call go on on the long way, unless it is over."""
@@ -404,7 +416,7 @@ class ShortCalls:
         """Open the channel to a node, or to all of its process; send what waits for it."""
         process = self._process_of(node)
         is_reached = process not in self._not_here and await self._dial_here(node, process)
-        if process in self._not_here:
+        if process in self._not_here and self._dialing[node]:
             is_reached = await self._dial_agent(node)
         per_node = self.pool.spec.ranks_per_node
         for call in self._dialing.pop(node):
