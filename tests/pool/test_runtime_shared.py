@@ -267,6 +267,7 @@ def test_others_who_wait_at_a_barrier_are_ended_when_a_rank_fails_and_say_where_
 ) -> None:
     code = f"""
 import os, time
+sky.counter("epoch").get()
 if sky.instance_info().rank == 1:
     while not os.path.exists({str(tmp_path / "go")!r}): time.sleep(0.02)
     1 / 0
@@ -274,7 +275,7 @@ sky.barrier("epoch").wait()
 """
     run = started(pool, code, grace=0.2)
     others = 'ranks 0, 2-3 are at `sky.barrier("epoch").wait()`'
-    wait_until(lambda: (text := str(pool.where())).startswith(others) and "agent_channel.py" in text)
+    wait_until(lambda: (text := str(pool.where())).startswith(others) and "direct_requests.py" in text)
     (tmp_path / "go").touch()
     with pytest.raises(CellError) as caught:
         pool.attend(run)
@@ -324,6 +325,59 @@ def test_functions_share_as_cells_do(compute: sky.Compute) -> None:
     assert count(list(range(10))) @ compute == [10] * 4
 
 
+def test_a_rank_that_is_killed_in_a_wait_leaves_the_item_to_others(pool: Pool, compute: sky.Compute) -> None:
+    code = """
+import os
+sky.dict("fatal")["pid"] = os.getpid()
+sky.queue("fatal").get()
+"""
+    run = started(pool, code, ranks=[1])
+    wait_until(lambda: "pid" in compute.dict("fatal") and "rank 1 is at `sky.queue(" in str(pool.where()))
+    os.kill(compute.dict("fatal")["pid"], signal.SIGKILL)
+    with pytest.raises(CellError, match="killed by SIGKILL"):
+        pool.attend(run)
+    fatal = compute.queue("fatal")
+    fatal.put("item")
+    assert fatal.get(timeout=60) == "item"
+
+
+def test_threads_of_a_rank_wait_beside_each_other(pool: Pool) -> None:
+    code = """
+import threading
+rank = sky.instance_info().rank
+mine, got = sky.queue(f"threads-{rank}"), []
+threads = [threading.Thread(target=lambda: got.append(mine.get())) for _ in range(8)]
+for thread in threads: thread.start()
+for number in range(8): mine.put(number)
+for thread in threads: thread.join()
+sorted(got)
+"""
+    assert cell(pool, code) == [list(range(8))] * 4
+
+
+def test_ranks_and_notebook_ask_the_scheduler_of_their_machine_by_its_socket(pool: Pool, compute: sky.Compute) -> None:
+    def connections() -> int:
+        """Return how many there are, without the socket that listens."""
+        found = scheduler_of(pool).net_connections("unix")
+        return sum(one.laddr.endswith("/names") for one in found) - 1
+
+    assert (Path(pool.hosts[0].folder) / "names").stat().st_mode & 0o777 == 0o600
+    cell(pool, 'sky.counter("directly").add()\nsky.counter("directly").add()')
+    compute.counter("directly").add()
+    assert compute.counter("directly").add() == 10
+    assert connections() >= 5
+    scheduler_of(pool).kill()
+    with pytest.raises(sky.PoolError, match="was restarted"):
+        compute.counter("directly").get()
+    assert compute.counter("directly").add() == 1
+    assert compute.counter("directly").add() == 2
+    with pytest.raises(CellError, match="was restarted"):
+        cell(pool, 'sky.counter("directly").add()')
+    cell(pool, 'sky.counter("directly").add()\nsky.counter("directly").add()')
+    assert compute.counter("directly").add() == 11
+    assert connections() >= 5
+
+
 def test_a_subprocess_of_a_rank_is_told_that_it_is_none(pool: Pool) -> None:
     code = """
 import subprocess, sys
@@ -333,7 +387,7 @@ subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).
     assert "only the rank's own process can ask its pool" in str(cell(pool, code)[0])
 
 
-def test_a_rank_has_neither_keys_nor_a_connection_to_the_scheduler(pool: Pool) -> None:
+def test_a_rank_has_neither_keys_nor_dask(pool: Pool) -> None:
     code = """
 import os, sys
 sky.counter("clean").add()

@@ -42,6 +42,7 @@ from ..protocol import agent_process, debug_messages
 from ..protocol.host_config import CONFIG, HostConfig, member_name
 from ..protocol.journal_events import error_text
 from ..protocol.rpc import REPLACED, AgentCall
+from ..protocol.shared_state_frames import socket_of
 from ..protocol.version import PROTOCOL
 from ..runtime import rank_environment
 from ..runtime.instance_info import PLAIN, InstanceInfo
@@ -171,7 +172,7 @@ class Agent:
         self.inputs = InputRelay(self)
         self.terminals = TerminalService(self.ranks, self.folder)
         self.debugging = DebugRelay(self)
-        self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape))
+        self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape), socket_of(pool_folder))
         self.interruptions = InterruptionWatch(config.notice, node, self.ranks.values, self.on_notice)
         for number, rank in self.ranks.items():
             rank.on_ask = functools.partial(self.on_ask, rank)

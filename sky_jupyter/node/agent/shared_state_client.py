@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...util.background_tasks import BackgroundTasks
 from ..protocol import rpc
 from ..protocol.rpc import AgentCall
+from ..protocol.shared_state_frames import failed
 
 _PAUSE = 0.1
 # Sends an answer to a rank's kernel.
@@ -42,10 +44,12 @@ class SharedStateProxy:
         The agent's incarnation.
     name : str
         The agent's name in the control plane.
+    direct : str
+        Path of the scheduler's socket, if it is on this machine.
     """
 
-    def __init__(self, incarnation: str, name: str) -> None:
-        self._incarnation, self._name = incarnation, name
+    def __init__(self, incarnation: str, name: str, direct: str) -> None:
+        self._incarnation, self._name, self._direct = incarnation, name, direct
         self._scheduler: Any = None
         self._up = asyncio.Event()
         # Pending requests, by kernel and id.
@@ -77,14 +81,20 @@ class SharedStateProxy:
             self._tasks.start(self._call(rpc.SHARED_CANCEL, ask=id))
         elif isinstance(what, dict):
             epoch = what.pop("epoch", None)
-            mine[id] = self._tasks.start(self._share(mine, id, tell, who=who, what=what, data=data, epoch=epoch))
+            mine[id] = self._tasks.start(self._share(mine, id, tell, who, what=what, data=data, epoch=epoch))
 
-    async def _share(self, mine: dict[str, Any], id: str, tell: Tell, **request: Any) -> None:
+    async def _share(self, mine: dict[str, Any], id: str, tell: Tell, who: str, **request: Any) -> None:
         try:
-            answer = await self._call(rpc.SHARED_REQUEST, ask=id, **request)
+            answer = await self._call(rpc.SHARED_REQUEST, ask=id, who=who, **request)
         except Exception as error:
-            answer = {"status": "error", "kind": type(error).__name__, "text": f"{type(error).__name__}: {error}"}
+            answer = failed(error)
         mine.pop(id, None)
+        self._answer(id, tell, who, answer)
+
+    def _answer(self, id: str, tell: Tell, who: str, answer: dict[str, Any]) -> None:
+        if os.path.exists(self._direct):
+            # From now on it asks there, under this name.
+            answer["direct"] = self._direct, who
         data = [bytes(one) for one in answer.pop("data", ())]
         tell({**answer, "id": id}, data)
 

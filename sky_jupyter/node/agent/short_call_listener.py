@@ -6,9 +6,6 @@ call of ranks whose agents share the process is one frame here, and so is its an
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -45,26 +42,8 @@ class ShortCallListener:
     """
 
     def __init__(self, agents: Sequence[ListeningAgent], path: str) -> None:
-        self._agents = agents
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.setblocking(False)
-        # Left by an earlier process of these agents.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
         # Without it calls go over TLS.
-        with contextlib.suppress(OSError):
-            self._socket.bind(path)
-            os.chmod(path, 0o600)
-            self._socket.listen(_BACKLOG)
-            asyncio.get_running_loop().add_reader(self._socket, self._accept)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connected = self._socket.accept()[0]
-            if peer_user.is_own(connected):
-                _Connection(self._agents, connected)
-            else:
-                connected.close()
+        self._socket = peer_user.listen(path, lambda connected: _Connection(agents, connected), _BACKLOG)
 
 
 class _Connection:

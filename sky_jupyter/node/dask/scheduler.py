@@ -22,6 +22,7 @@ from tornado import netutil
 from tornado.httpserver import HTTPServer
 
 from ..system import processes
+from . import shared_state_listener
 from .pings import PingsMany
 from .shared_state import SharedStateExtension
 
@@ -209,6 +210,7 @@ async def _serve(folder: Path, address: str, port: int, write: int) -> None:
         protocol="tls", host=listening_host(address), port=port, dashboard=False, security=security(folder)
     ) as scheduler:
         await _listen_on_loopback(scheduler)
+        _listener = shared_state_listener.listen(scheduler.commons, folder)
         os.write(write, f"{scheduler.address}\n".encode())
         os.close(write)
         await scheduler.finished()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ T = TypeVar("T")
 ABSENCE = 30.0
 MOST_ALL = 1 << 30
 _MOST_NAMES = 100_000
+# Requesters that are known to be gone.
+_MOST_GONE = 10_000
 # Answers are kept for retries, as long as a broken connection may take to come back.
 _KEEP_ANSWERS, _KEEP_SECONDS = 2000, 60.0
 Answer = tuple[Any, list[bytes]]
@@ -48,6 +50,11 @@ class PendingRequest:
     what: dict[str, Any]
     task: asyncio.Future[Answer] | None
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has an answer, or was cancelled."""
+        return self.task is None or self.task.done()
 
 
 class SharedStateExtension(SchedulerPlugin):
@@ -72,6 +79,11 @@ class SharedStateExtension(SchedulerPlugin):
         self.asks: OrderedDict[str, PendingRequest] = OrderedDict()
         # Node and connection of each agent or notebook, by the first part of its requesters' names.
         self.homes: dict[str, tuple[str, str]] = {}
+        # Requests that wait, by kind, operation and name: who comes later has no item before them.
+        self.waits: Counter[tuple[str, str, str]] = Counter()
+        # Close the connections of requesters on this machine, by their names; requesters that are gone for good.
+        self.closers: dict[str, set[Callable[[], None]]] = {}
+        self.gone: OrderedDict[str, None] = OrderedDict()
         for call in rpc.SCHEDULER_CALLS:
             scheduler.handlers[call.op] = getattr(self, call.op)
         scheduler.add_plugin(self, name=self.name)
@@ -103,47 +115,87 @@ class SharedStateExtension(SchedulerPlugin):
         """
         if epoch not in (None, self.epoch):
             return {"status": "anew", "epoch": self.epoch}
+        asked = self.begin(who, ask, what, data)
+        if asked.task is not None and not asked.is_over:
+            await asyncio.wait([asked.task])
+        return self.answer(asked)
+
+    def begin(self, who: str, ask: str, what: dict[str, Any], data: Sequence[bytes]) -> PendingRequest:
+        """Execute a request, or have it wait; return the one that has come under this id before, if there is one."""
         asked = self.asks.get(ask)
         if asked is None:
-            asked = self.asks[ask] = PendingRequest(
-                who, what, asyncio.ensure_future(self._do(who, ask, what, list(data)))
-            )
+            asked = self.asks[ask] = PendingRequest(who, what, self._do(who, ask, what, list(data)))
             self._forget_answered()
-        task = asked.task
-        if task is not None:
-            await asyncio.wait([task])
-        if task is None or asked.task is None:
+        return asked
+
+    def forget(self, ask: str) -> None:
+        """Forget a request whose answer has been read."""
+        self.asks.pop(ask, None)
+
+    def answer(self, asked: PendingRequest) -> dict[str, Any]:
+        """Return the answer to a request that is over, as `sky_shared_request` does."""
+        if asked.task is None:
             return {"status": "error", "kind": "cancelled", "text": "it was cancelled"}
         try:
-            value, found = task.result()
+            value, found = asked.task.result()
         except RequestRefused as error:
             return {"status": "error", "kind": error.kind, "text": str(error), "epoch": self.epoch}
         return {"status": "ok", "value": value, "data": found, "epoch": self.epoch}
 
-    async def _do(self, who: str, ask: str, what: dict[str, Any], data: list[bytes]) -> Answer:
-        do = _OPERATIONS.get((what.get("kind"), what.get("op")))
-        if do is None or not isinstance(what.get("name"), str):
-            raise RequestRefused("TypeError", f"there is no {what.get('op')!r} of a {what.get('kind')!r}")
-        if any(len(item) > MOST_VALUE for item in data):
-            raise RequestRefused("ValueError", f"a shared value has at most {MOST_VALUE >> 20} MB")
-        done = do(self, Operation(who, ask, what["name"], what, data))
-        return await done if asyncio.iscoroutine(done) else done
+    def _do(self, who: str, ask: str, what: dict[str, Any], data: list[bytes]) -> asyncio.Future[Answer]:
+        """Execute a request at once, or in a task if it has to wait."""
+        try:
+            do = _OPERATIONS.get((what.get("kind"), what.get("op")))
+            if do is None or not isinstance(what.get("name"), str):
+                raise RequestRefused("TypeError", f"there is no {what.get('op')!r} of a {what.get('kind')!r}")
+            if any(len(item) > MOST_VALUE for item in data):
+                raise RequestRefused("ValueError", f"a shared value has at most {MOST_VALUE >> 20} MB")
+            done = do(self, Operation(who, ask, what["name"], what, data))
+        except Exception as error:
+            failed: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            # Who asks is told; nobody may.
+            failed.exception()
+            return failed
+        if not asyncio.iscoroutine(done):
+            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            future.set_result(done)
+            return future
+        task, place = asyncio.ensure_future(done), (what["kind"], what["op"], what["name"])
+        self.waits[place] += 1
+        task.add_done_callback(lambda _: self._on_waited(place))
+        return task
+
+    def _on_waited(self, place: tuple[str, str, str]) -> None:
+        self.waits[place] -= 1
+        if not self.waits[place]:
+            del self.waits[place]
 
     async def sky_shared_cancel(self, ask: str) -> None:
         """Cancel a request; undo it if it has succeeded meanwhile."""
+        if (task := self.cancel(ask)) is not None:
+            await asyncio.wait([task])
+
+    def cancel(self, ask: str) -> asyncio.Future[Answer] | None:
+        """Cancel a request, as `sky_shared_cancel` does; return the task of one that is still to end."""
         asked = self.asks.get(ask)
         if asked is None:
             # The cancellation has overtaken the request.
             self.asks[ask] = PendingRequest("", {}, None)
-            return
+            return None
         task, asked.task = asked.task, None
         if task is None:
-            return
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-        if not task.cancelled() and task.exception() is None:
-            self._give_back(ask, asked, *task.result())
+            return None
+        if task.done():
+            self._undo(ask, asked, task)
+            return None
+        task.cancel()
+        task.add_done_callback(lambda done: self._undo(ask, asked, done))
+        return task
+
+    def _undo(self, ask: str, asked: PendingRequest, done: asyncio.Future[Answer]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._give_back(ask, asked, *done.result())
 
     def _give_back(self, ask: str, asked: PendingRequest, value: Any, data: list[bytes]) -> None:
         kind, op, name = (asked.what.get(key) for key in ("kind", "op", "name"))
@@ -188,8 +240,32 @@ class SharedStateExtension(SchedulerPlugin):
                 self.homes.pop(other, None)
         self.homes[agent] = node, member
 
+    def enter(self, who: str, close: Callable[[], None]) -> bool:
+        """Note the connection of a requester on this machine; return False for one that is gone."""
+        if who in self.gone or f"{who.partition('.')[0]}." in self.gone:
+            return False
+        self.closers.setdefault(who, set()).add(close)
+        return True
+
+    def leave(self, who: str, close: Callable[[], None]) -> None:
+        """Forget a connection, which has closed."""
+        if who in self.closers:
+            self.closers[who].discard(close)
+            if not self.closers[who]:
+                del self.closers[who]
+
     async def sky_shared_left(self, who: str) -> None:
-        """Cancel requests and release locks of requesters with this name prefix."""
+        """Cancel requests and release locks of requesters with this name prefix, which are gone for good."""
+        # What has not been read from their connections does not count.
+        self.gone[who] = None
+        if len(self.gone) > _MOST_GONE:
+            self.gone.popitem(last=False)
+        for one in [one for one in self.closers if one.startswith(who)]:
+            for close in list(self.closers[one]):
+                close()
+        await self._release(who)
+
+    async def _release(self, who: str) -> None:
         for ask, asked in list(self.asks.items()):
             if asked.who.startswith(who) and asked.task is not None and not asked.task.done():
                 await self.sky_shared_cancel(ask)
@@ -211,9 +287,14 @@ class SharedStateExtension(SchedulerPlugin):
                 asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, member)
 
     def _give_up(self, agent: str, member: str) -> None:
-        if agent in self.homes and self.homes[agent][1] == member:
-            del self.homes[agent]
-            self._giving_up = asyncio.ensure_future(self.sky_shared_left(f"{agent}."))
+        if agent not in self.homes or self.homes[agent][1] != member:
+            return
+        if any(who.startswith(f"{agent}.") for who in self.closers):
+            # Its processes are there all the same.
+            asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, member)
+            return
+        del self.homes[agent]
+        self._giving_up = asyncio.ensure_future(self._release(f"{agent}."))
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -380,9 +461,17 @@ def _queue(self: SharedStateExtension, ask: Operation) -> Any:
     return queue
 
 
-async def _queue_put(self: SharedStateExtension, ask: Operation) -> Answer:
-    _queue(self, ask)
+def _queue_put(self: SharedStateExtension, ask: Operation) -> Answer | Awaitable[Answer]:
+    queue = _queue(self, ask)
     (item,) = ask.data
+    if queue.full() or self.waits["queue", "put", ask.name]:
+        return _queue_put_later(self, ask, item)
+    self._charge(len(item))
+    queue.put_nowait({"type": "msgpack", "value": item})
+    return True, []
+
+
+async def _queue_put_later(self: SharedStateExtension, ask: Operation, item: bytes) -> Answer:
     self._charge(len(item))
     done = False
     try:
@@ -393,11 +482,19 @@ async def _queue_put(self: SharedStateExtension, ask: Operation) -> Answer:
     return done, []
 
 
-async def _queue_get(self: SharedStateExtension, ask: Operation) -> Answer:
-    _queue(self, ask)
+def _queue_get(self: SharedStateExtension, ask: Operation) -> Answer | Awaitable[Answer]:
+    queue = _queue(self, ask)
+    if queue.empty() or self.waits["queue", "get", ask.name]:
+        return _queue_get_later(self, ask)
+    return _queue_got(self, queue.get_nowait())
+
+
+async def _queue_get_later(self: SharedStateExtension, ask: Operation) -> Answer:
     done, record = await _within(self.queues.get(name=_dask(ask.name)), ask.timeout)
-    if not done or record is None:
-        return False, []
+    return _queue_got(self, record) if done and record is not None else (False, [])
+
+
+def _queue_got(self: SharedStateExtension, record: dict[str, Any]) -> Answer:
     self._charge(-len(record["value"]))
     return True, [record["value"]]
 

@@ -59,7 +59,7 @@ from ..runtime.instance_info import POOL_VARIABLE, instance_info, keep
 from ..serialization import code_portability, exceptions, pickling, result_values, surrogates
 from ..serialization.global_names import global_reads
 from ..serialization.received_objects import HELD
-from ..shared import agent_channel
+from ..shared import agent_channel, direct_requests
 from . import (
     added_packages,
     apply_settings,
@@ -240,10 +240,10 @@ class SkyKernel(IPythonKernel):
         _have_streams()
         if failed is not None:
             end = self.failure(failed)
-        if agent_channel.interrupted:
+        if direct_requests.interrupted:
             if end["status"] == "interrupted":
-                end["at"] = agent_channel.interrupted[0]
-            agent_channel.interrupted.clear()
+                end["at"] = direct_requests.interrupted[0]
+            direct_requests.interrupted.clear()
         if end["status"] != "ok":
             history_trim.forget_trees(self.shell)
         if content["kind"] in ("cell", "call") and (ended := self.ended()):

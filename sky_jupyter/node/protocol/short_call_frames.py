@@ -65,7 +65,12 @@ _SHARED = 1
 
 def pack(*frame: Any) -> bytes:
     """Return a frame's bytes; the frame has no shared ones."""
-    packed: bytes = msgpack.packb(frame, use_bin_type=True)
+    return pack_value(frame)
+
+
+def pack_value(value: Any) -> bytes:
+    """Return the bytes of a frame that is no list."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
 
 

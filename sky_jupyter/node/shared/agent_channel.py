@@ -2,7 +2,8 @@
 
 A request goes out with the kernel's output; the answer comes on the control channel, which the kernel reads in a
 thread. Requests therefore work while the main thread is busy. An interrupt ends the wait, and the agent is notified.
-This process never has a key, address or connection of the control plane.
+This process never has a key or address of the control plane. On the scheduler's machine it has a socket for requests to
+shared objects; see `direct_requests`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import NotInPoolError, PoolError, SpecError
 from ..runtime.instance_info import POOL_VARIABLE, instance_info, variable
 from . import outside_ranks
+from .direct_requests import DirectRequests, tell_where, undisturbed
 
 ASK, ANSWER = "sky_ask", "sky_answer"
 # Size limit of one shared value in bytes: it is kept in the memory of the head's scheduler.
@@ -96,7 +97,7 @@ class AgentChannel:
 
         kernel.iopub_socket.io_thread.schedule(send)
 
-    def ask(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+    def ask(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "", id: str = "") -> Answer:
         """Send a request and wait for its answer.
 
         Parameters
@@ -110,13 +111,15 @@ class AgentChannel:
         where : str
             What is waited for, for the message of an interrupt, which cancels the request. Without it the
             request takes no time and is not cancelled.
+        id : str
+            Its id; a random one by default.
 
         Returns
         -------
         tuple
             The answer and its binary data.
         """
-        id, wait = uuid.uuid4().hex, _Wait()
+        id, wait = id or uuid.uuid4().hex, _Wait()
         wait.lock.acquire()
         self._waits[id] = wait
         try:
@@ -125,22 +128,22 @@ class AgentChannel:
             return wait.content, wait.data
         except BaseException as error:
             if where:
-                with _undisturbed():
+                with undisturbed():
                     # Even if the answer has just come: the agent then undoes the request.
                     self.tell({"to": to, "id": id, "drop": True})
-                    if isinstance(error, KeyboardInterrupt) and not error.args:
-                        error.args = (where,)
-                        interrupted[:] = [where]
+                    tell_where(error, where)
             raise
         finally:
             self._waits.pop(id, None)
 
-    async def ask_async(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+    async def ask_async(
+        self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "", id: str = ""
+    ) -> Answer:
         """Send a request and await its answer; cancellation cancels it.
 
         See `ask`.
         """
-        id, wait = uuid.uuid4().hex, _Awaited()
+        id, wait = id or uuid.uuid4().hex, _Awaited()
         self._waits[id] = wait
         try:
             self.tell({"to": to, "id": id, "what": what}, data)
@@ -160,24 +163,6 @@ class AgentChannel:
             wait.answer(content, data)
         elif content.get("for") in self.hears:
             self.hears[content["for"]](content, data)
-
-
-# Where this rank's code was interrupted in a wait, until its request ends. A second interrupt, in code that the first
-# one started, does not know that.
-interrupted: list[str] = []
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignore interrupts during the block; no-op outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 _asking: AgentChannel | None = None
@@ -217,17 +202,20 @@ class SharedStateChannel:
     Parameters
     ----------
     send, send_async : callable
-        ``send(what, data, epoch, where)`` sends a request to the scheduler and returns its answer; the
+        ``send(id, what, data, epoch, where)`` sends a request to the scheduler and returns its answer; the
         other one is awaited.
     world_size : callable
         Returns the pool's number of ranks.
+    direct : callable
+        Returns the connections to a scheduler on this machine, which are tried first; None if there are none.
     epoch : str, optional
         Epoch of the scheduler that answered last.
     """
 
-    send: Callable[[dict[str, Any], Sequence[bytes], str | None, str], Answer]
-    send_async: Callable[[dict[str, Any], Sequence[bytes], str | None, str], Awaitable[Answer]]
+    send: Callable[[str, dict[str, Any], Sequence[bytes], str | None, str], Answer]
+    send_async: Callable[[str, dict[str, Any], Sequence[bytes], str | None, str], Awaitable[Answer]]
     world_size: Callable[[], int]
+    direct: Callable[[], DirectRequests | None]
     epoch: str | None = None
 
     def ask(self, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
@@ -235,11 +223,17 @@ class SharedStateChannel:
 
         Raises PoolError, once, when the scheduler has been restarted since the last request.
         """
-        return self._read(*self.send(what, data, self.epoch, where))
+        id, epoch = uuid.uuid4().hex, self.epoch
+        direct = self.direct()
+        answer = None if direct is None else direct.ask(id, what, data, epoch, where)
+        return self._read(*(answer or self.send(id, what, data, epoch, where)))
 
     async def ask_async(self, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
         """Send a request and await its answer; see `ask`."""
-        return self._read(*await self.send_async(what, data, self.epoch, where))
+        id, epoch = uuid.uuid4().hex, self.epoch
+        direct = self.direct()
+        answer = None if direct is None else await direct.ask_async(id, what, data, epoch, where)
+        return self._read(*(answer or await self.send_async(id, what, data, epoch, where)))
 
     def _read(self, content: dict[str, Any], found: list[bytes]) -> Answer:
         status = content.get("status")
@@ -270,12 +264,24 @@ def shares() -> SharedStateChannel:
         channel: SharedStateChannel = outside_ranks.offered[0]()
         return channel
     if _shares is None:
-
-        def send(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Answer:
-            return rank.ask("share", {**what, "epoch": epoch}, data, where)
-
-        def send_async(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Awaitable[Answer]:
-            return rank.ask_async("share", {**what, "epoch": epoch}, data, where)
-
-        _shares = SharedStateChannel(send, send_async, lambda: instance_info().world_size)
+        _shares = _shares_of(rank)
     return _shares
+
+
+def _shares_of(rank: AgentChannel) -> SharedStateChannel:
+    direct: DirectRequests | None = None
+
+    def read(answer: Answer) -> Answer:
+        """Take from an answer where the scheduler can be asked directly, if that is so."""
+        nonlocal direct
+        if "direct" in answer[0] and direct is None:
+            direct = DirectRequests(*answer[0]["direct"])
+        return answer
+
+    def send(id: str, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Answer:
+        return read(rank.ask("share", {**what, "epoch": epoch}, data, where, id))
+
+    async def send_async(id: str, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Answer:
+        return read(await rank.ask_async("share", {**what, "epoch": epoch}, data, where, id))
+
+    return SharedStateChannel(send, send_async, lambda: instance_info().world_size, lambda: direct)

@@ -1,11 +1,14 @@
-"""Whose process is at the other end of a Unix socket."""
+"""Unix sockets for processes of this user alone."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 
 
 def is_own(connection: socket.socket) -> bool:
@@ -16,3 +19,29 @@ def is_own(connection: socket.socket) -> bool:
     # struct xucred of the BSDs: its version, then the user.
     data = connection.getsockopt(0, 1, 128)
     return bool(struct.unpack_from("II", data)[1] == os.geteuid())
+
+
+def listen(path: str, take: Callable[[socket.socket], object], backlog: int) -> socket.socket:
+    """Listen on a socket, for this user's processes; call ``take`` with each connection, on the running loop.
+
+    A file that an earlier process has left at ``path`` is replaced. Where no socket can be there nobody connects.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.setblocking(False)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            connected = listener.accept()[0]
+            if is_own(connected):
+                take(connected)
+            else:
+                connected.close()
+
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with contextlib.suppress(OSError):
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(backlog)
+        asyncio.get_running_loop().add_reader(listener, accept)
+    return listener

@@ -90,6 +90,8 @@ class Control:
         self.doubted, self.off, self.whys = self.detector.doubted, self.detector.off, self.detector.whys
         self.client: Client | None = None
         self.closing = False
+        # Called as it closes.
+        self.closers: list[Callable[[], None]] = []
         # The suffixes that name nodes' machines in messages.
         self.names: dict[int, str] = {}
         # The message of calls after `close`.
@@ -222,6 +224,8 @@ class Control:
         """Disconnect; calls fail from now on."""
         self.closing = self.detector.closed = True
         self.up.set()
+        for close in self.closers:
+            close()
         for task in list(self._tasks):
             task.cancel()
         await self._hang_up()

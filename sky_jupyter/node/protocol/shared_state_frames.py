@@ -1,0 +1,30 @@
+"""Frames of requests to shared objects on the socket of a scheduler, for processes of its own machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+# Whose requests come on this connection, and to which scheduler: [HELLO, requester, epoch]. It has no answer: a
+# scheduler of another epoch closes the connection.
+HELLO = 0
+# [REQUEST, id, request, keys and values]. The answer is a dict, as that of `sky_shared_request`. Each waits for the
+# one before.
+REQUEST = 1
+# What is not wanted any more: [CANCEL, id]. It has no answer.
+CANCEL = 2
+
+MOST = 1 << 26
+"""Bytes of keys and values in a frame; more go by the agent."""
+
+
+def socket_of(folder: str | os.PathLike[str]) -> str:
+    """Return the path of the scheduler's socket, in a pool's folder."""
+    return str(Path(folder, "names"))
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """Return the answer to a request that has failed unexpectedly."""
+    kind = type(error).__name__
+    return {"status": "error", "kind": kind, "text": f"{kind}: {error}"}
