@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -158,14 +160,10 @@ def test_who_came_first_has_the_item_though_others_ask_meanwhile(there: There) -
 
 
 def test_what_a_process_waits_for_when_it_ends_stays_for_others(there: There) -> None:
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            there.requests("dead.0.1.").ask("queue", "get")
-        os._exit(1)
+    child = _process(there, 'direct.ask("id", {**what, "op": "get"}, (), epoch, "waiting")')
     there.wait_until(lambda: there.state.waits["queue", "get", "x"] == 1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    child.kill()
+    child.wait()
     asking = there.requests()
     there.wait_until(lambda: not there.state.waits)
     asking.ask("queue", "put", b"item")
@@ -307,17 +305,40 @@ def test_nobody_but_the_owner_is_served_or_asked(there: There, monkeypatch: pyte
 
 
 def test_a_fork_does_not_use_its_parents_connections(there: There) -> None:
-    asking = there.requests()
-    assert asking.ask("counter", "add", by=1) == 1
-    child = os.fork()
-    if not child:
-        status = 1
-        with contextlib.suppress(BaseException):
-            status = 0 if asking.ask("counter", "add", by=1) is None else 2
-            asking.direct.close()
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert asking.ask("counter", "add", by=1) == 2
+    program = """
+assert direct.ask("1", {**what, "op": "put"}, [b"1"], epoch, "")
+child = os.fork()
+if not child:
+    answer = direct.ask("2", {**what, "op": "put"}, [b"2"], epoch, "")
+    direct.close()
+    os._exit(0 if answer is None else 2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert direct.ask("3", {**what, "op": "get"}, (), epoch, "")[1] == [b"1"]
+"""
+    assert _process(there, program).wait() == 0
+    assert there.requests().ask("queue", "size") == 0
+
+
+def test_a_process_that_has_ended_has_no_connection_though_its_child_holds_it(there: There) -> None:
+    child = _process(there, 'if os.fork(): direct.ask("id", {**what, "op": "get"}, (), epoch, "waiting")\ninput()')
+    there.wait_until(lambda: there.state.waits["queue", "get", "x"] == 1)
+    child.kill()
+    child.wait()
+    asyncio.run_coroutine_threadsafe(there.state.sky_shared_left("a.9.1."), there.loop).result(60)
+    there.wait_until(lambda: not there.state.waits and not there.state.closers)
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def _process(there: There, program: str) -> subprocess.Popen[bytes]:
+    """Return a process that asks."""
+    begin = f"""
+import os
+from sky_jupyter.node.shared.direct_requests import DirectRequests
+direct, epoch = DirectRequests({there.path!r}, "a.9.1."), {there.state.epoch!r}
+what = {{"kind": "queue", "name": "x"}}
+"""
+    return subprocess.Popen([sys.executable, "-c", begin + program], stdin=subprocess.PIPE)
 
 
 def test_coroutines_ask_beside_each_other_and_a_cancelled_one_takes_nothing(there: There) -> None:

@@ -148,7 +148,7 @@ class DirectRequests:
         if len(self._lines) >= _MOST:
             return None
         try:
-            line = _Line(self._path, self._who, epoch)
+            line = _Line(socket.socket(socket.AF_UNIX), self._path, self._who, epoch)
         except OSError:
             return None
         self._lines.add(line)
@@ -165,10 +165,9 @@ class DirectRequests:
 class _Line:
     """Connection to the scheduler; one thread or coroutine uses it at a time, and any may close it."""
 
-    def __init__(self, path: str, who: str, epoch: str) -> None:
-        self.epoch = epoch
+    def __init__(self, unconnected: socket.socket, path: str, who: str, epoch: str) -> None:
+        self._socket, self.epoch = unconnected, epoch
         self._unpacker = msgpack.Unpacker(max_buffer_size=0)
-        self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
         if not peer_user.is_own(self._socket):
             raise OSError("the scheduler is another user's")
