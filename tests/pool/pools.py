@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +49,12 @@ def underway(pool: Pool, code: str, **options: Any) -> Run:
     return current
 
 
+def asks_directly(thread: threading.Thread) -> bool:
+    """Return whether a thread is in a request to the scheduler's socket."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_filename.endswith("direct_requests.py")
+
+
 def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for what is to come about by itself."""
     end = time.monotonic() + seconds
@@ -55,4 +63,4 @@ def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-__all__ = ["Image", "begin", "local_pool", "run", "underway", "wait_until"]
+__all__ = ["Image", "asks_directly", "begin", "local_pool", "run", "underway", "wait_until"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import PoolError
+from sky_jupyter.node.shared.shared_types import SharedCounter, SharedQueue
 from sky_jupyter.pool.base.events import NoticeEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.registry.rows import PoolRow
 from sky_jupyter.pool.runs.result import CellError
-from tests.pool.pools import begin, local_pool, run, underway, wait_until
+from tests.pool.pools import asks_directly, begin, local_pool, run, underway, wait_until
 
 
 def row_of(id: str) -> PoolRow:
@@ -64,6 +66,32 @@ def test_runs_of_both_begin_in_one_order_on_all_ranks_and_each_sees_its_own(pool
     one, other = run(guest, "order")
     assert one == other
     assert sorted(one) == sorted(f"{who}{number}" for who in "gm" for number in range(6))
+
+
+def test_a_guest_shares_names_and_what_it_waits_for_ends_when_it_leaves(pool: Pool, guest: Pool) -> None:
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            SharedQueue("left", of=guest.shared.shares).get()
+        except PoolError as error:
+            told.append(str(error))
+
+    run(guest, 'import sky_jupyter as sky; sky.counter("both").add()')
+    guests = SharedCounter("both", of=guest.shared.shares)
+    assert [guests.add() for _ in range(3)] == [3, 4, 5]
+    assert SharedCounter("both", of=pool.shared.shares).add() == 6
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_until(lambda: asks_directly(waiting))
+    guest.down()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert "is not connected" in told[0] or "ended" in told[0]
+    # It had left before there was an item.
+    left = SharedQueue("left", of=pool.shared.shares)
+    left.put("item")
+    assert left.get(60.0) == "item"
 
 
 def test_a_waiting_run_says_for_whom_and_can_be_interrupted_while_the_other_goes_on(

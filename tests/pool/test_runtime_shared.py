@@ -19,10 +19,11 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.node.dask.shared_state import MOST_VALUE
+from sky_jupyter.node.shared.shared_types import SharedQueue
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted
 from sky_jupyter.pool.runs.run import Run
-from tests.pool.pools import begin, wait_until
+from tests.pool.pools import asks_directly, begin, wait_until
 from tests.pool.test_faults import scheduler_of
 
 
@@ -422,6 +423,26 @@ def test_a_lock_of_an_agent_that_is_killed_is_free_when_its_node_is_back(pool: P
     compute.lock("agent").release()
     with pytest.raises(CellError, match="only rank"):
         pool.attend(held)
+
+
+def test_who_waits_in_the_notebook_is_told_that_the_pool_has_ended() -> None:
+    told: list[str] = []
+
+    def wait(waited: SharedQueue) -> None:
+        try:
+            waited.get()
+        except sky.PoolError as error:
+            told.append(str(error))
+
+    with sky.Compute(provider=sky.Local(), nodes=1, name="ending") as made:
+        waited = made.queue("never")
+        assert waited.poll() is None
+        waiting = threading.Thread(target=wait, args=(waited,))
+        waiting.start()
+        wait_until(lambda: asks_directly(waiting))
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert len(told) == 1
 
 
 def test_without_a_pool_there_is_nothing_to_share() -> None:
