@@ -34,7 +34,12 @@ _SCRIPT += """\
 read_end
 if [ "$said" = 0 ]; then end 0 "$ended"; fi
 end=$((up + grace))
-{ mkdir -p "${file%/*}" && echo "$end" > "$file"; } || end 1 "cannot write $file, where the pool says what it needs"
+# Whoever ends this container may be quicker than its first lines: what was written meanwhile stays.
+[ -n "$said" ] || set -C
+mkdir -p "${file%/*}"
+{ echo "$end" > "$file"; } 2>/dev/null || [ -s "$file" ] ||
+    end 1 "cannot write $file, where the pool says what it needs"
+set +C
 echo "sky: waiting for the pool; without a sign of it this container ends after $grace s"
 while :; do
     uptime

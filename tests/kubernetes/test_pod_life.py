@@ -53,7 +53,7 @@ def test_one_pod_of_a_job_ends_and_is_not_replaced_and_the_others_stay(space: Sp
     make(provider, 2)
     first, second = (one.id for one in running(space, provider, 2))
     provider.destroy([first])
-    assert states(provider) == ["ended", "running"]
+    space.wait("its end is seen", lambda: states(provider) == ["ended", "running"])
     assert ENDED in provider.console(first)
     # Its job has had time to replace it, and replaces one that was evicted meanwhile.
     (pod,) = space.pods("Running")

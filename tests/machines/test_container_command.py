@@ -86,6 +86,15 @@ def test_a_container_that_was_given_up_does_not_wait_again_when_it_is_restarted(
     assert last_word(begin()) == (ENDED, 0)
 
 
+def test_a_container_that_is_given_up_before_it_has_made_its_file_ends_as_done(begin: Begin, file: Path) -> None:
+    mkdir = file.parents[1].with_name("bin") / "mkdir"
+    real = os.readlink(mkdir)
+    mkdir.unlink()
+    mkdir.write_text(f'#!/bin/sh\n{real} "$@" && echo 0 > {file}\n')
+    mkdir.chmod(0o755)
+    assert last_word(begin()) == (ENDED, 0)
+
+
 def test_a_container_that_is_restarted_has_its_grace_again(begin: Begin, file: Path) -> None:
     file.parent.mkdir(parents=True)
     # That was after another boot of the machine, or before it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -62,3 +63,17 @@ def test_only_a_later_start_ends_an_earlier_one(left: str, expected: int, tmp_pa
     script = waiter.ready(str(own), "7.1", "n1").replace("sleep 0.1", f"touch '{own}/ready'")
     assert said(script)[0] == expected
     assert said(waiter.within(str(own), "echo mine")) == (0, "stolen\nmine\n")
+
+
+def test_a_node_that_is_given_up_before_its_waiter_has_made_the_power_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tools = tmp_path / "sky-job-7.0.n1", tmp_path / "bin"
+    tools.mkdir()
+    # What the waiter does just before it makes that file.
+    (tools / "mkfifo").write_text(f'#!/bin/sh\n{shutil.which("mkfifo")} "$@" && echo 0 > {folder}/power\n')
+    (tools / "mkfifo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    status, text = said(waiter.script(None, str(folder), "exec cat"))
+    assert (status, "its pool has ended" in text) == (0, True), text
+    assert not folder.exists()

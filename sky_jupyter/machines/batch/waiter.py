@@ -42,9 +42,9 @@ exec 3<>"$folder/start"
 clear() { kill "$starter" 2>/dev/null; rm -rf "$folder" ${shared:+"$shared"} 2>/dev/null; }
 trap 'for i in 1 2 3 4 5 6 7 8; do clear; sleep 0.2; done; exit 0' TERM INT HUP
 say() { echo "sky: $(hostname): $1"; }
-read_end
 end=$((up + grace))
-echo "$end" > "$file"
+# Who ends the node may be quicker than this: what was written meanwhile stays.
+( set -C; echo "$end" > "$file" ) 2>/dev/null
 say "waiting for the pool; without a sign of it this node ends after $grace s"
 : > "$folder/ready"
 why=

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -56,11 +57,12 @@ def _tell(target: PodTarget, file: str) -> SkyError | None:
     """Have the pod's own command end; return the error if that fails."""
     from ...machines.pods.machine import PodMachine
 
-    new, old = shlex.quote(f"{file}.0"), shlex.quote(file)
+    new, old, folder = shlex.quote(f"{file}.0"), shlex.quote(file), shlex.quote(posixpath.dirname(file))
     try:
         machine = PodMachine.connect(target)
         try:
-            done = machine.run(f"echo 0 > {new} && mv -f {new} {old}", timeout=_SCRIPT_TIMEOUT)
+            # Its wait script may have made no folder yet: on a busy node a container runs before its first line does.
+            done = machine.run(f"mkdir -p {folder} && echo 0 > {new} && mv -f {new} {old}", timeout=_SCRIPT_TIMEOUT)
         finally:
             machine.close()
     except (SkyError, TimeoutError) as error:
