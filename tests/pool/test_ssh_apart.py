@@ -101,6 +101,8 @@ def test_functions_run_on_hosts_that_do_not_reach_each_other(world: World) -> No
     def shared(value: int) -> list[int]:
         with sky.lock("one"):
             sky.dict("all")[sky.instance_info().rank] = value
+        for _ in range(20):
+            sky.counter("all").increment()
         sky.barrier("all").wait()
         return sky.dict("all").values()
 
@@ -115,6 +117,7 @@ def test_functions_run_on_hosts_that_do_not_reach_each_other(world: World) -> No
         assert {(where(6) >> pool)[0] for _ in range(4)} <= {"host0", "host1"}
         # What they share by name, and what streams, goes through the link too.
         assert shared(3) @ pool == [[3, 3], [3, 3]]
+        assert [pool.counter("all").increment() for _ in range(3)] == [41, 42, 43]
         assert list(doubled(iter(range(30))).on(1) >> pool) == list(range(0, 60, 2))
 
 
