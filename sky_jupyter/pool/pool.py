@@ -283,7 +283,9 @@ class Pool:
         first = min(run.outcomes) if pager is None else pager
         asking = self._asking(run, asks=asks)
         content = {"kind": "cell", "code": code, "count": count, "pager": first, **shipped, **asking}
-        return self._begin(run, content, code, grace, timeout, attended=attended and not apart and not capture.names.shows)
+        return self._begin(
+            run, content, code, grace, timeout, attended=attended and not apart and not capture.names.shows
+        )
 
     def begin_call(
         self,

@@ -238,6 +238,7 @@ class Agent:
 
         All runs by default.
         """
+        self.short.file_quiet()
         return {
             key: {"begin": record.journal.begin or {}, "over": record.over.is_set(), "next": record.journal.next}
             for key, record in self.runs.items()
@@ -279,6 +280,7 @@ class Agent:
 
         A negative ``start`` counts from the end. Returns None for an unknown run.
         """
+        self.short.file_quiet()
         record = self.runs.get(run) or next((self.runs[name] for name in self.runs if name.startswith(f"{run}.")), None)
         if record is None:
             return None
@@ -762,7 +764,7 @@ class Agent:
                 self.background(self.forget(key))
 
     def known(self, run: str) -> RunRecord:
-        if run not in self.runs:
+        if run not in self.runs and not self.open_short(run):
             raise LookupError(f"node {self.node} knows no run {run}")
         return self.runs[run]
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # Ends that are kept for a notebook whose connection broke as they were told, and their bytes.
 _KEPT, _KEPT_BYTES = 256, 8 << 20
 _READ = 1 << 18
+# The pause after which cells without output get their journals, and how many at once.
+_QUIET, _FILED = 0.2, 20
 
 
 class Tell(Protocol):
@@ -156,7 +158,9 @@ class ShortCallRelay:
         self._active: dict[str, RelayedCall] = {}
         self._over: OrderedDict[str, RelayedCall] = OrderedDict()
         self._over_bytes = 0
-        self._last_cell = ""
+        # Cells that are over and have no journal yet.
+        self._quiet: dict[str, RelayedCall] = {}
+        self._filing: asyncio.TimerHandle | None = None
         # Close the connections to notebooks on this machine.
         self.closers: set[Callable[[], None]] = set()
 
@@ -189,9 +193,9 @@ class ShortCallRelay:
         """Have the calls of a notebook go on with journals, as its channel has closed."""
         for run in mine & self._active.keys():
             self.open(run)
-        if self._last_cell in mine:
-            # The notebook may not have heard of its end.
-            self.open(self._last_cell)
+        # The notebook may not have heard of their ends.
+        for run in mine & self._quiet.keys():
+            self.open(run)
 
     def take(
         self, frame: list[Any], tell: Tell, mine: set[str], joint: JointValues | None = None, *, shares: bool = True
@@ -350,7 +354,6 @@ class ShortCallRelay:
 
     async def _request(self, lane: _Lane, call: RelayedCall, cell: dict[str, Any], *, interrupted: bool) -> None:
         """Have a rank run a cell, as a request; the rank's turn is this lane's."""
-        self._last_cell = call.run
         content = {**cell, "partial": self._agent.is_partial(call.ranks)}
         end = await lane.rank.send_request(call.run, content, interrupted=interrupted)
         self._end(lane, call, end)
@@ -406,7 +409,10 @@ class ShortCallRelay:
         self._active.pop(call.run, None)
         # Its ranks have them; those of many calls would be much memory.
         call.arguments = b""
-        if call.record is None:
+        if call.record is None and call.cell is not None:
+            self._quiet[call.run] = call
+            self._file_later()
+        elif call.record is None:
             self._over[call.run] = call
             self._over_bytes += call.size
             while len(self._over) > _KEPT or self._over_bytes > _KEPT_BYTES:
@@ -418,16 +424,33 @@ class ShortCallRelay:
         lane.rank.begun.set()
         self._next(lane)
 
+    def _file_later(self) -> None:
+        if self._filing is None:
+            self._filing = asyncio.get_running_loop().call_later(_QUIET, self._file)
+
+    def _file(self) -> None:
+        """Give quiet cells their journals, in a pause of the notebook; others than it may ask for them."""
+        self._filing = None
+        if time.monotonic() - self._agent.heard > _QUIET or len(self._quiet) > _KEPT:
+            self.file_quiet(_FILED)
+        if self._quiet:
+            self._file_later()
+
+    def file_quiet(self, most: int | None = None) -> None:
+        """Give journals to so many cells that are over without one, the first of them."""
+        for run in list(self._quiet)[:most]:
+            self.open(run)
+
     # -- the long way ------------------------------------------------------------------------------
 
     def open(self, run: str) -> bool:
         """Give a call a journal, with what is known of it, unless it has one; return False for an unknown call."""
-        call = self._active.get(run) or self._over.pop(run, None)
+        call = self._active.get(run) or self._quiet.pop(run, None) or self._over.pop(run, None)
         if call is None:
             return False
         if call.record is not None:
             return True
-        if run not in self._active:
+        if run not in self._active and call.cell is None:
             self._over_bytes -= call.size
         mine = sorted({*call.left, *(rank for rank, _ in call.ends)})
         begin: dict[str, Any] = {"kind": "begin", "ranks": call.ranks, "mine": mine, "began": call.began}
@@ -443,6 +466,10 @@ class ShortCallRelay:
         for rank, end in call.ends:
             record.add(rank, {"t": time.time(), **(frames.long_end(dict(end)) if "pickled" in end else end)})
         call.ends = []
+        if call.cell is not None and not call.left:
+            # The notebook has been told, or reads the journal.
+            record.take()
+            return True
         if call.left:
             call.tell(frames.pack(frames.OPENED, call.id))
             if not call.about.get("all"):
