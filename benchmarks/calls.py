@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 from .measure import Figures, Options, Row, Samples, by_turns, rows
-from .peer_script import Script, own_python, running
+from .peer_script import Script, monarch_python, running
 
-MONARCH = "torchmonarch==0.7.0"
 OURS, PEER = "sky_jupyter", "Monarch"
 RANKS, QUICK_RANKS = (2, 8, 32), (2,)
 SIZES = {"": 0, ", 1 KB": 1000, ", 1 MB": 1_000_000}
@@ -34,7 +33,7 @@ JOBS = {
 
 def measure(options: Options) -> list[Row]:
     """Ours and Monarch by turns, for each number of ranks."""
-    monarch = monarch_python()
+    monarch = monarch_python("calls")
     if monarch is None:
         return []
     pythons = {OURS: (Path(sys.executable), "sky_calls.py"), PEER: (monarch, "monarch_calls.py")}
@@ -133,8 +132,3 @@ class Side:
         family = self._script.family()
         memory = sum(one.memory_full_info().pss for one in family) / 1e6
         return {"idle, a second": spent * 1e3, "memory (PSS)": memory, "processes": float(len(family))}
-
-
-def monarch_python(benchmark: str = "calls") -> Path | None:
-    """Return the Python of Monarch's environment; None where it cannot be made."""
-    return own_python(benchmark, "monarch", MONARCH, "torch", "numpy")

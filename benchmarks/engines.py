@@ -12,12 +12,13 @@ import logging
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from . import ended
 from .kernels import Kernels
+from .peer_script import monarch_python
 
 OURS = "sky_jupyter"
 OURS_MAGIC = "%%sky in IPython"
@@ -29,6 +30,7 @@ IPP_MAGIC = "%%px in IPython"
 IPP_NOTEBOOK = "%%px in a kernel"
 BARE = "bare kernels"
 JD = "jupyter-distributed"
+MONARCH_NOTEBOOK = "Monarch's call in a kernel"
 DASK = "Dask scatter"
 HEARTBEAT = 1000
 """Milliseconds; what ipyparallel is started with where its start is not what is measured."""
@@ -242,8 +244,10 @@ class Shell:
 class Notebook(Shell):
     """The same magics in a notebook's kernel, as the page sees them: a message there, and all that comes back."""
 
+    argv: Sequence[str] = ()
+
     def start(self, nodes: int) -> None:
-        self.kernels = Kernels(1)
+        self.kernels = Kernels(1, self.argv)
         super().start(nodes)
 
     def _run(self, code: str) -> str:
@@ -252,6 +256,17 @@ class Notebook(Shell):
     def close(self) -> None:
         super().close()
         self.kernels.close()
+
+
+class MonarchNotebook(Notebook):
+    """A call of all actors of PyTorch Monarch in a notebook's kernel, in an environment of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(_monarch_before, "", "_procs.stop().get()")
+        self.argv = [str(monarch_python("cell")), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+
+    def run(self, code: str) -> list[str]:
+        return [self._run("_actors.echo.call(b'').get()" if code == "x = 1" else code)]
 
 
 def _sky_before(nodes: int) -> str:
@@ -275,6 +290,18 @@ def _px_before(nodes: int) -> str:
     )
 
 
+def _monarch_before(nodes: int) -> str:
+    return (
+        "from monarch.actor import Actor, endpoint, this_host\n"
+        "class Small(Actor):\n"
+        "    @endpoint\n"
+        "    def echo(self, given): return None\n"
+        f"_procs = this_host().spawn_procs(per_host={{'gpus': {nodes}}})\n"
+        "_actors = _procs.spawn('small', Small)\n"
+        "_ = _actors.echo.call(b'').get()"
+    )
+
+
 _PX_AFTER = "_client.close(); _cluster.stop_cluster_sync()"
 
 ENGINES: dict[str, Callable[[], Any]] = {
@@ -289,6 +316,7 @@ ENGINES: dict[str, Callable[[], Any]] = {
     BARE: Bare,
     DASK: Dask,
     JD: JupyterDistributed,
+    MONARCH_NOTEBOOK: MonarchNotebook,
 }
 _NEEDS = dict.fromkeys([IPP, IPP_DEFAULT, IPP_100, IPP_MAGIC, IPP_NOTEBOOK], "ipyparallel")
 _NEEDS[JD] = "jupyter_distributed"
@@ -296,7 +324,8 @@ _NEEDS[JD] = "jupyter_distributed"
 
 def there(*names: str) -> list[str]:
     """Those of the engines whose packages are installed; not every peer is made for every Python."""
-    return [name for name in names if name not in _NEEDS or importlib.util.find_spec(_NEEDS[name]) is not None]
+    found = [name for name in names if name not in _NEEDS or importlib.util.find_spec(_NEEDS[name]) is not None]
+    return [name for name in found if name != MONARCH_NOTEBOOK or monarch_python("cell") is not None]
 
 
 @contextlib.contextmanager

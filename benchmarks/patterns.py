@@ -6,9 +6,8 @@ import contextlib
 import sys
 from pathlib import Path
 
-from .calls import monarch_python
 from .measure import Figures, Options, Row, by_turns, rows
-from .peer_script import Script, own_python, running
+from .peer_script import Script, monarch_python, own_python, running
 
 RAY = "ray==2.60.0"
 OURS = "sky_jupyter"

@@ -105,6 +105,14 @@ def running(python: Path, script: str) -> Iterator[Script]:
             end_with_children(process)
 
 
+MONARCH = "torchmonarch==0.7.0"
+
+
+def monarch_python(benchmark: str) -> Path | None:
+    """Return the Python of Monarch's environment; None where it cannot be made."""
+    return own_python(benchmark, "monarch", MONARCH, "torch", "numpy", "ipykernel")
+
+
 def own_python(benchmark: str, name: str, *packages: str) -> Path | None:
     """Return the Python of a peer's environment, which is made where there is none; None, told, where that fails.
 
