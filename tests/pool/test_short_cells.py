@@ -196,6 +196,38 @@ def test_a_broken_connection_neither_loses_nor_repeats_a_cell(pool: Pool, tmp_pa
     assert marks.read_text() == "xx"
 
 
+def test_context_variables_hold_whichever_way_cells_and_calls_go(pool: Pool, ways: list[str]) -> None:
+    cell(pool, "import contextvars, decimal\nkept_var = contextvars.ContextVar('kept')\nkept_token = kept_var.set(1)")
+    run(pool, "decimal.getcontext().prec = 7")
+    cell(pool, "kept_seen = kept_var.get(), decimal.getcontext().prec")
+    assert list(run(pool, "kept_seen, kept_var.get(), decimal.getcontext().prec")) == [((1, 7), 1, 7)] * 2
+    cell(pool, "kept_token = kept_var.set(2)")
+    assert list(run(pool, "kept_var.get()")) == [2, 2]
+
+    @sky.function
+    def sets() -> Any:
+        variable = vars(sys.modules["__main__"])["kept_var"]
+        seen = variable.get()
+        variable.set(3)
+        return seen
+
+    assert sets() @ pool == [2, 2]
+    # What a call sets ends with it.
+    assert list(run(pool, "kept_var.get()")) == [2, 2]
+    assert "short" in ways
+
+
+def test_a_cell_may_await(pool: Pool, ways: list[str]) -> None:
+    cell(pool, "import asyncio\nkept_n = await asyncio.sleep(0.01, 'slept')")
+    cell(pool, "async def double(x):\n    await asyncio.sleep(0)\n    return 2 * x\nkept_m = await double(4)")
+    assert [(found["kept_n"], found["kept_m"]) for found in names(pool)] == [("slept", 8)] * 2
+    assert ways
+    threading.Timer(0.05, pool.interrupt).start()
+    with pytest.raises(CellError, match="stopped"):
+        cell(pool, "kept_n = await asyncio.sleep(60)")
+    assert [found["kept_n"] for found in names(pool)] == ["slept"] * 2
+
+
 def test_cells_and_calls_keep_their_order(pool: Pool) -> None:
     cell(pool, "kept_list = []")
 

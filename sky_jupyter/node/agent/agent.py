@@ -536,8 +536,7 @@ class Agent:
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
         """Add a rank's event to its run's journal and forward it."""
         record = self.runs.get(run)
-        is_told = record is None and event["kind"] == "end" and self.short.tell_end(rank, run, event)
-        if record is None and not is_told and self.open_short(run):
+        if record is None and self.open_short(run):
             record = self.runs[run]
         if event["kind"] == "end":
             self.tasks.on_end(run, event)

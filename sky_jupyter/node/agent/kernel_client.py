@@ -210,7 +210,7 @@ class RankKernel:
                 interrupted = self.take_waiting(run)
             try:
                 on_turn()
-                return await self.send_request(run, content, interrupted=interrupted)
+                return await self._request(run, content, interrupted=interrupted)
             finally:
                 self.turn.release()
         finally:
@@ -228,8 +228,7 @@ class RankKernel:
         """Note that it no longer waits; return whether it was interrupted meanwhile."""
         return self._waiting.pop(run, False)
 
-    async def send_request(self, run: str, content: dict[str, Any], *, interrupted: bool) -> dict[str, Any]:
-        """Run one request, which has the rank's turn; see `request`."""
+    async def _request(self, run: str, content: dict[str, Any], *, interrupted: bool) -> dict[str, Any]:
         if not self.pid:
             text = self.how_ended or "it had not been started"
             return self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})

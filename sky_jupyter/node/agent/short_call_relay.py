@@ -335,42 +335,20 @@ class ShortCallRelay:
             return False
         assert lane.line is not None
         lane.running, rank.busy_with = call, call.run
-        if call.cell is not None:
-            self._agent.background(self._request(lane, call, call.cell, interrupted=interrupted))
-            return True
         rank.begun.clear()
         rank.short_ends[call.run] = lambda event: self._on_long_end(lane, call, event)
-        if call.key not in lane.known:
+        if call.cell is None and call.key not in lane.known:
             lane.known.add(call.key)
             lane.line.send(frames.pack(frames.FUNCTION, call.key, self._functions[call.key]))
         told: dict[str, Any] = {"partial": self._agent.is_partial(call.ranks)}
         told |= {what: True for what in ("asks", "together") if call.about.get(what) is True}
+        if call.cell is not None:
+            told["cell"] = call.cell
         if rank.number in call.room:
             told["room"] = call.room.pop(rank.number)
         lane.line.send(*frames.pack_shared(frames.CALL, call.run, call.key, call.arguments, told))
         if interrupted:
             rank.begin_interrupt()
-        return True
-
-    async def _request(self, lane: _Lane, call: RelayedCall, cell: dict[str, Any], *, interrupted: bool) -> None:
-        """Have a rank run a cell, as a request; the rank's turn is this lane's."""
-        content = {**cell, "partial": self._agent.is_partial(call.ranks)}
-        end = await lane.rank.send_request(call.run, content, interrupted=interrupted)
-        self._end(lane, call, end)
-        self._free(lane)
-
-    def tell_end(self, rank: int, run: str, end: dict[str, Any]) -> bool:
-        """Tell the notebook the end of a cell without a journal; return False for one that has more to tell."""
-        call = self._active.get(run)
-        if call is None or call.cell is None or end.get("status") != "ok" or end.get("ended"):
-            return False
-        if len(end.get("value") or "") > frames.MOST_VALUE or len(end.get("writes") or ()) > frames.MOST_WRITES:
-            return False
-        elapsed = float(end.get("elapsed") or 0.0)
-        if call.joint is not None:
-            call.joint.add(rank, elapsed, None, "", end)
-        else:
-            call.tell(frames.pack(frames.DONE, call.id, rank, elapsed, None, "", end))
         return True
 
     def _on_answer(self, lane: _Lane, frame: list[Any]) -> None:
@@ -380,18 +358,25 @@ class ShortCallRelay:
         if kind != frames.DONE or call is None or run != call.run or rank.killed:
             return
         rank.short_ends.pop(run, None)
-        end = {"kind": "end", "status": "ok", "bound": True, "type": name, "pickled": pickled, "elapsed": elapsed}
+        end = {"kind": "end", "status": "ok", "bound": True, "elapsed": elapsed}
+        if pickled is not None:
+            end |= {"type": name, "pickled": pickled}
         for told in writes:
             end |= told
         if call.record is None and call.joint is not None:
             call.joint.add(rank.number, elapsed, pickled, name, *writes)
         elif call.record is None:
-            value = pickled if call.shares else bytes(pickled)
+            value = pickled if call.shares or pickled is None else bytes(pickled)
             call.tell(*frames.pack_shared(frames.DONE, call.id, rank.number, elapsed, value, name, *writes))
         else:
-            self._agent.on_event(rank.number, run, {**frames.long_end(dict(end)), "t": time.time()})
+            self._agent.on_event(rank.number, run, self._event_of(end))
         self._end(lane, call, end)
         self._free(lane)
+
+    @staticmethod
+    def _event_of(end: dict[str, Any]) -> dict[str, Any]:
+        """Return an end as a journal has it."""
+        return {"t": time.time(), **(frames.long_end(dict(end)) if "pickled" in end else end)}
 
     def _on_long_end(self, lane: _Lane, call: RelayedCall, end: dict[str, Any]) -> None:
         """Take the end of a call that came as a message, or with the end of its kernel; it is in the journal."""
@@ -464,7 +449,7 @@ class ShortCallRelay:
         record.replied = True
         record.answered_by = self._agent.manager if call.about.get("asks") is True else None
         for rank, end in call.ends:
-            record.add(rank, {"t": time.time(), **(frames.long_end(dict(end)) if "pickled" in end else end)})
+            record.add(rank, self._event_of(end))
         call.ends = []
         if call.cell is not None and not call.left:
             # The notebook has been told, or reads the journal.

@@ -78,6 +78,7 @@ from . import (
 )
 from .iopub import OutputThread
 from .request_begin import RequestBegin
+from .request_context import RequestContext
 from .shell import SkyShell, said, without_ours
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ class SkyKernel(IPythonKernel):
         self.control_handlers["sky_tell_begin"] = self.sky_tell_begin
         self.short_calls = short_call_receiver.ShortCallReceiver(self)
         self.begin = RequestBegin(self.tell)
-        self.shell_handlers["comm_msg"] = _interruptible(self.shell_handlers["comm_msg"])
+        self.requests = RequestContext()
+        self.shell_handlers["comm_msg"] = self.interruptible(self.shell_handlers["comm_msg"])
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_streams: tuple[Any, ...] = sys.stdout, sys.stderr
@@ -173,6 +175,22 @@ class SkyKernel(IPythonKernel):
     def post_handler_hook(self) -> None:
         """Do nothing; see `pre_handler_hook`."""
 
+    def interruptible(self, handler: Callable[..., None]) -> Callable[..., None]:
+        """Wrap a handler of widget messages so that SIGINT interrupts it, and it sees what cells have set.
+
+        Otherwise SIGINT is only handled during requests.
+        """
+
+        def handle(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                self.requests.run(self.set_parent, ident, parent, "shell")
+                self.requests.run(handler, stream, ident, parent)
+            finally:
+                signal.signal(signal.SIGINT, before)
+
+        return handle
+
     def _forward_input(self, allow_stdin: bool = False) -> None:
         """Do nothing; see `user_input`."""
 
@@ -205,7 +223,10 @@ class SkyKernel(IPythonKernel):
         if self._ending:
             # The agent sees the end of this process, which ends all queued requests.
             return
-        content = parent["content"]
+        self.requests.run(self.set_parent, ident, parent, "shell")
+        await self.requests.attend(self._request(parent["content"]))
+
+    async def _request(self, content: dict[str, Any]) -> None:
         end = await self.run_request(content)
         self.drain_native_output()
         self.tell("sky_end", end)
@@ -543,22 +564,6 @@ def _have_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name, None) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays for as long as the process
-
-
-def _interruptible(handler: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a handler of widget messages so that SIGINT interrupts it.
-
-    Otherwise SIGINT is only handled during requests.
-    """
-
-    def handle(*arguments: Any) -> None:
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            handler(*arguments)
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    return handle
 
 
 def _flush_soon(stream: Any) -> None:

@@ -1,4 +1,4 @@
-"""Short calls on a rank: they come by a socket of their own, and so do the values of those that print nothing.
+"""Short calls and cells on a rank: they come by a socket of their own, and so do the ends of those that print nothing.
 
 All else is as with requests: a call runs on the main thread, between them. The end of a call that fails, prints, shows
 something, or returns a large value, is told by `sky_end`, after its output.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import os
 import socket
 import sys
@@ -20,12 +19,14 @@ from tornado.ioloop import IOLoop
 from ..protocol import short_call_frames as frames
 from ..protocol.shared_bytes import AnyBytes
 from ..protocol.short_call_frames import FrameSocket
+from .request_context import RequestContext
 
 
 class RequestKernel(Protocol):
     """Kernel of a rank, as its short calls use it."""
 
     iopub_socket: Any
+    requests: RequestContext
     sky_streams: tuple[Any, ...]
 
     @property
@@ -78,8 +79,13 @@ class ShortCallReceiver:
     def _on_frame(self, frame: list[Any]) -> None:
         kind, *rest = frame
         if kind == frames.CALL:
-            # What a call sets of context variables ends with it.
-            contextvars.copy_context().run(self._begin, self._call(*rest))
+            run, key, arguments, about = rest
+            if "cell" in about:
+                # It may await something at its first step, which only a task can.
+                cell = self._cell(run, about.pop("cell"), about)
+                self._task = asyncio.ensure_future(self._kernel.requests.attend(cell))
+            else:
+                self._kernel.requests.run_in_copy(self._begin, self._call(run, key, arguments, about))
         elif kind == frames.FUNCTION:
             key, content = rest
             self._functions[key] = content
@@ -96,20 +102,40 @@ class ShortCallReceiver:
 
     async def _call(self, run: str, key: bytes, arguments: AnyBytes, about: dict[str, Any]) -> None:
         """Run a call and answer, or tell its end as that of a request."""
+        content = {**self._functions[key], **about, "kind": "call", "run": run, "pickled": arguments, "short": True}
+        end, was_quiet = await self._run(run, content)
+        pickled = end.pop("pickled", None)
+        if pickled is not None and was_quiet and self._agent is not None:
+            self._agent.send(*frames.pack_shared(frames.DONE, run, end["elapsed"], pickled, end["type"], *_writes(end)))
+        elif end:
+            self._kernel.tell("sky_end", end if pickled is None else frames.long_end({**end, "pickled": pickled}))
+        self._kernel.note_idle()
+
+    async def _cell(self, run: str, content: dict[str, Any], about: dict[str, Any]) -> None:
+        """Run a cell and tell its end, here if it has shown nothing."""
+        end, was_quiet = await self._run(run, {**content, **about, "run": run})
+        packed = b""
+        if was_quiet and end["status"] == "ok" and len(end["writes"]) <= frames.MOST_WRITES:
+            # What cannot be packed goes as any other end.
+            with contextlib.suppress(ValueError, TypeError, OverflowError):
+                packed = frames.pack(frames.DONE, run, end["elapsed"], None, "", end)
+        if 0 < len(packed) <= frames.MOST_VALUE and self._agent is not None:
+            self._agent.send(packed)
+        elif end:
+            self._kernel.tell("sky_end", end)
+        self._kernel.note_idle()
+
+    async def _run(self, run: str, content: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Run a request; return its end, and whether nothing was sent or printed. No end if it was not begun."""
         kernel = self._kernel
         if kernel.is_ending:
-            return
+            # The agent sees the end of this process, which ends all requests.
+            return {}, False
         kernel.set_parent(b"", {"header": {"msg_id": run, "msg_type": "sky_request"}}, "shell")
-        content = {**self._functions[key], **about, "kind": "call", "run": run, "pickled": arguments, "short": True}
         before = self._traffic()
         end = await kernel.run_request(content)
-        pickled = end.pop("pickled", None)
         kernel.drain_native_output()
-        if pickled is not None and not end.get("ended") and self._traffic() == before and self._agent is not None:
-            self._agent.send(*frames.pack_shared(frames.DONE, run, end["elapsed"], pickled, end["type"], *_writes(end)))
-        else:
-            kernel.tell("sky_end", end if pickled is None else frames.long_end({**end, "pickled": pickled}))
-        kernel.note_idle()
+        return end, not end.get("ended") and self._traffic() == before
 
     def _traffic(self) -> tuple[Any, ...]:
         """Return what changes with each message of this process, and with what it prints."""

@@ -25,7 +25,7 @@ FUNCTION = 0
 # A function that is not called any more: [FORGET, key].
 FORGET = 1
 # To an agent: [CALL, id, key, arguments, ranks, about]; to a rank: [CALL, run, key, arguments, about].
-# A cell has no key, and ``about`` has its request: it goes to its ranks as any request.
+# A cell has no key, and ``about`` has its request.
 # ``about`` may have the room for a value, shared bytes that are to be written: of the first ranks, or of the rank.
 CALL = 2
 
