@@ -82,7 +82,7 @@ def test_a_breakpoint_in_a_cell_stops_the_chosen_rank_while_the_other_one_ends(c
     page.page.close()
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@pytest.mark.parametrize("app", ["lab", pytest.param("notebook", marks=pytest.mark.long)])
 def test_the_selector_follows_the_magic_and_a_page_that_is_loaded_anew(chromium, server, app):
     page = lab.Page(chromium, server.address("book.ipynb", app=app), width=1280)
     page.wait_until_ready()

@@ -86,7 +86,7 @@ BUSY = ["%load_ext sky_jupyter", "%%sky --nodes 2\ndef waited_for(a, b=2):\n    
 
 
 @pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}")
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@pytest.mark.parametrize("app", ["lab", pytest.param("notebook", marks=pytest.mark.long)])
 def test_tab_and_shift_tab_answer_while_a_cell_runs(app: str, tmp_path: Path, chromium: Any) -> None:
     with lab.server_with_book(tmp_path, BUSY) as server:
         page = lab.Page(chromium, server.address("book.ipynb", app=app))
