@@ -2,7 +2,8 @@
 
 Beside one Output widget a rank, a notebook's own `print` of as many lines, and a page that shows nothing of the same
 flood: what the machine itself leaves of sixty frames a second. Ranks are on other machines, so here they give way to
-what is the user's own: kernel, server and browser. Needs the front end (`python3 dev.py front`) and Chromium.
+what is the user's own: kernel, server and browser. Then 1,000 simulated ranks that print 100 lines each, in a grid.
+Needs the front end (`python3 dev.py front`) and Chromium.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import nbformat
 
 from tests.browser import lab
 
+from .fresh import ROOT
 from .measure import Figures, Options, Row, by_turns, rows
 
 RANKS = 8
@@ -28,6 +30,8 @@ LINES = 100_000
 QUICK_LINES = 10_000
 OURS, WIDGETS, PRINT = "the run view", "an Output widget a rank", "print in the notebook"
 EMPTY = "a page that shows nothing"
+GRID, GRID_EMPTY = "the grid of ranks", "a page that shows nothing of them"
+NODES, QUICK_NODES = 1000, 100
 # A peer that has not shown the end by then has not kept up; what it has shown is counted.
 _PATIENCE = 60.0
 _OUR_PATIENCE = 300.0
@@ -62,6 +66,16 @@ while ready.get_map():
     ],
     PRINT: ["import time", "pass", _SAY.replace("{lines}", f"{RANKS} * {{lines}}") + _GO],
 }
+_SIMULATED = f"""import sys
+sys.path.insert(0, {str(ROOT)!r})
+from benchmarks import simulated
+simulated_hosts = simulated.hosts()
+simulated_hosts.__enter__()
+%load_ext sky_jupyter"""
+_MANY = {
+    GRID: [_SIMULATED, "%sky up --nodes {nodes} --yes", "%%sky\nlines = 100"],
+    GRID_EMPTY: [_SIMULATED, "%sky up --nodes {nodes} --yes", "%%sky --quiet\nlines = 100"],
+}
 _SHOWN = ".jp-Notebook .jp-Cell:last-of-type .jp-OutputArea-output pre"
 _END = f"""() => window.skyDone || [...document.querySelectorAll("{_SHOWN}")]
     .slice(-{RANKS}).some(node => node.textContent.slice(-400).includes("the end"))"""
@@ -93,6 +107,10 @@ def measure(options: Options) -> list[Row]:
         with lab.browser() as browser:
             jobs = {name: lambda name=name: _flood(server, browser, name, lines) for name in names}
             samples = by_turns(jobs, options.times(3, quick=1))
+            nodes = QUICK_NODES if options.quick else NODES
+            jobs = {name: lambda name=name: _flood(server, browser, name, nodes) for name in _MANY}
+            many = by_turns(jobs, options.times(2, quick=1))
+    grid = f"{nodes:,} ranks"
     what = f"{RANKS} x {lines:,} lines"
     return [
         *rows(f"{what}: seconds a frame", samples, "frame", ours=OURS, unit="ms", most=20),
@@ -101,6 +119,11 @@ def measure(options: Options) -> list[Row]:
         *rows(f"{what}: processor time of the page", samples, "cpu", ours=OURS),
         *rows(f"{what}: until the page shows the end", samples, "s", ours=OURS),
         *rows(f"{what}: lost", samples, "lost", ours=OURS, unit="lines", most=0),
+        *rows(f"{grid}: seconds a frame", many, "frame", ours=GRID, unit="ms", most=20),
+        *rows(f"{grid}: longest time without a frame", many, "gap", ours=GRID, unit="ms", most=200),
+        *rows(f"{grid}: most memory of the page", many, "heap", ours=GRID, unit="MB", most=100),
+        *rows(f"{grid}: processor time of the page", many, "cpu", ours=GRID),
+        *rows(f"{grid}: until the cell has ended", many, "s", ours=GRID),
     ]
 
 
@@ -127,9 +150,8 @@ def _server(folder: Path) -> Iterator[lab.Server]:
 
 def _flood(server: lab.Server, browser: Any, name: str, lines: int) -> Figures:
     (server.root / "go").unlink(missing_ok=True)
-    book = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(cell.replace("{lines}", str(lines))) for cell in _CELLS[name]]
-    )
+    cells = [cell.replace("{lines}", str(lines)).replace("{nodes}", str(lines)) for cell in {**_CELLS, **_MANY}[name]]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(book, server.root / "flood.ipynb")
     page = lab.Page(browser, server.address("flood.ipynb"))
@@ -139,7 +161,7 @@ def _flood(server: lab.Server, browser: Any, name: str, lines: int) -> Figures:
             page.page.evaluate(f"async index => {{ {_CHOOSE} await {_RUN}; }}", index)
         if sys.platform == "linux":
             _give_way(server.root.parent / "registry.sqlite")
-        figures = _watched(page, browser, _OUR_PATIENCE if name in (OURS, EMPTY) else _PATIENCE)
+        figures = _watched(page, browser, _PATIENCE if name in (WIDGETS, PRINT) else _OUR_PATIENCE)
         if name in _SEEN:
             figures["lost"] = _SEEN[name](page, lines)
         return figures
@@ -185,7 +207,7 @@ def _give_way(registry: Path) -> None:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             command = " ".join(process.cmdline())
-            is_node = "sky_jupyter.node" in command or "of a training run" in command
+            is_node = any(word in command for word in _NODES)
             if is_node and process.environ().get("SKY_REGISTRY") == str(registry):
                 for thread in process.threads():
                     os.sched_setscheduler(thread.id, os.SCHED_IDLE, os.sched_param(0))
@@ -196,6 +218,8 @@ def _give_way(registry: Path) -> None:
                     time.sleep(0.15)  # the kernel takes no more than ten a second
 
 
+# In the command lines of nodes, and of what prints instead of them.
+_NODES = ("sky_jupyter.node", "benchmarks.simulated", "of a training run")
 _CHOOSE = "window.jupyterapp.shell.currentWidget.content.activeCellIndex = index;"
 _RUN = "window.jupyterapp.commands.execute('notebook:run-cell')"
 

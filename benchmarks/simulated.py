@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.node.agent.kernel_client import RankKernel
-from sky_jupyter.node.host.host import HostProcess
+from sky_jupyter.node.host.host import HostProcess, main
 from sky_jupyter.node.host.host_parts import HostParts
 from sky_jupyter.node.protocol import agent_process
 from sky_jupyter.node.protocol.host_config import HostConfig
@@ -228,4 +227,4 @@ def pool(nodes: int) -> Iterator[Pool]:
 
 
 if __name__ == "__main__":
-    SimulatedHost(Path(sys.argv[1]), SimulatedParts(Path(sys.argv[1]))).run()
+    main(SimulatedParts, SimulatedHost)

@@ -389,16 +389,16 @@ def _is_told(folder: Path, patience: float, owner: int | None) -> bool:
     return True
 
 
-def main() -> None:
-    """Run ``python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]``."""
+def main(parts_class: type[HostParts] = HostParts, host_class: type[HostProcess] = HostProcess) -> None:
+    """Run ``python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]``, or a host of other classes."""
     folder, *given = sys.argv[1:]
-    parts = HostParts(Path(folder))
+    parts = parts_class(Path(folder))
     if given and not _is_told(Path(folder), float(given[0]), int(given[1]) if given[1:] else None):
         # The process that makes the pool is gone, or has no use for this one.
         shutil.rmtree(folder, ignore_errors=True)
     else:
         parts.take_variables(Path(folder))
-        HostProcess(Path(folder), parts).run()
+        host_class(Path(folder), parts).run()
     # Nothing is left to be done; to take the control plane's modules apart would be a quarter of a second of work.
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
