@@ -48,15 +48,21 @@ def versions() -> str:
 
 
 def save(found: Mapping[str, Sequence[Row]], took: float) -> None:
-    """Write the figures between the marks in README.md."""
-    lines = [f"{datetime.date.today()}, {machine()}.", f"{versions()}.", f"The run took {took:.0f} s.", ""]
-    for name, rows in found.items():
-        lines += [f"### {name}", "", _line(HEAD), _line(["---"] * len(HEAD))]
-        lines += [*(_line(row.cells) for row in rows), ""]
+    """Write the figures of benchmarks between the marks in README.md; those of others stay as they are.
+
+    Each has its own day, machine and versions, since a run need not be of all.
+    """
     text = README.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    README.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"{END}{after}", encoding="utf-8")
+    inside, after = rest.split(END)
+    sections = {part.partition("\n")[0]: part for part in re.split(r"^### ", inside, flags=re.MULTILINE)[1:]}
+    run = f"{', '.join(found)} in one run of {took:.0f} s" if len(found) > 1 else f"a run of {took:.0f} s"
+    for name, rows in found.items():
+        table = [_line(HEAD), _line(["---"] * len(HEAD)), *(_line(row.cells) for row in rows)]
+        about = f"{datetime.date.today()}, {run}, {machine()}. {versions()}."
+        sections[name] = "\n".join([name, "", about, "", *table, "", ""])
+    written = "".join(f"### {section}" for section in sections.values())
+    README.write_text(f"{before}{BEGIN}\n{written}{END}{after}", encoding="utf-8")
 
 
 def _line(cells: Sequence[str]) -> str:

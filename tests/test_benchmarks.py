@@ -122,10 +122,10 @@ def test_the_page_has_a_row_for_each_benchmark() -> None:
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(SUBJECTS)
 
 
-def test_only_the_whole_set_is_saved(folder: Path) -> None:
-    done, _ = run(folder, "cell", "--save")
+def test_only_benchmarks_as_they_are_are_saved(folder: Path) -> None:
+    done, _ = run(folder, "cell", "--save", "--quick")
     assert done.returncode == 2
-    assert "--save is for the whole set" in done.stderr
+    assert "--save is for benchmarks as they are" in done.stderr
 
 
 def test_jobs_take_turns_and_none_always_comes_first() -> None:
@@ -190,7 +190,8 @@ def test_a_turn_of_training_counts_the_slowest_rank_and_the_processors_of_all() 
 
 def test_saved_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"# before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    sections = "### start\n\nkept\n\n### cell\n\nold\n\n"
+    readme.write_text(f"# before\n{report.BEGIN}\n{sections}{report.END}\nafter\n")
     monkeypatch.setattr(report, "README", readme)
     found = {"cell": [Row("x = 1", [8.0], [10.0], "a peer", "ms", most_ratio=1.0)]}
     for _ in range(2):
@@ -199,6 +200,8 @@ def test_saved_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatc
     assert text.startswith("# before\n")
     assert text.endswith("after\n")
     assert "old" not in text
+    # Those of other benchmarks stay.
+    assert text.index("### start\n\nkept\n") < text.index("### cell\n\n20")
     assert (
         text.count("| x = 1 | 8.00 (8.00-8.00) ms | a peer | 10.0 (10.0-10.0) ms | 0.800 (0.80-0.80) | 1 x kept |") == 1
     )

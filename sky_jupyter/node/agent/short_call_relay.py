@@ -21,6 +21,7 @@ from ...util.free_locks import taken_now
 from ..journal.run_record import kept_content
 from ..protocol import shared_bytes
 from ..protocol import short_call_frames as frames
+from ..protocol.journal_events import end_of
 from ..protocol.shared_bytes import AnyBytes, SharedBytes
 from ..protocol.short_call_frames import Frames, FrameSocket
 from .task_calls import TaskRunner, attempt_name
@@ -226,7 +227,7 @@ class ShortCallRelay:
             cell = about.pop("cell", None)
             call = RelayedCall(id, run, key, arguments, ranks, about, tell, shares, set(here), joint, room, cell)
             if len(mine) > 2 * len(self._active) + _KEPT:
-                mine &= self._active.keys()
+                mine &= self._active.keys() | self._quiet.keys()
             mine.add(run)
             self._begin(call, here)
         elif kind == frames.FUNCTION:
@@ -353,21 +354,21 @@ class ShortCallRelay:
 
     def _on_answer(self, lane: _Lane, frame: list[Any]) -> None:
         """Take the value of a call from its rank."""
-        kind, run, elapsed, pickled, name, *writes = frame
+        kind, run, elapsed, pickled, name, *more = frame
         call, rank = lane.running, lane.rank
         if kind != frames.DONE or call is None or run != call.run or rank.killed:
             return
         rank.short_ends.pop(run, None)
-        end = {"kind": "end", "status": "ok", "bound": True, "elapsed": elapsed}
+        end: dict[str, Any] = {"kind": "end", "status": "ok", "bound": True, "elapsed": elapsed}
+        for told in more:
+            end |= end_of({**end, **told})
         if pickled is not None:
             end |= {"type": name, "pickled": pickled}
-        for told in writes:
-            end |= told
         if call.record is None and call.joint is not None:
-            call.joint.add(rank.number, elapsed, pickled, name, *writes)
+            call.joint.add(rank.number, elapsed, pickled, name, *more)
         elif call.record is None:
             value = pickled if call.shares or pickled is None else bytes(pickled)
-            call.tell(*frames.pack_shared(frames.DONE, call.id, rank.number, elapsed, value, name, *writes))
+            call.tell(*frames.pack_shared(frames.DONE, call.id, rank.number, elapsed, value, name, *more))
         else:
             self._agent.on_event(rank.number, run, self._event_of(end))
         self._end(lane, call, end)
