@@ -182,19 +182,23 @@ def test_what_a_page_sets_changes_one_rank_and_its_observers_run(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs ipykernel 7.4, and that Python 3.11")
-def test_a_cell_that_awaits_hears_pages(book: Notebook, front: Front, ids: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(("option", "value"), [("--timeout 30", 33), ("", 34)], ids=["long way", "short way"])
+def test_a_cell_that_awaits_hears_pages(
+    book: Notebook, front: Front, ids: list[tuple[str, str]], option: str, value: int
+) -> None:
     def say() -> None:
-        front.wait(lambda: front.opened[ids[0][1]]["count"] == -1, "the cell does not begin")
-        front.say(ids[0][0], {"method": "update", "state": {"value": 33}, "buffer_paths": []})
+        front.wait(lambda: front.opened[ids[0][1]]["count"] == -value, "the cell does not begin")
+        front.say(ids[0][0], {"method": "update", "state": {"value": value}, "buffer_paths": []})
 
     page = threading.Thread(target=say)
     page.start()
     cell = book.run(
-        "%%sky --on 0 --timeout 30\nimport asyncio\ncounter.count = -1\n"
-        "while slider.value != 33:\n    await asyncio.sleep(0.05)"
+        f"%%sky --on 0 {option}\nimport asyncio, sys\ncounter.count = -{value}\n"
+        f"while slider.value != {value}:\n    await asyncio.sleep(0.05)\nwritten = sys.stdout.write('heard')"
     )
     page.join()
     assert cell.status == "ok"
+    assert book.value("_sky.stdout(0)") == "heard"
 
 
 def test_what_is_printed_inside_of_an_output_widget_stands_in_it(book: Notebook, front: Front, ids: Any) -> None:

@@ -181,13 +181,21 @@ class SkyKernel(IPythonKernel):
         Otherwise SIGINT is only handled during requests.
         """
 
-        def handle(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        def hear(*message: Any) -> None:
+            _, ident, parent = message
+            self.set_parent(ident, parent, "shell")
+            handler(*message)
+
+        def handle(*message: Any) -> None:
             before = signal.signal(signal.SIGINT, signal.default_int_handler)
+            request = self.requests.run(self.get_parent, "shell")
             try:
-                self.requests.run(self.set_parent, ident, parent, "shell")
-                self.requests.run(handler, stream, ident, parent)
+                self.requests.run_in_copy(hear, *message)
             finally:
                 signal.signal(signal.SIGINT, before)
+                if self._working:
+                    # What a cell that awaits something prints from now on is its own.
+                    self.requests.run(self.set_parent, [], request, "shell")
 
         return handle
 
