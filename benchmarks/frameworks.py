@@ -12,6 +12,8 @@ from .measure import Figures, Options, Row, by_turns, clock, rows
 
 OURS = "sky_jupyter"
 BY_HAND = "2 processes by hand"
+# By hand each imports the frameworks, in a pool its forkserver does for all.
+MORE = (4, 8)
 PLUGINS = ("jax", "keras")
 TOGETHER = "import jax; assert jax.process_count() == 2; jax.experimental.multihost_utils.sync_global_devices('on')"
 PATIENCE = 60.0
@@ -24,11 +26,17 @@ def measure(options: Options) -> list[Row]:
     # By hand there is but one way to be back: to start anew.
     for again in ("restart", "kill"):
         samples[BY_HAND][again] = samples[BY_HAND]["ready"]
-    return [
+    found = [
         *rows("jax, keras on 2 nodes ready", samples, "ready", ours=OURS, best=1.0),
         *rows("all ranks restarted", samples, "restart", ours=OURS, most=2.0),
         *rows("a rank killed, next cell done", samples, "kill", ours=OURS, most=2.0),
     ]
+    for ranks in () if options.quick else MORE:
+        alone = {OURS: lambda n=ranks: fresh.call("frameworks", "start", ranks=n)}
+        alone[f"{ranks} processes by hand"] = lambda n=ranks: fresh.call("frameworks", "by_hand", ranks=n)
+        started = by_turns(alone, options.times(3, quick=1))
+        found += rows(f"jax, keras on {ranks} nodes ready", started, "ready", ours=OURS, best=0.9)
+    return found
 
 
 def ours() -> Figures:
@@ -69,12 +77,25 @@ def until_it_works(cell: Callable[[], object], settle: Callable[[], None]) -> No
             return
 
 
-def by_hand() -> Figures:
-    """Two processes until they have met; called in a process of its own."""
+def start(ranks: int) -> Figures:
+    """Start a pool of so many nodes, and end it; called in a process of its own."""
+    fresh.like_a_notebook()
+    figures: Figures = {}
+    from .engines import Ours
+
+    subject = Ours()
+    with clock(figures, "ready"):
+        subject.start(ranks, PLUGINS)
+    subject.close()
+    return figures
+
+
+def by_hand(ranks: int = 2) -> Figures:
+    """Processes until they have met; called in a process of its own."""
     from .byhand import ByHand
 
     figures: Figures = {}
     with clock(figures, "ready"):
-        processes = ByHand()
+        processes = ByHand(ranks)
     processes.close()
     return figures

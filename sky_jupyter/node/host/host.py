@@ -39,6 +39,8 @@ from .host_parts import FORKSERVER_LOG, HostParts, fork
 from .power_file import GRACE, MARGIN, PowerFile
 
 _WATCH = 0.25
+# The same without an event: more often would be most of what an idle host costs.
+_IDLE = 0.5
 _LOOK = 0.02
 _FAREWELL = 0.5
 # A process that ends more often than this within a minute is not restarted any more.
@@ -217,7 +219,7 @@ class HostProcess:
             self.keep_power()
             self.change_if_asked()
             self.tell_who_stands_still()
-            select.select([self.wake, self.lease], [], [], _WATCH)
+            select.select([self.wake, self.lease], [], [], _IDLE)
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake, 512)
 
