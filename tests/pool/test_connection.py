@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from sky_jupyter.pool.base.events import NoticeEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.spec.pool_spec import PoolSpec
-from tests.pool.pools import begin, run
+from tests.pool.pools import begin, local_pool, run
 from tests.pool.relay import Far, Relay, relay
 from tests.pool.test_faults import eventually
 from tests.took import Took
@@ -135,3 +136,12 @@ def test_a_run_begun_while_cut_off_begins_once_when_the_pool_is_back(far: tuple[
     relay.restore()
     assert pool.attend(current).values == [1, 1]
     assert run(pool, "count").values == [1, 1]
+
+
+def test_that_dask_closes_connections_to_very_many_nodes_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    with local_pool(nodes=1), caplog.at_level(logging.INFO, "distributed.core"):
+        logger = logging.getLogger("distributed.core")
+        logger.info("Collecting unused comms.  open: %d, active: %d, connecting: %d", 512, 1, 1)
+        logger.info("another line")
+    assert "another line" in caplog.text
+    assert "Collecting" not in caplog.text

@@ -203,7 +203,8 @@ class Control:
             except BaseException:
                 await _end(client)
                 raise
-        logging.getLogger("distributed.client").addFilter(_is_worth_telling)
+        for name in ("distributed.client", "distributed.core"):
+            logging.getLogger(name).addFilter(_is_worth_telling)
         self._comm = self.client.scheduler_comm.comm
         self._stale = True
         # Large messages are bytes, which are fast to read; offloading would measure every message.
@@ -643,8 +644,11 @@ def _cut(client: Client) -> None:
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """Leave out what Dask logs of its own attempt to reconnect, whose TLS handshake broke: we connect again."""
-    return "IOStream is not idle" not in record.getMessage()
+    """Leave out what Dask logs of its own attempt to reconnect, whose TLS handshake broke: we connect again.
+
+    And that it closes connections to very many nodes, which it opens again.
+    """
+    return not any(text in record.getMessage() for text in ("IOStream is not idle", "Collecting unused comms"))
 
 
 @contextlib.contextmanager
