@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import socket
@@ -31,6 +32,8 @@ LARGE = os.urandom(300_000)
 @pytest.fixture(autouse=True)
 def nothing_is_left_open() -> Iterator[None]:
     process = psutil.Process()
+    # What earlier tests have left to the collector.
+    gc.collect()
     before = process.num_fds()
     yield
     assert process.num_fds() == before
