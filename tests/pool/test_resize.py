@@ -124,7 +124,7 @@ def test_nodes_are_removed_by_number_and_nothing_of_them_is_left(tmp_path: Path)
         }
         assert is_whole(pool, 2, per_node=2)
         wait_until(lambda: not any(psutil.pid_exists(pid) for pair in ranks for pid in pair))
-        assert sorted(path.name for path in pool.hosts[0].folder.glob("n*")) == ["n0", "n1"]
+        assert sorted(path.name for path in pool.hosts[0].folder.glob("n[0-9]*")) == ["n0", "n1"]
         # The node that was the third is the second, with what it had printed.
         text = "".join(page.text for page in pool.page(going.id))
         assert {int(line.split()[1]) for line in text.splitlines() if line.startswith("of ")} == {
