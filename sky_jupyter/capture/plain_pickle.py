@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 import sys
+import types
 from typing import Any
 
 from ..node.protocol.shared_bytes import AnyBytes, SharedWriter
 
 # What numpy's own pickles call.
 _NUMPY_FUNCTIONS = ("_reconstruct", "_frombuffer", "scalar")
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+# Modules with the types of arrays and of their items; the second has `bfloat16` and its like.
+_NUMBERS = ("numpy", "ml_dtypes")
 
 
 class NotPlain(Exception):
@@ -56,17 +60,18 @@ def plain_pickle(value: Any, writer: SharedWriter) -> AnyBytes:
 
 
 def _is_numpy(value: Any) -> bool:
+    """Return whether numpy's own pickles have a part; nothing but its type is asked, as that runs no code of others."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
     kind = type(value)
     if kind is numpy.ndarray:
         return not value.dtype.hasobject
-    if isinstance(value, numpy.dtype):
+    if issubclass(kind, numpy.dtype):
         return not value.hasobject
-    if isinstance(value, numpy.generic):
+    if issubclass(kind, numpy.generic):
         return kind.__module__ == "numpy" and not value.dtype.hasobject
-    if isinstance(value, type):
-        return value in (numpy.ndarray, numpy.dtype) or issubclass(value, numpy.generic)
-    module = getattr(value, "__module__", None) or ""
-    return getattr(value, "__name__", "") in _NUMPY_FUNCTIONS and module.startswith("numpy.")
+    if issubclass(kind, type):
+        # A class of the notebook's goes by value, whatever it is derived from.
+        return issubclass(value, (numpy.ndarray, numpy.dtype, numpy.generic)) and value.__module__ in _NUMBERS
+    return kind in _FUNCTIONS and value.__name__ in _NUMPY_FUNCTIONS and str(value.__module__).startswith("numpy.")

@@ -446,6 +446,13 @@ def test_plain_values_and_others_keep_their_types(pool: Pool, value: Any) -> Non
         assert np.array_equal(one, value)
 
 
+def test_a_class_of_the_notebooks_goes_by_value_whatever_it_is_derived_from(pool: Pool, main: dict[str, Any]) -> None:
+    exec("import numpy\nclass ShortWayNumber(numpy.float64):\n    unit = 'K'", main)
+    unit_of = sky.function(lambda kind: kind.unit)
+    assert unit_of(main["ShortWayNumber"]) >> pool == "K"
+    assert unit_of(main["ShortWayNumber"]) @ pool == ["K", "K"]
+
+
 def test_what_is_nested_too_deeply_is_an_error_here(pool: Pool) -> None:
     nested: list[Any] = []
     for _ in range(100_000):
