@@ -147,7 +147,7 @@ def _far(seconds: float) -> Iterator[None]:
 
 
 def ours(nodes: int, kind: str, quick: bool) -> dict[str, Any]:
-    """All operations on a pool of ours, and why simulated ones stopped; called in a process of its own."""
+    """All operations on a pool of ours, and why they stopped, if they did; called in a process of its own."""
     if nodes >= QUICK_SIMULATED[0]:
         os.environ["SKY_TIMEOUTS_SCALE"] = _SLOW
     if kind == "real":

@@ -115,18 +115,21 @@ def _arguments(
     """
     each = [(call.args, call.kwargs) for call in calls]
     short = live.calls.short
-    writer = SharedWriter(MOST_ARGUMENTS, shares=short.direct.is_possible, spare=short.spare.take)
+
+    def new_writer() -> SharedWriter:
+        return SharedWriter(MOST_ARGUMENTS, shares=short.direct.is_possible, spare=short.spare.take)
+
     try:
         if has_own_lists or all(_is_atom((args, *kwargs.values())) for args, kwargs in each):
             with contextlib.suppress(NotPlain):
-                return plain_pickle(each, writer), frozenset()
+                return plain_pickle(each, new_writer()), frozenset()
         if not alone:
             return None
         label = f"an argument of {calls[0].function!r}"
         given, needs = collect_value(each, main(), live.ledger.unsent(), label=label, inline=MOST_ARGUMENTS)
         if given.buffers or needs.bindings or needs.imports or needs.call is not None:
             return None
-        writer = SharedWriter(MOST_ARGUMENTS, shares=short.direct.is_possible, spare=short.spare.take)
+        writer = new_writer()
         writer.write(given.pickled)
         return writer.written(), needs.modules
     except TooLarge:

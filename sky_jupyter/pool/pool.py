@@ -456,13 +456,13 @@ class Pool:
             self.current = run
             self.events.add(run.events)
             self.register([run])
-            if attended and not timeout and self._may_be_direct(run):
-                self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
-                self._run_directly(run, content, grace, presses)
-            else:
+            directly = attended and not timeout and self._may_be_direct(run)
+            if not directly:
                 # Send the cell first: recording it would delay that.
                 run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
-                self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
+            self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
+            if directly:
+                self._run_directly(run, content, grace, presses)
         if presses:
             run.early = True
             self.press(run, len(presses))

@@ -38,8 +38,6 @@ class DirectCall(Protocol):
         Its ranks; those that it waits for.
     arguments : bytes or SharedBytes
         What is sent besides the frame.
-    room : list of SharedBytes
-        Files that its ranks may write their values to.
     incarnations : dict of int to str
         Of the agents that it was sent to, by node.
     sent, opened : bool
@@ -51,7 +49,6 @@ class DirectCall(Protocol):
     id: str
     ranks: list[int]
     left: set[int]
-    room: list[SharedBytes]
     incarnations: dict[int, str]
     sent: bool
     opened: bool
@@ -71,16 +68,13 @@ class DirectCall(Protocol):
         ...
 
     @property
-    def wants_room(self) -> bool:
-        """Whether its ranks are to be sent files for their values."""
-        ...
-
-    @property
     def is_late(self) -> bool:
         """Whether it takes longer than it may on the short way."""
         ...
 
-    def packed(self, known: set[bytes], ranks: list[int], *, here: bool) -> tuple[bytes, list[SharedBytes]]:
+    def packed(
+        self, known: set[bytes], ranks: list[int], *, here: bool, spare: SpareFiles | None = None
+    ) -> tuple[bytes, list[SharedBytes]]:
         """Return its frames, and the shared bytes in the last of them."""
         ...
 
@@ -186,9 +180,7 @@ class DirectCalls:
         elif not supervisor.take_turn_directly():
             return False
         call.began = time.perf_counter()
-        if call.wants_room:
-            call.room = short.spare.take(len(ranks))
-        if not line.send(*call.packed(line.known, ranks, here=True)):
+        if not line.send(*call.packed(line.known, ranks, here=True, spare=short.spare)):
             line.known.discard(call.key)
             if call.everywhere:
                 supervisor.leave_turn_directly()

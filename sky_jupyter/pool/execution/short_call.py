@@ -96,8 +96,6 @@ class ShortCall:
         Whether ranks may have begun it.
     dropped : bool
         Whether it was given up before it was sent.
-    room : list of SharedBytes
-        Files that its ranks may write their values to, for the first of them.
     incarnations : dict
         Of the agents that it was sent to, by node.
     everywhere : bool
@@ -114,7 +112,6 @@ class ShortCall:
         self.left = set(ranks)
         self.results: dict[int, ShortResult] = {}
         self.opened = self.sent = self.dropped = False
-        self.room: list[SharedBytes] = []
         self.incarnations: dict[int, str] = {}
         self.began = time.perf_counter()
         # No Event: an interrupt inside of one may leave it locked.
@@ -149,7 +146,9 @@ class ShortCall:
         self.arguments = b""
         self.results.clear()
 
-    def packed(self, known: set[bytes], ranks: list[int], *, here: bool) -> tuple[bytes, list[SharedBytes]]:
+    def packed(
+        self, known: set[bytes], ranks: list[int], *, here: bool, spare: SpareFiles | None = None
+    ) -> tuple[bytes, list[SharedBytes]]:
         """Return the frames that make it on ranks, and the shared bytes in the last of them.
 
         Parameters
@@ -160,6 +159,8 @@ class ShortCall:
             The ranks.
         here : bool
             Whether the other end is on this machine.
+        spare : SpareFiles, optional
+            Has files that the first ranks may write their values to, if those are large.
 
         Returns
         -------
@@ -171,9 +172,9 @@ class ShortCall:
             known.add(warm.key)
             before = frames.pack(frames.FUNCTION, warm.key, warm.content)
         arguments = self.arguments if here else bytes(self.arguments)
-        about = {**self.about, "room": self.room} if self.room else self.about
+        room = spare.take(len(ranks)) if spare is not None and warm.has_large_values else []
+        about = {**self.about, "room": room} if room else self.about
         packed, shared = frames.pack_shared(frames.CALL, self.id, warm.key, arguments, ranks, about)
-        self.room = []
         return before + packed, shared
 
     def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
@@ -192,11 +193,6 @@ class ShortCall:
     def key(self) -> bytes:
         """The key of its function."""
         return self.function.key
-
-    @property
-    def wants_room(self) -> bool:
-        """Whether its ranks are to be sent files for their values."""
-        return self.function.has_large_values
 
     @property
     def title(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...node.protocol import short_call_frames as frames
 from ...node.protocol.journal_events import checked
-from ...node.protocol.shared_bytes import SharedBytes
+from ...node.protocol.shared_bytes import SharedBytes, SpareFiles
 from ..base.timeouts import TIMEOUTS
 from ..runs.run import Run
 
@@ -36,22 +36,23 @@ class ShortCell:
         By rank, the event that its run would have been told.
     """
 
-    everywhere, key, wants_room = True, b"", False
-    arguments = b""
+    everywhere = True
+    key = arguments = b""
 
     def __init__(self, run: Run, content: dict[str, Any], begin: dict[str, Any]) -> None:
         self.id, self.ranks = run.id, list(run.outcomes)
         self.left = set(self.ranks)
         self.ends: dict[int, dict[str, Any]] = {}
         self.incarnations: dict[int, str] = {}
-        self.room: list[SharedBytes] = []
         self.sent = self.opened = False
         self.began = time.perf_counter()
         self._about = {"title": begin["code"], "all": True, "begin": begin, "cell": content}
         if content.get("asks"):
             self._about["asks"] = True
 
-    def packed(self, known: set[bytes], ranks: list[int], *, here: bool) -> tuple[bytes, list[SharedBytes]]:
+    def packed(
+        self, known: set[bytes], ranks: list[int], *, here: bool, spare: SpareFiles | None = None
+    ) -> tuple[bytes, list[SharedBytes]]:
         """Return its frame."""
         return frames.pack(frames.CALL, self.id, self.key, self.arguments, ranks, self._about), []
 
