@@ -15,6 +15,7 @@ from IPython.core.completer import CompletionContext, context_matcher
 from ..pool.base.event_loop import loop
 from ..pool.open_pools import pools
 from ..session import jedi_completion
+from ..util import jedi_cache
 
 if TYPE_CHECKING:
     from .cell_completion import CellInspector
@@ -40,6 +41,7 @@ class CellQuestions:
         def match(context: CompletionContext) -> dict[str, Any]:
             # From here on IPython loads jedi itself, in this thread.
             self._was_asked = True
+            jedi_cache.protect()
             found: dict[str, Any] | None = None
             # IPython would show an error as a traceback below the cell.
             with contextlib.suppress(Exception, KeyboardInterrupt):

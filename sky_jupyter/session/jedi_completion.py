@@ -12,6 +12,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..util import jedi_cache
+
 T = TypeVar("T")
 # Characters of the newest cells that are read: jedi needs a tenth of a second for so many.
 _MOST_READ = 50_000
@@ -137,6 +139,7 @@ def joined(sources: Iterable[str]) -> str:
 def _script(text: str) -> Any:
     import jedi
 
+    jedi_cache.protect()
     # jedi's own choice of environment would start a process.
     return jedi.Script(
         text, path=Path.cwd() / _PATH, environment=jedi.InterpreterEnvironment(), project=jedi.Project(os.getcwd())

@@ -10,6 +10,8 @@ from typing import Any
 from ipykernel.ipkernel import token_at_cursor
 from IPython.core.completer import provisionalcompleter, rectify_completions
 
+from ...util import jedi_cache
+
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # As many as IPython's own matchers return.
 _MOST = 500
@@ -80,6 +82,8 @@ def inspect(shell: Any, code: str, cursor: int, detail: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def _using_jedi(completer: Any, uses_jedi: bool) -> Iterator[None]:
     before = completer.use_jedi
+    if before and uses_jedi:
+        jedi_cache.protect()
     completer.use_jedi = before and uses_jedi
     try:
         yield

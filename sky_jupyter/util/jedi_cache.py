@@ -1,0 +1,43 @@
+"""Keep the cache files of jedi's parser whole: what a killed process half wrote would end completion for good."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+from .atomic_write import atomic_write
+
+
+def protect() -> None:
+    """Have this process write jedi's cache files atomically, and do without those that cannot be read.
+
+    parso, which parses for jedi, writes them in place, and `parso.cache` raises for a file that ends too early: IPython
+    then shows no completions, in each process of this user until the file's source changes. Nothing is done for a
+    version of parso that works in another way. Loads parso; call it before jedi is used.
+    """
+    try:
+        import parso.cache as cache
+    except ImportError:  # IPython does without jedi, too.
+        return
+    read = getattr(cache, "_load_from_file_system", None)
+    path_of = getattr(cache, "_get_hashed_path", None)
+    if read is None or path_of is None or not hasattr(cache, "_save_to_file_system") or hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def load(*args: Any, **options: Any) -> Any:
+        try:
+            return read(*args, **options)
+        except OSError:
+            raise
+        except Exception:  # Anything may come out of such a file; the source is parsed, and the file written anew.
+            return None
+
+    def save(grammar: str, path: Any, item: Any, cache_path: Any = None) -> None:
+        with atomic_write(Path(path_of(grammar, path, cache_path=cache_path))) as file:
+            pickle.dump(item, file, pickle.HIGHEST_PROTOCOL)
+
+    cache._load_from_file_system = load
+    cache._save_to_file_system = save
