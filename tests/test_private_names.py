@@ -78,6 +78,10 @@ LIBRARIES = {
     "pool": {
         "_handle_report_task": "distributed.Client: what it waits for when it is closed",
     },
+    "util": {
+        "_load_from_file_system": "parso.cache: reads a file of the cache",
+        "_save_to_file_system": "parso.cache: writes one",
+    },
 }
 
 

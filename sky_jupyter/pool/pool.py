@@ -408,7 +408,8 @@ class Pool:
             code = self.code.local.look(modules, within=within)
             packages = {}
             if self.packages.may_differ:
-                packages = self.packages.check(code.others, listener, ignore, no_tick, put=False)
+                # A loop of calls does not repeat it.
+                packages = self.packages.check(code.others, listener, ignore, no_tick, put=False, again=False)
             settings, notes = self.settings.follow(modules)
             for text in filter(None, (code.news, *notes)):
                 listener(NoticeEvent(text))

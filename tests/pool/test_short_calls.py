@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +30,7 @@ from sky_jupyter.pool.execution.short_call_channels import DirectLine
 from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.execution.tasks import PoolTasks
 from sky_jupyter.pool.pool import Pool
+from tests.pool.call_ways import note_ways, quiet
 from tests.pool.pools import local_pool, run, underway, wait_until
 
 MANY = b"x" * 200_000
@@ -82,42 +83,7 @@ def main() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which ways calls went: ``short``, ``opened`` after that, or ``long``."""
-    went: list[str] = []
-
-    def noting(kind: type[Any], name: str, way: str) -> None:
-        before: Callable[..., Any] = getattr(kind, name)
-
-        def noted(*given: Any, **more: Any) -> Any:
-            went.append(way)
-            return before(*given, **more)
-
-        monkeypatch.setattr(kind, name, noted)
-
-    for kind, name, way in (
-        (ShortCalls, "send", "short"),
-        (PoolTasks, "take_up", "opened"),
-        (Pool, "take_up", "opened"),
-        (PoolTasks, "begin", "long"),
-        (Pool, "begin_call", "long"),
-    ):
-        noting(kind, name, way)
-    directly = DirectCalls.make
-
-    def made(calls: DirectCalls, call: ShortCall, presses: list[object]) -> bool:
-        is_made = directly(calls, call, presses)
-        went.extend(["short"] * is_made)
-        return is_made
-
-    monkeypatch.setattr(DirectCalls, "make", made)
-    return went
-
-
-def quiet(ways: list[str]) -> bool:
-    """Whether nothing but short calls was made, of which none took long on a busy machine; none are left."""
-    found = set(ways)
-    ways.clear()
-    return found <= {"short", "opened"}
+    return note_ways(monkeypatch)
 
 
 def test_a_call_that_has_nothing_to_tell_leaves_no_journal(pool: Pool, ways: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -59,6 +60,20 @@ def cell(pool: Pool, code: str, **options: Any) -> CellResult:
 def names(pool: Pool) -> list[dict[str, Any]]:
     """Return the names that the cells here have assigned on each rank."""
     return list(run(pool, "{name: value for name, value in globals().items() if name.startswith('kept_')}"))
+
+
+@contextlib.contextmanager
+def interrupted(pool: Pool, folder: Path) -> Iterator[str]:
+    """Interrupt a cell once all of its ranks are at it; yield the lines that it has to begin with."""
+
+    def interrupt() -> None:
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        pool.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    yield f"import os, pathlib\n(pathlib.Path({str(folder)!r}) / str(os.getpid())).touch()\n"
+    thread.join()
 
 
 def journals(pool: Pool, run: str) -> list[str]:
@@ -145,12 +160,9 @@ def test_a_cell_on_one_rank_is_that_ranks(pool: Pool) -> None:
     assert pool.ledger.nodes_own >= {"kept_where"}
 
 
-def test_an_interrupt_stops_a_cell_that_was_short_until_then(pool: Pool, ways: list[str]) -> None:
-    timer = threading.Timer(0.05, pool.interrupt)
-    timer.start()
-    with pytest.raises(CellError, match="stopped"):
-        cell(pool, "import time\nkept_t = time.sleep(60)")
-    timer.join()
+def test_an_interrupt_stops_a_cell_that_was_short_until_then(pool: Pool, ways: list[str], tmp_path: Path) -> None:
+    with interrupted(pool, tmp_path) as begins, pytest.raises(CellError, match="stopped"):
+        cell(pool, f"{begins}import time\nkept_t = time.sleep(60)")
     assert ways == ["opened"]
     cell(pool, "kept_t = 'alive'")
     assert [found["kept_t"] for found in names(pool)] == ["alive"] * 2
@@ -217,14 +229,13 @@ def test_context_variables_hold_whichever_way_cells_and_calls_go(pool: Pool, way
     assert "short" in ways
 
 
-def test_a_cell_may_await(pool: Pool, ways: list[str]) -> None:
+def test_a_cell_may_await(pool: Pool, ways: list[str], tmp_path: Path) -> None:
     cell(pool, "import asyncio\nkept_n = await asyncio.sleep(0.01, 'slept')")
     cell(pool, "async def double(x):\n    await asyncio.sleep(0)\n    return 2 * x\nkept_m = await double(4)")
     assert [(found["kept_n"], found["kept_m"]) for found in names(pool)] == [("slept", 8)] * 2
     assert ways
-    threading.Timer(0.05, pool.interrupt).start()
-    with pytest.raises(CellError, match="stopped"):
-        cell(pool, "kept_n = await asyncio.sleep(60)")
+    with interrupted(pool, tmp_path) as begins, pytest.raises(CellError, match="stopped"):
+        cell(pool, f"{begins}kept_n = await asyncio.sleep(60)")
     assert [found["kept_n"] for found in names(pool)] == ["slept"] * 2
 
 

@@ -259,7 +259,8 @@ class ShortCallRelay:
 
     def _begin(self, call: RelayedCall, here: Sequence[int]) -> None:
         lanes = [self._lanes[rank] for rank in here]
-        known = call.run in self._active or call.run in self._agent.runs or call.id in self._tasks.cancelled
+        known = call.run in self._active or call.run in self._agent.runs
+        known = known or call.id in self._tasks.cancelled or call.id in self._tasks.missed
         known = known or (call.cell is None and call.key not in self._functions)
         if known or not all(lane.rank.entered and self._connect(lane) for lane in lanes):
             call.tell(frames.pack(frames.REFUSED, call.id))

@@ -47,6 +47,8 @@ class TaskRunner:
         self.stopped: dict[str, dict[str, Any]] = {}
         # Calls that are not to be started, should they arrive.
         self.cancelled: OrderedDict[str, None] = OrderedDict()
+        # Calls that were looked for in vain: should their frames arrive, they have begun elsewhere.
+        self.missed: OrderedDict[str, None] = OrderedDict()
 
     # -- calls of Dask and the manager -------------------------------------------------------------
 
@@ -66,12 +68,17 @@ class TaskRunner:
         return {"attempt": name, "node": self.agent.node}
 
     async def sky_find_calls(self, calls: Sequence[str]) -> dict[str, str]:
-        """Return the attempt names of those calls that this agent knows; a short one goes on with a journal."""
+        """Return the attempt names of those calls that this agent knows; a short one goes on with a journal.
+
+        Others are not begun as short calls any more, should their frames arrive.
+        """
         names = {call: attempt_name(call, self.agent.node, self.agent.incarnation) for call in calls}
         for call in calls:
             # One of all ranks has no attempts.
             self.agent.open_short(call)
-        return {call: name for call, name in names.items() if name in self.agent.runs or self.agent.open_short(name)}
+        known = {call: name for call, name in names.items() if name in self.agent.runs or self.agent.open_short(name)}
+        _remember(self.missed, [call for call in calls if call not in known])
+        return known
 
     async def sky_cancel_calls(self, calls: Sequence[str], hard: bool = False) -> list[str]:
         """Cancel calls, with a signal where a rank runs one.
@@ -80,7 +87,7 @@ class TaskRunner:
         started.
         """
         known = await self.sky_find_calls(calls)
-        self._begin_no_more(calls)
+        _remember(self.cancelled, calls)
 
         def runs(name: str) -> bool:
             return name in self.working and self.working[name][0].busy_with == name
@@ -95,19 +102,12 @@ class TaskRunner:
     async def sky_forget_calls(self, attempts: Sequence[str]) -> None:
         """Remove the journals of calls whose ends the manager has."""
         # Of one that was opened, Dask may bring the task only now.
-        self._begin_no_more([name.partition(".")[0] for name in attempts])
+        _remember(self.cancelled, [name.partition(".")[0] for name in attempts])
         for name in attempts:
             if name in self.agent.runs and self.agent.runs[name].over.is_set():
                 await self.agent.forget(name)
 
     # -- parts -------------------------------------------------------------------------------------
-
-    def _begin_no_more(self, calls: Sequence[str]) -> None:
-        """Remember calls that are not to be started if they arrive later."""
-        for call in calls:
-            self.cancelled[call] = None
-        while len(self.cancelled) > _REMEMBERED:
-            self.cancelled.popitem(last=False)
 
     def choose(self, rank: int | None) -> RankKernel:
         """Return the rank for a call: one with a kernel, and the least to do."""
@@ -211,3 +211,10 @@ class TaskRunner:
         why = self.stopped.get(name)
         if why is not None and event.get("status") in ("interrupted", "died"):
             event.update(why, status="interrupted")
+
+
+def _remember(remembered: OrderedDict[str, None], calls: Sequence[str]) -> None:
+    """Add calls; forget those that were added longest ago."""
+    remembered.update(dict.fromkeys(calls))
+    while len(remembered) > _REMEMBERED:
+        remembered.popitem(last=False)

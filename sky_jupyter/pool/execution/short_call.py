@@ -98,6 +98,8 @@ class ShortCall:
         Whether it was given up before it was sent.
     incarnations : dict
         Of the agents that it was sent to, by node.
+    delay : float
+        Seconds that its arguments and its value may be on their way.
     everywhere : bool
         Whether it is one of all ranks.
     """
@@ -113,6 +115,7 @@ class ShortCall:
         self.results: dict[int, ShortResult] = {}
         self.opened = self.sent = self.dropped = False
         self.incarnations: dict[int, str] = {}
+        self.delay = 0.0
         self.began = time.perf_counter()
         # No Event: an interrupt inside of one may leave it locked.
         self.lock = threading.Lock()
@@ -207,7 +210,7 @@ class ShortCall:
     @property
     def is_late(self) -> bool:
         """Whether it takes longer than calls of the short way may."""
-        return time.perf_counter() - self.began > _SHORT
+        return time.perf_counter() - self.began > _SHORT + self.delay
 
 
 def _wake(call: ShortCall) -> None:

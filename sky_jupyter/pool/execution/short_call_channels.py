@@ -16,6 +16,8 @@ from ...node.protocol.shared_bytes import SharedBytes
 from ...node.system import peer_user
 
 _READ = 1 << 18
+# Bytes a second of a slow network.
+_SLOW = 1e6
 
 
 class CallChannel(ABC):
@@ -43,6 +45,10 @@ class CallChannel(ABC):
         """Whether it leads to a process on this machine, with which memory can be shared."""
 
     @abstractmethod
+    def delay(self, size: int) -> float:
+        """Return the seconds that a call's arguments of so many bytes, and its value, may be on their way."""
+
+    @abstractmethod
     def write(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
         """Send frames, and the shared bytes in the last of them."""
 
@@ -52,11 +58,21 @@ class CallChannel(ABC):
 
 
 class RemoteCallChannel(CallChannel):
-    """Connection of Dask's kind to one agent, over TLS."""
+    """Connection of Dask's kind to one agent, over TLS.
 
-    def __init__(self, comm: Any, incarnations: dict[int, str]) -> None:
+    Parameters
+    ----------
+    comm : Comm
+        The connection.
+    incarnations : dict of int to str
+        Of the agent, by its node.
+    latency : float
+        Seconds from a small message to its answer.
+    """
+
+    def __init__(self, comm: Any, incarnations: dict[int, str], latency: float) -> None:
         super().__init__(incarnations)
-        self._comm = comm
+        self._comm, self._latency = comm, latency
 
     @property
     def is_open(self) -> bool:
@@ -65,6 +81,9 @@ class RemoteCallChannel(CallChannel):
     @property
     def is_here(self) -> bool:
         return False
+
+    def delay(self, size: int) -> float:
+        return self._latency + size / _SLOW
 
     def write(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
         self._comm.stream.write(data)
@@ -93,6 +112,9 @@ class LocalCallChannel(CallChannel):
     @property
     def is_here(self) -> bool:
         return True
+
+    def delay(self, size: int) -> float:
+        return 0.0
 
     def write(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
         self._line.send(data, shared)

@@ -35,6 +35,7 @@ from .task_context import FunctionBundle, TaskContext
 
 _log = logging.getLogger(__name__)
 _DIAL = TIMEOUTS.liveness.dial
+_REST = TIMEOUTS.links.longest_pause
 # A call that takes longer is opened, and looked for as often.
 _SHORT = TIMEOUTS.polls.short_calls
 # While calls are under way, files that were looked at within this time are as they were then.
@@ -118,8 +119,9 @@ class ShortCalls:
         # Calls that wait for a rank that has less to do.
         self._waiting: deque[ShortCall] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
-        # Processes of agents that are not on this machine.
+        # Processes of agents that are not on this machine; until when no connection to a node is tried again.
         self._not_here: set[str] = set()
+        self._resting: dict[int, float] = {}
         self._background = BackgroundTasks()
         # Of arguments and values.
         self.spare = SpareFiles()
@@ -129,14 +131,14 @@ class ShortCalls:
 
     @property
     def are_possible(self) -> bool:
-        """Whether the pool is as it has to be for the short way: reached directly, by its manager, whole and idle."""
+        """Whether the pool is as it has to be for the short way: its manager's, whole and idle."""
         pool = self.pool
         if not pool.has_control or pool.is_guest:
             return False
         control, supervisor = pool.control, pool.supervisor
         is_whole = not (control.closing or control.crowded or control.silent or control.lost or control.off)
         is_alone = not (supervisor.turns.shared or supervisor.mending)
-        return control.direct and is_whole and control.up.is_set() and is_alone
+        return is_whole and control.up.is_set() and is_alone
 
     def known(self, function: Any, *, everywhere: bool, ledger: Ledger, namespace: dict[str, Any]) -> KnownFunction:
         """Return a function with what it reads, pickled if it may have changed since the last time.
@@ -339,6 +341,7 @@ class ShortCalls:
             # Dask's connections are new, and so are these.
             self._client = self.pool.control.client
             self._not_here.clear()
+            self._resting.clear()
             self.close()
         self._waiting.extend(self._queue.popleft() for _ in range(len(self._queue)))
         self._send_waiting()
@@ -392,6 +395,7 @@ class ShortCalls:
             parts = written.setdefault(channel, [])
             mine = [node for node in nodes if node in channel.incarnations]
             call.incarnations.update((node, channel.incarnations[node]) for node in mine)
+            call.delay = max(call.delay, channel.delay(len(call.arguments)))
             packed, shared = call.packed(channel.known, call.ranks, here=channel.is_here)
             parts.append(packed)
             if shared:
@@ -453,23 +457,32 @@ class ShortCalls:
         return bool(there)
 
     async def _dial_agent(self, node: int) -> bool:
-        """Open the channel to a node elsewhere; return whether it can be reached."""
+        """Open the channel to a node elsewhere, by the tunnel of a link; return whether it can be reached."""
         from distributed.comm import connect
 
+        if time.monotonic() < self._resting.get(node, 0.0):
+            return False
         control, client = self.pool.control, self.pool.control.client
         try:
+            address = control.addresses[node]
+            if not control.direct:
+                host = next(one for one in self.pool.hosts if node in one.nodes)
+                address = await asyncio.to_thread(host.reach_agent, address)
             arguments = client.connection_args if client is not None else {}
-            comm = await connect(control.addresses[node], timeout=_DIAL, **arguments)
+            comm = await connect(address, timeout=_DIAL, **arguments)
             try:
+                asked = time.perf_counter()
                 await comm.write({"op": frames.HANDSHAKE, "manager": control.generation, "reply": False})
                 read = frames.Frames()
                 first = await asyncio.wait_for(comm.stream.read_bytes(_READ, partial=True), _DIAL)
                 ((_, incarnation),) = read.feed(first)
-                channel = RemoteCallChannel(comm, {node: str(incarnation)})
+                channel = RemoteCallChannel(comm, {node: str(incarnation)}, time.perf_counter() - asked)
             except BaseException:
                 comm.abort()
                 raise
         except Exception as error:
+            # To try again takes long where nothing answers.
+            self._resting[node] = time.monotonic() + _REST
             _log.debug("no channel of short calls to node %d: %s: %s", node, type(error).__name__, error)
             return False
         self._channels[node] = channel

@@ -486,12 +486,16 @@ class PoolTasks:
                     run.give_up(f"the control plane could not bring it to a rank: {type(error).__name__}: {error}")
 
     async def _find_opened(self, runs: Sequence[TaskRun]) -> dict[str, int]:
-        """Find calls that their nodes had begun as short ones; count those as lost that their nodes do not know."""
+        """Find calls that were sent as short ones; count those as lost whose agents are not there any more.
+
+        One that an agent does not know has not reached it: it is begun now.
+        """
         control = self.pool.control
         known: dict[str, int] = {}
         for run in runs:
-            ((node, _),) = run.incarnations.items()
+            ((node, incarnation),) = run.incarnations.items()
             while not control.closing and not run.over.is_set():
+                names: dict[str, str] | None
                 try:
                     names = (await control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node]
                 except (NodeLost, OSError):
@@ -499,12 +503,12 @@ class PoolTasks:
                         # It, or the scheduler, is away for a moment.
                         await asyncio.sleep(_PAUSE)
                         continue
-                    names = {}
-                if run.call in names:
+                    names = None
+                if names and run.call in names:
                     known[run.call] = node
                     if run.accepts(names[run.call], node):
                         await self.pool.supervisor.read(run, node, run.next(node))
-                else:
+                elif names is None or control.incarnations.get(node) != incarnation:
                     run.lose_begun(node, f"node {node}{control.names.get(node, '')} is lost: its agent ended")
                 break
         return known

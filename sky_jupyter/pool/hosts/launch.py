@@ -174,6 +174,10 @@ class Host:
         """Return the scheduler's address from here, preferably at ``wish``."""
         return address
 
+    def reach_agent(self, address: str) -> str:
+        """Return the address from here of one of its agents, by that in the control plane."""
+        return address
+
     def leave(self) -> None:
         """Ignore its events from now on, and send it nothing more."""
         self.left.set()

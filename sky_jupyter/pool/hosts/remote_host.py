@@ -110,6 +110,15 @@ class RemoteHost(launch.Host):
         """Return the address of the link's tunnel to the scheduler."""
         return f"tls://127.0.0.1:{self.machine.forward(*reach.place(address), local_port=wish).port}"
 
+    def reach_agent(self, address: str) -> str:
+        """Return the address of the link's tunnel to an agent.
+
+        Raises MachineError where the machine refuses tunnels.
+        """
+        # One that is apart listens on its machine's loopback.
+        there = reach.place(address) if self.apart is None else ("127.0.0.1", self.apart.agent)
+        return f"tls://127.0.0.1:{self.machine.forward(*there).port}"
+
     def say(self, word: str) -> None:
         """Write a marker file to the pool's folder: `STARTING` or `READY`."""
         done = self.machine.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)

@@ -95,7 +95,14 @@ class PoolPackages:
         return installed
 
     def check(
-        self, modules: Iterable[str], listener: Listener, on_send: Listener = ignore, tick: Tick = no_tick, *, put: bool
+        self,
+        modules: Iterable[str],
+        listener: Listener,
+        on_send: Listener = ignore,
+        tick: Tick = no_tick,
+        *,
+        put: bool,
+        again: bool = True,
     ) -> dict[str, Any]:
         """Compare the packages of modules; report or install.
 
@@ -111,6 +118,8 @@ class PoolPackages:
             Called every poll.
         put : bool
             Whether to install what differs.
+        again : bool
+            Whether to report missing packages that were reported before.
 
         Returns
         -------
@@ -132,7 +141,7 @@ class PoolPackages:
         if self._differences(wanted) and (put or self.sync):
             self._install(wanted, on_send, tick)
             listener(NoticeEvent(f"installed on the nodes: {', '.join(sorted(self._added.values()))}"))
-        elif text := self._news(self._differences(wanted)):
+        elif text := self._news(self._differences(wanted), again=again):
             listener(NoticeEvent(f"{text}. `%%sky --sync` installs on the nodes what the notebook has"))
         return self._news_for_ranks()
 
@@ -215,14 +224,14 @@ class PoolPackages:
                     found.setdefault(f"{name} {version}", {}).setdefault(there, []).append(node)
         return found
 
-    def _news(self, differences: Mapping[str, Mapping[str, list[int]]]) -> str:
-        """Describe differences: missing ones always, others once."""
+    def _news(self, differences: Mapping[str, Mapping[str, list[int]]], *, again: bool) -> str:
+        """Describe differences that were not described before, and with ``again`` all missing packages."""
         told = []
         for name, versions in differences.items():
             for there, nodes in versions.items():
                 where = "on the nodes" if len(nodes) == self.pool.spec.nodes else f"on {_label(nodes)}"
                 text = f"{name} here, {there or 'missing'} {where}"
-                if not there or text not in self._told:
+                if (again and not there) or text not in self._told:
                     told.append(text)
                     self._told.add(text)
         return "; ".join(told)
