@@ -17,6 +17,7 @@ from ..display.base.prompts import can_ask
 from ..node.protocol.shared_bytes import AnyBytes, SharedWriter, TooLarge
 from ..node.protocol.short_call_frames import MOST_ARGUMENTS
 from ..pool.base.events import Event
+from ..pool.base.timeouts import TIMEOUTS
 from ..pool.execution.short_call import ShortCall
 from ..pool.pool import Pool
 from ..session import cells
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .calls import PendingCall
 
 T = TypeVar("T")
-_TICK = 0.05
+_TICK = TIMEOUTS.polls.direct_calls
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
