@@ -36,8 +36,13 @@ def protect() -> None:
             return None
 
     def save(grammar: str, path: Any, item: Any, cache_path: Any = None) -> None:
-        with atomic_write(Path(path_of(grammar, path, cache_path=cache_path))) as file:
-            pickle.dump(item, file, pickle.HIGHEST_PROTOCOL)
+        try:
+            with atomic_write(Path(path_of(grammar, path, cache_path=cache_path))) as file:
+                pickle.dump(item, file, pickle.HIGHEST_PROTOCOL)
+        except PermissionError:
+            raise  # parso warns of it.
+        except OSError:
+            pass  # The disk may be full: the cache is in memory all the same.
 
     cache._load_from_file_system = load
     cache._save_to_file_system = save

@@ -45,6 +45,8 @@ _MOST_HELD = 256
 # Functions whose files are kept on the nodes, and bytes of one of them.
 _WARM, _MOST_WARM = 32, 16 << 20
 _READ = 1 << 18
+# Agents behind a link to which calls go the short way.
+_MOST_TUNNELS = 64
 
 
 class KnownFunction:
@@ -131,14 +133,16 @@ class ShortCalls:
 
     @property
     def are_possible(self) -> bool:
-        """Whether the pool is as it has to be for the short way: its manager's, whole and idle."""
+        """Whether the pool is as it has to be for the short way: its manager's, whole, idle, and within reach."""
         pool = self.pool
         if not pool.has_control or pool.is_guest:
             return False
         control, supervisor = pool.control, pool.supervisor
         is_whole = not (control.closing or control.crowded or control.silent or control.lost or control.off)
         is_alone = not (supervisor.turns.shared or supervisor.mending)
-        return is_whole and control.up.is_set() and is_alone
+        # A tunnel to each agent costs the link's process some threads.
+        is_within_reach = control.direct or len(control.addresses) <= _MOST_TUNNELS
+        return is_within_reach and is_whole and control.up.is_set() and is_alone
 
     def known(self, function: Any, *, everywhere: bool, ledger: Ledger, namespace: dict[str, Any]) -> KnownFunction:
         """Return a function with what it reads, pickled if it may have changed since the last time.
