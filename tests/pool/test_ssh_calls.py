@@ -59,5 +59,3 @@ def test_calls_under_way_as_the_link_is_cut_are_made_once(world: World) -> None:
         assert [future.result() for future in futures] == list(range(0, 4000, 2))
         first, second = begun() @ pool
         assert sorted(first + second) == list(range(2000))
-    for host in world:
-        wait_until(functools.partial(is_clean, host))
