@@ -30,6 +30,7 @@ SUBJECTS = {
     "frameworks": "frameworks",
     "training": "training",
     "ssh": "ssh",
+    "ssh-calls": "ssh_calls",
     "link": "link",
     "pods": "pods",
     "files": "files",

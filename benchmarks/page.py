@@ -231,11 +231,12 @@ def _ours_seen(page: lab.Page, lines: int) -> float:
     for rank in range(RANKS):
         view.get_by_role("tab", name=f"rank {rank}").click()
         page.wait_until(lambda: "the end" in view.locator(".sky-panel").inner_text(), timeout=_OUR_PATIENCE)
-        told = view.locator(".sky-earlier").inner_text()
-        gone = int("".join(filter(str.isdigit, told)) or 0)
-        held = view.locator(".sky-text").evaluate_all(
-            "nodes => nodes.reduce((sum, one) => sum + one.offsetHeight / 18, 0)"
+        # Both at one moment: the view takes lines in and out as it likes.
+        told, held = view.evaluate(
+            """node => [node.querySelector(".sky-earlier").innerText, [...node.querySelectorAll(".sky-text")].reduce(
+                (sum, one) => sum + one.offsetHeight / 18, 0)]"""
         )
+        gone = int("".join(filter(str.isdigit, told)) or 0)
         lost += lines + 1 - gone - round(held)
     return float(abs(lost))
 

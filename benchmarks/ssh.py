@@ -66,7 +66,7 @@ def ours(server: Server, folder: Path) -> Figures:
         machine = SSHMachine.connect(target)
         machine.session.run("true")
     with machine:
-        machine.put(b"", folder / "first")
+        machine.put({folder / "first": b""})
         with clock(figures, "up"):
             file_transfer.upload(machine, folder / "data", folder / "up")
         with clock(figures, "down"):
@@ -76,7 +76,7 @@ def ours(server: Server, folder: Path) -> Figures:
                 machine.session.run("true")
         with clock(figures, "put", 1000 / COMMANDS):
             for number in range(COMMANDS):
-                machine.put(bytes(10_000), folder / f"put{number}")
+                machine.put({folder / f"put{number}": bytes(10_000)})
     clear(folder)
     return figures
 

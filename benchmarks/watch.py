@@ -104,7 +104,7 @@ class _Watched:
 def _kernel(nodes: int) -> Iterator[Any]:
     kernels = Kernels(1)
     try:
-        kernels.run(f"%load_ext sky_jupyter\n%sky up --nodes {nodes}")
+        kernels.run(f"%load_ext sky_jupyter\n%sky up --yes --nodes {nodes}")
         watched = _Watched(kernels)
         try:
             yield watched

@@ -1,8 +1,9 @@
-"""Small calls through a local pool. See `call_loop`."""
+"""Small calls through a local pool, or one of the hosts that SKY_BENCHMARK_HOSTS names. See `call_loop`."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 
 from call_loop import Job, serve
 
@@ -19,7 +20,9 @@ ended = contextlib.ExitStack()
 
 
 def start(ranks: int) -> dict[str, Job]:
-    pool = ended.enter_context(sky.Compute(nodes=ranks, options=sky.Options(crowded=True)))
+    places = os.environ.get("SKY_BENCHMARK_HOSTS")
+    provider = sky.SSH(places, offline=True) if places else sky.Local()
+    pool = ended.enter_context(sky.Compute(provider=provider, nodes=ranks, options=sky.Options(crowded=True)))
     echo(b"") @ pool
 
     def one(times: int, given: bytes) -> None:
