@@ -54,14 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--save is for benchmarks as they are: leave --quick and --repeat out")
     ended.raise_signals()
     began = time.perf_counter()
-    found: dict[str, list[Row]] = {}
     with own_places():
         for name in given.names or SUBJECTS:
-            found[name] = measured(name, Options(given.quick, given.repeat))
-    took = time.perf_counter() - began
-    print(f"{took:.0f} s in all; {report.machine()}")
-    if given.save:
-        report.save(found, took)
+            before = time.perf_counter()
+            rows = measured(name, Options(given.quick, given.repeat))
+            if given.save:
+                # Each by itself: a run that is broken off keeps what it has measured.
+                report.save({name: rows}, time.perf_counter() - before)
+    print(f"{time.perf_counter() - began:.0f} s in all; {report.machine()}")
     return 0
 
 
