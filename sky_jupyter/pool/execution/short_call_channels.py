@@ -17,7 +17,7 @@ from ...node.system import peer_user
 
 _READ = 1 << 18
 # Bytes a second of a slow network.
-_SLOW = 1e6
+_SLOW = 1_000_000
 
 
 class CallChannel(ABC):
