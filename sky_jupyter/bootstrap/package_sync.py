@@ -40,6 +40,11 @@ def _providers(stamp: object) -> Mapping[str, Sequence[str]]:
 
     Cached until something is installed.
     """
+    if sys.version_info < (3, 11):
+        # Python's own knows only distributions that list their modules, as few do today. Dask requires this one there.
+        import importlib_metadata
+
+        return importlib_metadata.packages_distributions()
     return metadata.packages_distributions()
 
 
