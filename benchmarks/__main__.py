@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = measured(name, Options(given.quick, given.repeat))
             if given.save:
                 # Each by itself: a run that is broken off keeps what it has measured.
-                report.save({name: rows}, time.perf_counter() - before)
+                report.save(name, rows, time.perf_counter() - before)
     print(f"{time.perf_counter() - began:.0f} s in all; {report.machine()}")
     return 0
 

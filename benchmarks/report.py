@@ -6,7 +6,7 @@ import datetime
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -47,8 +47,8 @@ def versions() -> str:
     return ", ".join(found)
 
 
-def save(found: Mapping[str, Sequence[Row]], took: float) -> None:
-    """Write the figures of benchmarks between the marks in README.md; those of others stay as they are.
+def save(name: str, rows: Sequence[Row], took: float) -> None:
+    """Write the figures of a benchmark between the marks in README.md; those of others stay as they are.
 
     Each has its own day, machine and versions, since a run need not be of all.
     """
@@ -56,11 +56,9 @@ def save(found: Mapping[str, Sequence[Row]], took: float) -> None:
     before, rest = text.split(BEGIN)
     inside, after = rest.split(END)
     sections = {part.partition("\n")[0]: part for part in re.split(r"^### ", inside, flags=re.MULTILINE)[1:]}
-    run = f"{', '.join(found)} in one run of {took:.0f} s" if len(found) > 1 else f"a run of {took:.0f} s"
-    for name, rows in found.items():
-        table = [_line(HEAD), _line(["---"] * len(HEAD)), *(_line(row.cells) for row in rows)]
-        about = f"{datetime.date.today()}, {run}, {machine()}. {versions()}."
-        sections[name] = "\n".join([name, "", about, "", *table, "", ""])
+    table = [_line(HEAD), _line(["---"] * len(HEAD)), *(_line(row.cells) for row in rows)]
+    about = f"{datetime.date.today()}, a run of {took:.0f} s, {machine()}. {versions()}."
+    sections[name] = "\n".join([name, "", about, "", *table, "", ""])
     written = "".join(f"### {section}" for section in sections.values())
     README.write_text(f"{before}{BEGIN}\n{written}{END}{after}", encoding="utf-8")
 

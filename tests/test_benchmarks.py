@@ -193,9 +193,9 @@ def test_saved_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatc
     sections = "### start\n\nkept\n\n### cell\n\nold\n\n"
     readme.write_text(f"# before\n{report.BEGIN}\n{sections}{report.END}\nafter\n")
     monkeypatch.setattr(report, "README", readme)
-    found = {"cell": [Row("x = 1", [8.0], [10.0], "a peer", "ms", most_ratio=1.0)]}
+    rows = [Row("x = 1", [8.0], [10.0], "a peer", "ms", most_ratio=1.0)]
     for _ in range(2):
-        report.save(found, took=1.0)
+        report.save("cell", rows, took=1.0)
     text = readme.read_text()
     assert text.startswith("# before\n")
     assert text.endswith("after\n")

@@ -495,7 +495,6 @@ class PoolTasks:
         for run in runs:
             ((node, incarnation),) = run.incarnations.items()
             while not control.closing and not run.over.is_set():
-                names: dict[str, str] | None
                 try:
                     names = (await control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node]
                 except (NodeLost, OSError):
@@ -503,12 +502,12 @@ class PoolTasks:
                         # It, or the scheduler, is away for a moment.
                         await asyncio.sleep(_PAUSE)
                         continue
-                    names = None
-                if names and run.call in names:
+                    names = {}
+                if run.call in names:
                     known[run.call] = node
                     if run.accepts(names[run.call], node):
                         await self.pool.supervisor.read(run, node, run.next(node))
-                elif names is None or control.incarnations.get(node) != incarnation:
+                elif node in control.lost | control.off or control.incarnations.get(node) != incarnation:
                     run.lose_begun(node, f"node {node}{control.names.get(node, '')} is lost: its agent ended")
                 break
         return known

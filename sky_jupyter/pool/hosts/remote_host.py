@@ -107,7 +107,7 @@ class RemoteHost(launch.Host):
         threading.Thread(target=event_listener.listen, args=(self,), name="sky-host", daemon=True).start()
 
     def reach(self, address: str, wish: int = 0) -> str:
-        """Return the address of the link's tunnel to the scheduler."""
+        """Return the address of the link's tunnel to the scheduler, or to an agent."""
         return f"tls://127.0.0.1:{self.machine.forward(*reach.place(address), local_port=wish).port}"
 
     def reach_agent(self, address: str) -> str:
@@ -116,8 +116,7 @@ class RemoteHost(launch.Host):
         Raises MachineError where the machine refuses tunnels.
         """
         # One that is apart listens on its machine's loopback.
-        there = reach.place(address) if self.apart is None else ("127.0.0.1", self.apart.agent)
-        return f"tls://127.0.0.1:{self.machine.forward(*there).port}"
+        return self.reach(address if self.apart is None else f"tls://127.0.0.1:{self.apart.agent}")
 
     def say(self, word: str) -> None:
         """Write a marker file to the pool's folder: `STARTING` or `READY`."""
