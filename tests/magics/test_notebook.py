@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,8 +87,9 @@ def test_functions_of_the_notebook_show_their_source_on_the_ranks_as_they_do_her
     for call in ("%%sky\nFinder().find()", "import sky_jupyter as sky\nsky.function(Finder().find)() @ sky"):
         error = two.run(call).error
         assert f"Cell In[{made.number}], line 4, in misses(x)" in error, error
-        # IPython 8 leaves the comment out of the line that has failed.
-        assert "----> 4     raise LookupError(x)" in error
+        # IPython 8, the last one for Python 3.10, leaves the comment out of the line that has failed.
+        comment = "  # as it stands here" if sys.version_info >= (3, 11) else ""
+        assert f"----> 4     raise LookupError(x){comment}" in error
         assert f"Cell In[{made.number}], line 8" in error
     assert two.run("%%sky\ninspect.getsource(plainly)").body == [r"[0-1] Out: 'def plainly():\n    return 1\n'"]
 

@@ -31,6 +31,8 @@ from jax.experimental import multihost_utils
 
 print(jax.process_index(), multihost_utils.process_allgather(jnp.ones(()) * jax.process_index()).tolist())
 """
+# The least that torchrun is for.
+MEETS = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier()"
 ACCELERATE = """
 import torch
 from accelerate import Accelerator
@@ -106,12 +108,17 @@ def test_the_program_of_the_page_says_the_same_by_torchrun_by_sky_torchrun_and_a
     assert [text[:11] for text in as_it_is] == ["rank 0 of 2", "rank 1 of 2"]
     assert said(cells) == as_it_is
     # What other tests do to the machine's network is none of this program's.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path, "50"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
+
+    def by_itself(*program: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+
+    done = by_itself(path, "50")
     if done.returncode:
-        # The program has run here, by ours.
-        pytest.skip(f"torchrun itself fails on this machine: {' / '.join(done.stderr.split(chr(10))[-30:])}")
+        (tmp_path / "meets.py").write_text(MEETS)
+        assert by_itself(str(tmp_path / "meets.py")).returncode, done.stderr
+        pytest.skip(f"torchrun cannot have two processes meet on this machine: {' / '.join(done.stderr.splitlines())}")
     # torchrun's processes have no buffer: between a line and its end the other process writes on the same pipe.
     by_torchrun = sorted(f"{line}\n" for line in re.findall(r"rank \d of \d: \[.*?\]", done.stdout))
     assert by_torchrun == as_it_is
