@@ -19,7 +19,7 @@ from paramiko.message import Message
 
 from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
 from . import auth, known_hosts
-from .channels import PACKET, Channel, CountingSocket
+from .channels import PACKET, Channel, CountingSocket, PacketPipe
 from .connection_loss import ConnectionLoss
 from .target import Target
 from .tcp import SILENT, command_socket, dial, end, peer
@@ -351,6 +351,9 @@ class Session:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
         channel.__class__ = Channel
+        if not addresses:
+            # Nothing has come yet: the command is not asked for. A stream's other end may have sent some.
+            channel.in_buffer = PacketPipe()
         return channel
 
     def _lost_or(self, reason: str, message: str) -> MachineError:

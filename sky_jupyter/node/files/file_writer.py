@@ -128,22 +128,20 @@ class Receiver:
 
 def write(file: IO[bytes], data: bytes | memoryview) -> None:
     """Write data to an unbuffered file; skip blocks of zeros (sparse file)."""
-    view, at = memoryview(data), file.tell()
+    view = memoryview(data)
     begun = 0
     for start in range(0, len(view), _BLOCK):
         end = min(start + _BLOCK, len(view))
         if view[start:end] == _ZEROS[: end - start]:
-            _write(file, at + begun, view[begun:start])
+            _write(file, view[begun:start])
+            file.seek(end - start, os.SEEK_CUR)
             begun = end
-    _write(file, at + begun, view[begun:])
-    whole = at + len(view)
-    if os.fstat(file.fileno()).st_size < whole:
-        os.ftruncate(file.fileno(), whole)
-    file.seek(whole)
+    _write(file, view[begun:])
+    if view and begun == len(view) and os.fstat(file.fileno()).st_size < file.tell():
+        file.truncate()
 
 
-def _write(file: IO[bytes], at: int, view: memoryview) -> None:
-    file.seek(at)
+def _write(file: IO[bytes], view: memoryview) -> None:
     while view:
         view = view[file.write(view) :]
 
