@@ -324,7 +324,7 @@ class Batch:
         try:
             with self._showing:
                 # Nobody ends a view that is begun after its batch has left.
-                listener = ignore if self._has_left else self.run_view.listener()
+                listener = ignore if self._has_left else self.run_view.on_event
             run = self.live.calls.take_up(sent.short, sent.calls[0].retries, listener)
         except Exception as error:
             sent.error = error
@@ -347,9 +347,7 @@ class Batch:
         arguments = [(one.args, one.kwargs) for one in calls]
         blob, capture = collect_value(arguments, main(), self._ledger(), label=f"an argument of {call.function!r}")
         size = blob.size + sum(one.size for one in capture.blobs)
-        order = TaskRequest(
-            bundle, blob, capture, call.rank, call.timeout, self.run_view.listener(), title=name_of(call)
-        )
+        order = TaskRequest(bundle, blob, capture, call.rank, call.timeout, self.run_view.on_event, title=name_of(call))
         order.together, order.stream, order.retries = len(calls) > 1, self._stream_of(call), call.retries
         return order, size
 

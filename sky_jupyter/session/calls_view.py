@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..display import views as display
 from ..display.base.frontends import front_end, in_notebook
 from ..plugins.joblib.shared_values import outlets
-from ..pool.base.events import Event, Listener, NoticeEvent, OutputEvent
+from ..pool.base.events import Event, Listener, NoticeEvent, OutputEvent, TroubleEvent
 
 if TYPE_CHECKING:
     from ..pool.pool import Pool
@@ -47,6 +47,8 @@ class SharedRunView:
         # Ranks whose last line is not ended, and on which stream; how each rank's calls ended, the worst.
         self._open: dict[int, str] = {}
         self._ends: dict[int, dict[str, Any]] = {}
+        # What troubles the pool, by its subject.
+        self._troubles: dict[str, str] = {}
         self._lock = threading.RLock()
         self._beside: threading.Thread | None = None
         # What is shown from other threads belongs to the cell that sent the calls.
@@ -62,20 +64,25 @@ class SharedRunView:
 
         return TerminalRunView(ranks, results=False)
 
-    def listener(self) -> Listener:
-        """Return a listener for one more call."""
+    def on_event(self, event: Event) -> None:
+        """Show an event of one of the calls; what troubles the pool is said once, and not with each call."""
+        if isinstance(event, OutputEvent):
+            kind, rank, self._run = event.event["kind"], event.rank, event.run
+            if kind == "end":
+                self._on_end(event)
+                return
+            if kind == "stream":
+                self._note_line(rank, event.event["name"], event.event["text"])
+        elif isinstance(event, TroubleEvent) and not self._is_news(event):
+            return
+        self.view.on_event(event)
 
-        def on_event(event: Event) -> None:
-            if isinstance(event, OutputEvent):
-                kind, rank, self._run = event.event["kind"], event.rank, event.run
-                if kind == "end":
-                    self._on_end(event)
-                    return
-                if kind == "stream":
-                    self._note_line(rank, event.event["name"], event.event["text"])
-            self.view.on_event(event)
-
-        return on_event
+    def _is_news(self, event: TroubleEvent) -> bool:
+        with self._lock:
+            if event.over:
+                return self._troubles.pop(event.about, None) is not None
+            before, self._troubles[event.about] = self._troubles.get(event.about), event.text
+            return before != event.text
 
     def _note_line(self, rank: int, name: str, text: str) -> None:
         if text.endswith("\n"):
@@ -243,7 +250,7 @@ class Outlet:
             if self._listener is None and not self._left and event.event["kind"] in ("stream", "display"):
                 title = f"loop · {self._pool.spec.name}"
                 self._run_view = self._context.copy().run(joined, self._pool, title, waited=False)
-                self._listener = self._run_view.listener()
+                self._listener = self._run_view.on_event
             listener = self._listener
         if listener is not None:
             listener(event)

@@ -226,6 +226,75 @@ def test_calls_that_wait_for_short_ones_of_their_rank_stay_short(
     assert ways.count("opened") < 16
 
 
+@sky.function
+def waits_for(name: str) -> str:
+    while name and not Path(name).exists():
+        time.sleep(0.001)
+    return name
+
+
+def test_calls_behind_one_that_takes_long_are_made_by_other_ranks(pool: Pool, ways: list[str], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    # It is known to be short: several are sent ahead.
+    for _ in range(20):
+        assert waits_for("") >> pool == ""
+    ways.clear()
+    futures = [waits_for(str(gate) if number == 4 else "") > pool for number in range(40)]
+    assert [future.result(60) for number, future in enumerate(futures) if number != 4] == [""] * 39
+    wait_until(lambda: "opened" in ways)
+    # On a busy machine some may take long themselves.
+    assert ways.count("opened") < 20
+    gate.touch()
+    assert futures[4].result(60) == str(gate)
+    wait_until(lambda: not any(pool.calls.short._load.values()) and not any(pool.calls.short._opened.values()))
+
+
+def test_short_calls_wait_for_ranks_that_are_at_opened_ones(pool: Pool, ways: list[str], tmp_path: Path) -> None:
+    gates = [tmp_path / "gate 0", tmp_path / "gate 1"]
+    for _ in range(20):
+        assert waits_for("") >> pool == ""
+    long = [waits_for(str(gate)).on(rank) > pool for rank, gate in enumerate(gates)]
+    wait_until(lambda: len(pool.supervisor.busy_ranks()) == 2)
+    ways.clear()
+    futures = [waits_for("") > pool for _ in range(40)]
+    futures[-1].cancel()
+    wait_until(lambda: len(pool.calls.short._waiting) >= 39)
+    gates[0].touch()
+    assert [future.result(60) for future in futures[:-1]] == [""] * 39
+    assert futures[-1].cancelled()
+    assert ways.count("opened") < 20
+    gates[1].touch()
+    assert [future.result(60) for future in long] == [str(gate) for gate in gates]
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_what_troubles_the_pool_is_said_once_for_all_calls(
+    pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    gate, said = tmp_path / "gate", ""
+
+    async def tell(*, silent: bool) -> None:
+        pool.supervisor.on_silent([1], silent=silent)
+
+    def has_said(text: str) -> bool:
+        nonlocal said
+        said += "".join(capsys.readouterr())
+        return text in said
+
+    if when == "before":
+        loop().call(tell(silent=True))
+    futures = [waits_for(str(gate)).on(rank) > pool for rank in range(2)]
+    wait_until(lambda: len(pool.supervisor.busy_ranks()) == 2)
+    if when == "during":
+        loop().call(tell(silent=True))
+    wait_until(lambda: has_said("node 1 does not answer"))
+    loop().call(tell(silent=False))
+    wait_until(lambda: has_said("node 1 answers again"))
+    gate.touch()
+    assert [future.result(60) for future in futures] == [str(gate)] * 2
+    assert (said.count("does not answer"), said.count("answers again")) == (1, 1)
+
+
 def test_a_gather_knows_from_the_last_one_how_long_its_calls_take(pool: Pool, ways: list[str]) -> None:
     assert sky.gather(*map(echo, range(16))) >> pool == tuple(range(16))
     assert pool.calls.seconds[echo] > 0

@@ -96,6 +96,8 @@ class ShortCall:
         Whether ranks may have begun it.
     dropped : bool
         Whether it was given up before it was sent.
+    moving : bool
+        Whether another rank is to make it, if its own has not begun it.
     incarnations : dict
         Of the agents that it was sent to, by node.
     delay : float
@@ -113,7 +115,7 @@ class ShortCall:
         self.count = count
         self.left = set(ranks)
         self.results: dict[int, ShortResult] = {}
-        self.opened = self.sent = self.dropped = False
+        self.opened = self.sent = self.dropped = self.moving = False
         self.incarnations: dict[int, str] = {}
         self.delay = 0.0
         self.began = time.perf_counter()
@@ -143,6 +145,12 @@ class ShortCall:
         for one in self.results.values():
             run.take_end(one.rank, one.bare_end())
         return run
+
+    def unsend(self) -> None:
+        """Note that its rank has not begun it, and does not begin it any more."""
+        self.sent = self.moving = False
+        self.ranks, self.left = [], set()
+        self.incarnations.clear()
 
     def forget(self) -> None:
         """Forget arguments and values, once these were taken: whoever has a future of it keeps it."""

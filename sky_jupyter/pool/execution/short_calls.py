@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +36,9 @@ from .task_context import FunctionBundle, TaskContext
 _log = logging.getLogger(__name__)
 _DIAL = TIMEOUTS.liveness.dial
 _REST = TIMEOUTS.links.longest_pause
-# A call that takes longer is opened, and looked for as often.
-_SHORT = TIMEOUTS.polls.short_calls
+# A call that takes longer is opened, and looked for as often; one of a function whose calls take little only if its
+# rank has ended none for so many times as long: a busy machine is the likelier cause.
+_SHORT, _STALLED = TIMEOUTS.polls.short_calls, 5
 # While calls are under way, files that were looked at within this time are as they were then.
 _BURST = TIMEOUTS.polls.files
 # So many calls of ranks that are busy are passed over for calls of others.
@@ -114,8 +115,9 @@ class ShortCalls:
         # What is dialed, by the node that it is dialed for, with the calls that wait for it.
         self._dialing: dict[int, list[ShortCall]] = {}
         self._load: dict[int, int] = {}
-        # When a rank has ended its latest call.
+        # When a rank has ended its latest call; how many opened ones it has to do.
         self._progress: dict[int, float] = {}
+        self._opened: Counter[int] = Counter()
         # Ids of calls that agents are about to be asked to forget.
         self._withdrawn: dict[CallChannel, list[str]] = {}
         # Calls that wait for a rank that has less to do.
@@ -262,6 +264,7 @@ class ShortCalls:
         def release() -> None:
             for rank in call.left if call.sent else ():
                 self._unload(rank)
+            self._note_opened(call, -1)
             self._flush()
 
         loop().loop.call_soon_threadsafe(release)
@@ -276,6 +279,7 @@ class ShortCalls:
             if call.sent and call.everywhere:
                 self._open(call)
             elif call.id in self._active:
+                call.moving = False
                 self._withdraw(call)
             elif not call.sent:
                 self._drop(call)
@@ -311,6 +315,7 @@ class ShortCalls:
         def take_over() -> None:
             for rank in call.left if call.sent else ():
                 self._load[rank] = self._load.get(rank, 0) + 1
+            self._note_opened(call, 1)
 
         loop().loop.call_soon_threadsafe(take_over)
 
@@ -355,14 +360,20 @@ class ShortCalls:
         written: dict[CallChannel, list[bytes]] = {}
         # All that is seen here is of one moment.
         possible, busy = self.are_possible, self.pool.supervisor.busy_ranks()
+        free = [rank for rank in range(self.pool.spec.world_size) if rank not in busy and not self._opened[rank]]
         held: list[ShortCall] = []
         while self._waiting:
             call = self._waiting.popleft()
             if call.opened:
                 continue
-            ranks = call.ranks or [rank for rank in range(self.pool.spec.world_size) if rank not in busy]
+            ranks = call.ranks or free
             if not possible or not ranks:
-                self._open(call)
+                if not self._waits_out(call):
+                    self._open(call)
+                    continue
+                held.append(call)
+                if len(held) > _MOST_HELD:
+                    break
                 continue
             rank = min(ranks, key=lambda rank: (self.load_of(rank), rank))
             if not call.everywhere and self.load_of(rank) >= call.function.ahead:
@@ -375,6 +386,17 @@ class ShortCalls:
         for channel, parts in written.items():
             if parts:
                 channel.write(b"".join(parts))
+        self._sweep_later()
+
+    def _waits_out(self, call: ShortCall) -> bool:
+        """Return whether what keeps a call from the short way is soon over: a call that was opened, or a silence.
+
+        On the long way it takes many times as long as its function, and so would all that are behind it.
+        """
+        control = self.pool.control
+        is_over_soon = any(self._opened.values()) or bool(control.silent)
+        is_lost = control.closing or control.lost or control.off or control.crowded
+        return call.function.ahead > 1 and is_over_soon and not is_lost
 
     def _take(self, call: ShortCall, ranks: list[int], written: dict[CallChannel, list[bytes]]) -> None:
         """Send a call to ranks, or have it wait for a connection: which rank is free is seen again after that."""
@@ -405,8 +427,6 @@ class ShortCalls:
             if shared:
                 channel.write(b"".join(parts), shared)
                 parts.clear()
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
 
     def _process_of(self, node: int) -> str:
         return process_of(self.pool.control.incarnations.get(node, ""))
@@ -546,7 +566,11 @@ class ShortCalls:
         elif kind == frames.WITHDRAWN and not call.everywhere:
             del self._active[id]
             self._unload(call.ranks[0])
-            self._drop(call)
+            if call.moving:
+                call.unsend()
+                self._waiting.append(call)
+            else:
+                self._drop(call)
             if self._waiting:
                 self._send_soon()
         elif kind in (frames.OPENED, frames.REFUSED):
@@ -574,10 +598,16 @@ class ShortCalls:
         call.opened = True
         self._active.pop(call.id, None)
         # Its ranks have it to do until it is released.
+        self._note_opened(call, 1)
         call.on_over(call)
         if self._waiting:
             # If the pool is ending, those that wait are to hear of it.
             self._send_soon()
+
+    def _note_opened(self, call: DirectCall, count: int) -> None:
+        """Count an opened call of one rank."""
+        if call.sent and not call.everywhere:
+            self._opened[call.ranks[0]] += count
 
     def _drop(self, call: ShortCall) -> None:
         """Give a call that no rank has begun to whoever waits for it, to be forgotten."""
@@ -600,15 +630,46 @@ class ShortCalls:
                 channel.write(frames.pack(frames.WITHDRAW, ids))
         self._withdrawn.clear()
 
-    def _sweep(self) -> None:
-        """Open the calls that take long; those that wait for short ones of their rank do not."""
-        self._sweeper = None
-        before = time.perf_counter() - _SHORT
-        for call in [call for call in self._active.values() if call.is_late]:
-            if call.everywhere or self._progress.get(call.ranks[0], 0.0) < before:
-                self._open(call)
-        if self._active:
+    def _sweep_later(self) -> None:
+        if self._sweeper is None and (self._active or self._waiting):
             self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
+
+    def _sweep(self) -> None:
+        """Open the call of each rank that takes long, and move those behind it; see again to what waits."""
+        self._sweeper = None
+        behind: dict[int, list[ShortCall]] = {}
+        for call in list(self._active.values()):
+            if not call.everywhere:
+                behind.setdefault(call.ranks[0], []).append(call)
+            elif call.is_late:
+                self._open(call)
+        for rank, (first, *others) in behind.items():
+            if self._is_stuck(rank, first):
+                # What stays though it was asked to move has begun.
+                if not self._opened[rank] or not self._move(first):
+                    self._open(first)
+                for call in others:
+                    self._move(call)
+        if self._waiting:
+            self._send_soon()
+        self._sweep_later()
+
+    def _is_stuck(self, rank: int, call: ShortCall) -> bool:
+        """Return whether a rank is at a call for long, and has ended none meanwhile."""
+        patience = _SHORT * (_STALLED if call.function.ahead > 1 else 1)
+        since = max(call.began, self._progress.get(rank, 0.0))
+        return call.is_late and since < time.perf_counter() - patience
+
+    def _move(self, call: ShortCall) -> bool:
+        """Have another rank make a call, if its own has not begun it; return False for one that is asked already.
+
+        One that is for its rank stays.
+        """
+        if call.moving or "rank" in call.about:
+            return False
+        call.moving = True
+        self._withdraw(call)
+        return True
 
     def close(self) -> None:
         """Close the channels."""

@@ -1187,8 +1187,9 @@ class Supervisor:
         """Send an event likewise; without a text, to waiting ones only."""
         if event.text:
             self.note(logging.WARNING, event.text)
-        on = [run for run in self._registered if run.left]
-        for run in on if event.text else ():
+        # Calls of one view have one listener.
+        on = {run.listener: run for run in self._registered if run.left}
+        for run in on.values() if event.text else ():
             run.listener(dataclasses.replace(event, run=run.id))
         if not self.watchdog.tell(event) and not on and event.text:
             self.news.append(event.text)

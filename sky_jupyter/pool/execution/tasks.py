@@ -25,7 +25,7 @@ from ...node.protocol import rpc
 from ...node.protocol.journal_events import is_count
 from ...util.background_tasks import BackgroundTasks
 from ..base.event_loop import Tick, loop, no_tick
-from ..base.events import Listener, NoticeEvent, ignore
+from ..base.events import Listener, NoticeEvent, TroubleEvent, ignore
 from ..base.timeouts import TIMEOUTS
 from ..runs.hang_detector import HangDetector
 from ..runs.result import CellResult, Outcome, exception_of
@@ -392,8 +392,8 @@ class PoolTasks:
             await supervisor.settle_repairs()
             for run, _, _ in sent:
                 run.start_clock()
-            for text in self.pool.watchdog.troubles.values():
-                sent[0][0].listener(NoticeEvent(text))
+            for about, text in self.pool.watchdog.troubles.items():
+                sent[0][0].listener(TroubleEvent(text, about=about))
             known = await self._find_opened([run for run, _, _ in sent if run.incarnations])
             while left := [item for item in sent if not item[0].over.is_set()]:
                 control = self.pool.control
