@@ -9,17 +9,38 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...errors import MachineError, PoolError
-from ..base import Done, Machine, Moved, ProcessId, Progress
+from ..base import Done, Forward, Machine, Moved, ProcessId, Progress
 from ..process_handle import ProcessHandle
 from .encoding import checked, from_target
 from .framing import Broken, Wire
 from .target_kinds import AnyTarget
 
-if TYPE_CHECKING:
-    from .client import Link, TunnelHandle
+
+class LinkClient(Protocol):
+    """What a machine needs of its link's client; `client.Link` is one."""
+
+    def ask(self, call: str, name: str = "link", /, **facts: Any) -> dict[str, Any]:
+        """Send a call and return its one reply."""
+
+    def call(
+        self, call: str, facts: Mapping[str, Any], host: str = "link", *, last: bool = False
+    ) -> contextlib.AbstractContextManager[Wire]:
+        """Send a call and yield its wire, from which the whole reply must be read."""
+
+    def release(self, wire: Wire) -> None:
+        """Hand a wire over to its user, who closes it."""
+
+    def forget(self, wire: Wire) -> None:
+        """Close a wire that is not needed any more."""
+
+    def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0, probe: bool = False) -> Forward:
+        """Return a local port to an address of a machine."""
+
+    def relay(self, machine: LinkMachine, through: LinkMachine, host: str, port: int, *, wish: int = 0) -> int:
+        """Return a machine's loopback port that leads to an address of another."""
 
 
 class LinkProcess(ProcessHandle):
@@ -134,8 +155,8 @@ class LinkMachine:
 
     Parameters
     ----------
-    link : Link
-        The link, whose `connect` makes this object.
+    link : LinkClient
+        The client of the link, whose `connect` makes this object.
     number : int
         Number of the machine in the link.
     target : Target or PodTarget
@@ -148,7 +169,7 @@ class LinkMachine:
 
     is_this_machine = False
 
-    def __init__(self, link: Link, number: int, target: AnyTarget, *, key: str, address: str) -> None:
+    def __init__(self, link: LinkClient, number: int, target: AnyTarget, *, key: str, address: str) -> None:
         self.link, self.number, self.target = link, number, target
         self.key, self.address = key, address
 
@@ -233,7 +254,7 @@ class LinkMachine:
         """Fetch a file or folder to this machine; see `base.Machine.download`."""
         return self._move("download", str(source), os.path.abspath(target), progress)
 
-    def forward(self, host: str, port: int, *, local_port: int = 0) -> TunnelHandle:
+    def forward(self, host: str, port: int, *, local_port: int = 0) -> Forward:
         """Return the link's tunnel to an address; see `base.Machine.forward`.
 
         It is the same for the same address, and survives breaks of the connection.
