@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..provisioning_types import Order
     from .clients import Clients
+    from .context import AWSContext
     from .instance_types import InstanceType
-    from .provider import AWS
     from .vpc_network import Subnet
 
 # Note beside a pool's keys: the region of its placement group.
@@ -30,7 +30,7 @@ _EFA_BY_FOUR = ("p5.", "p5e.")
 _NOT_YET = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown")
 
 
-def run(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order) -> list[str]:
+def run(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order: Order) -> list[str]:
     """Launch an order's instances; return their ids.
 
     Raises NoCapacity if another place may have machines, OrderSpent if the token cannot be used again, and
@@ -52,7 +52,7 @@ def run(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order) ->
     return ids
 
 
-def _sent(aws: AWS, clients: Clients, order: Order, count: int, wanted: dict[str, Any]) -> Any:
+def _sent(aws: AWSContext, clients: Clients, order: Order, count: int, wanted: dict[str, Any]) -> Any:
     """Send the request; once more without tags of volumes if these are not allowed."""
     offer = order.offer
     assert offer is not None
@@ -72,7 +72,7 @@ def _sent(aws: AWS, clients: Clients, order: Order, count: int, wanted: dict[str
     return send([one for one in kinds if one["ResourceType"] != "volume"])
 
 
-def request(aws: AWS, clients: Clients, spec: PoolSpec, count: int, order: Order) -> dict[str, Any]:
+def request(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order: Order) -> dict[str, Any]:
     """Return the arguments of `run_instances`; the caller translates botocore's errors."""
     assert order.offer is not None
     region = order.offer.region

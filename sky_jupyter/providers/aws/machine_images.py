@@ -10,8 +10,8 @@ from ...errors import ProvisionError
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from .clients import Clients
+    from .context import AWSContext
     from .instance_types import InstanceType
-    from .provider import AWS
 
 # Public SSM parameters: Ubuntu 24.04; with NVIDIA's driver and EFA; with the Neuron driver.
 _CPU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{debian}/hvm/ebs-gp3/ami-id"
@@ -49,7 +49,7 @@ class MachineImage:
         return {"DeviceName": self.device, "Ebs": {**volume, "DeleteOnTermination": True}}
 
 
-def find(aws: AWS, clients: Clients, region: str, spec: PoolSpec, type: InstanceType) -> MachineImage:
+def find(aws: AWSContext, clients: Clients, region: str, spec: PoolSpec, type: InstanceType) -> MachineImage:
     """Return the image for an instance type in a region; the caller translates botocore's errors."""
     id = aws.ami or str(clients.ssm(region).get_parameter(Name=parameter(type))["Parameter"]["Value"])
     found = clients.ec2(region).describe_images(ImageIds=[id])["Images"]

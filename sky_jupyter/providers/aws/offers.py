@@ -21,7 +21,7 @@ from .instance_types import InstanceType, catalogue
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from .clients import Clients
-    from .provider import AWS
+    from .context import AWSContext
 
 # The images' drivers and CUDA need Turing or later.
 _OLDEST = (7, 5)
@@ -43,7 +43,7 @@ class NothingFits(ProvisionError):
     """Raised when EC2 has no instance type that fits."""
 
 
-def offers(aws: AWS, clients: Clients | None, spec: PoolSpec, *, everything: bool = False) -> list[Offer]:
+def offers(aws: AWSContext, clients: Clients | None, spec: PoolSpec, *, everything: bool = False) -> list[Offer]:
     """Return the offers that a pool's machines can be ordered by, the best first.
 
     A spot offer has one zone, as prices differ by zone; one on demand has all zones of its region. Offers are sorted
@@ -52,7 +52,7 @@ def offers(aws: AWS, clients: Clients | None, spec: PoolSpec, *, everything: boo
 
     Parameters
     ----------
-    aws : AWS
+    aws : AWSContext
         The provider.
     clients : Clients or None
         Clients to ask AWS with; with None, the packaged catalogue answers.
@@ -100,7 +100,7 @@ def offers(aws: AWS, clients: Clients | None, spec: PoolSpec, *, everything: boo
     return _sorted(cheap, apart=(spec.allocation or _DEFAULT) != "cheapest")
 
 
-def price_list(aws: AWS, spec: PoolSpec) -> tuple[list[Offer], str]:
+def price_list(aws: AWSContext, spec: PoolSpec) -> tuple[list[Offer], str]:
     """Return the offers for a table, and in words what is missing.
 
     Without a wish for an accelerator, processors or memory, all types are listed. Without credentials, or if AWS does
@@ -119,7 +119,7 @@ def price_list(aws: AWS, spec: PoolSpec) -> tuple[list[Offer], str]:
     return offers(aws, None, spec, everything=everything), f"{told}; present prices and zones need an account: {why}"
 
 
-def regions(aws: AWS, clients: Clients | None, spec: PoolSpec) -> Sequence[str]:
+def regions(aws: AWSContext, clients: Clients | None, spec: PoolSpec) -> Sequence[str]:
     """Return the regions to look in: the pool's, else the provider's, else the default one."""
     if spec.region:
         if aws.regions and spec.region not in aws.regions:
@@ -132,7 +132,7 @@ def regions(aws: AWS, clients: Clients | None, spec: PoolSpec) -> Sequence[str]:
     return (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or str(catalogue()["region"]),)
 
 
-def may_have_credentials(aws: AWS) -> bool:
+def may_have_credentials(aws: AWSContext) -> bool:
     """Return whether there are signs of credentials; botocore, which knows, takes a second to import."""
     if aws.profile or any(name.startswith(tuple(f"AWS_{end}" for end in _VARIABLES)) for name in os.environ):
         return True
@@ -143,7 +143,7 @@ def may_have_credentials(aws: AWS) -> bool:
     return asked and any("Amazon EC2" in Path(path).read_text() for path in glob("/sys/class/dmi/id/sys_vendor"))
 
 
-def _bound(aws: AWS, clients: Clients | None, region: str) -> tuple[str, str]:
+def _bound(aws: AWSContext, clients: Clients | None, region: str) -> tuple[str, str]:
     """Return the instance type and the zone that the provider's fields leave; empty if they leave any."""
     name, zone = aws.instance_type or "", ""
     if clients is not None and aws.reservation:
@@ -169,7 +169,7 @@ def _types(clients: Clients | None, region: str, name: str) -> list[InstanceType
     return [one for one in instance_types.packaged().values() if one.name == name]
 
 
-def _fitting(aws: AWS, types: Iterable[InstanceType], spec: PoolSpec, *, chosen: bool) -> list[InstanceType]:
+def _fitting(aws: AWSContext, types: Iterable[InstanceType], spec: PoolSpec, *, chosen: bool) -> list[InstanceType]:
     """Return the types that a pool can use; ``chosen`` if the provider's fields name the type."""
     least = (0, 0) if spec.accelerator or chosen else (_LEAST_VCPUS, _LEAST_GB)
     vcpus, memory = spec.vcpus or least[0], spec.memory_gb or least[1]
@@ -203,7 +203,7 @@ def _is_of(wanted: Accelerator, kind: str) -> bool:
 
 
 def _priced(
-    aws: AWS, clients: Clients | None, region: str, only: str, types: Sequence[InstanceType], spec: PoolSpec
+    aws: AWSContext, clients: Clients | None, region: str, only: str, types: Sequence[InstanceType], spec: PoolSpec
 ) -> Iterator[_Priced]:
     """Yield the offers of a region, or of one zone of it, with their types."""
     asked = spec.allocation or _DEFAULT

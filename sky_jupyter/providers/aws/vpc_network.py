@@ -24,7 +24,7 @@ from .api_errors import code_of
 if TYPE_CHECKING:
     from ..provisioning_types import MachineRecord
     from .clients import Clients
-    from .provider import AWS
+    from .context import AWSContext
 
 # Named as AWS's tools name the endpoints of services.
 _CHECKIP, _CHECKIP_URL = "AWS_ENDPOINT_URL_CHECKIP", "https://checkip.amazonaws.com"
@@ -50,7 +50,7 @@ class Subnet:
     public: bool
 
 
-def subnet(aws: AWS, clients: Clients, region: str, zone: str) -> Subnet:
+def subnet(aws: AWSContext, clients: Clients, region: str, zone: str) -> Subnet:
     """Return the subnet for a zone: the provider's own, or one of the default VPC.
 
     The caller translates botocore's errors. Raises NoCapacity if it has none in the zone.
@@ -86,7 +86,7 @@ def _is_public(ec2: Any, one: dict[str, Any]) -> bool:
     return any(str(route.get("GatewayId", "")).startswith("igw-") for table in tables for route in table["Routes"])
 
 
-def group(aws: AWS, clients: Clients, region: str, place: Subnet, *, efa: bool) -> str:
+def group(aws: AWSContext, clients: Clients, region: str, place: Subnet, *, efa: bool) -> str:
     """Return the id of the kept security group of a VPC, with all rules; create what is missing."""
     ec2 = clients.ec2(region)
     filters = _filters(**{"vpc-id": place.vpc, "group-name": group_name()})
@@ -117,7 +117,7 @@ def group(aws: AWS, clients: Clients, region: str, place: Subnet, *, efa: bool) 
     return str(facts["GroupId"])
 
 
-def admit(aws: AWS, record: MachineRecord) -> str:
+def admit(aws: AWSContext, record: MachineRecord) -> str:
     """Allow SSH from this computer, wherever it is now, to an instance's kept group.
 
     Returns a notice if the instance has not all of its EFA cards.
@@ -144,7 +144,7 @@ def group_name() -> str:
     return _GROUP + (re.sub(r"[^A-Za-z0-9_.-]+", "-", own_user())[:64] or "user")
 
 
-def _sources(aws: AWS, *, public: bool) -> tuple[str, ...]:
+def _sources(aws: AWSContext, *, public: bool) -> tuple[str, ...]:
     if aws.ssh_from:
         return (_ANY,) if aws.ssh_from == "any" else (aws.ssh_from,)
     # A jump host has a private address, in a public subnet too.

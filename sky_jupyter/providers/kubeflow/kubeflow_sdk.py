@@ -15,7 +15,7 @@ from . import pod_template
 if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
     from ..provisioning_types import Order
-    from .pod_provider import PodProvider
+    from .context import PodContext
 
 _lock = threading.Lock()
 _BACKEND = "kubeflow.trainer.backends.kubernetes.backend"
@@ -50,7 +50,7 @@ def _limit(rest: Any) -> None:
 def train(
     trainer: Any,
     runtime: Any,
-    provider: PodProvider,
+    provider: PodContext,
     order: Order,
     count: int,
     *,
@@ -67,7 +67,7 @@ def train(
         The SDK's client.
     runtime : Runtime
         The SDK's runtime.
-    provider : PodProvider
+    provider : PodContext
         The provider.
     order : Order
         The order, which names the job.
@@ -112,7 +112,7 @@ def train(
     )
 
 
-def _patch(kubernetes: Any, provider: PodProvider, order: Order) -> Any:
+def _patch(kubernetes: Any, provider: PodContext, order: Order) -> Any:
     """Return the patch that the runtime's pods get."""
     volumes, mounts = pod_template.mounts(provider)
     placed = pod_template.placement(provider)

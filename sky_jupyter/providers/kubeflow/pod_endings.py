@@ -15,21 +15,23 @@ from . import pod_records
 
 if TYPE_CHECKING:
     from ...machines.pods.pod_target import PodTarget
-    from .pod_provider import PodProvider
+    from .context import ClusterContext
 
 # The wait script reads the file each second; then the cluster has to see that the container has ended.
 _PATIENCE, _LOOK = 15.0, 0.3
 _SCRIPT_TIMEOUT = 20.0
 
 
-def end(provider: PodProvider, machines: Sequence[MachineRecord], there: Callable[[], Sequence[MachineRecord]]) -> None:
+def end(
+    provider: ClusterContext, machines: Sequence[MachineRecord], there: Callable[[], Sequence[MachineRecord]]
+) -> None:
     """Have pods end, and wait until the cluster has seen it.
 
     One that waits for a place ends by its lease when it gets one: nobody writes its power file.
 
     Parameters
     ----------
-    provider : PodProvider
+    provider : ClusterContext
         The provider, of the pods' namespace.
     machines : sequence of MachineRecord
         The pods.

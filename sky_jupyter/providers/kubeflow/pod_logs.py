@@ -12,20 +12,20 @@ from . import pod_records, pod_template
 
 if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
-    from .pod_provider import PodProvider
+    from .context import ClusterContext
 
 # So much of a log is read, from its end.
 _LINES, _MOST = 10_000, 1 << 20
 
 
-def text(provider: PodProvider, id: str, *, previous: bool = False, lines: int | None = None) -> str:
+def text(provider: ClusterContext, id: str, *, previous: bool = False, lines: int | None = None) -> str:
     """Return the newest lines of a pod's own log; see `LoggingProvider.console`.
 
     The log of the last incarnation is that of the container before its restart, or of the pod that this one replaced.
 
     Parameters
     ----------
-    provider : PodProvider
+    provider : ClusterContext
         The provider.
     id : str
         The machine.

@@ -16,7 +16,7 @@ from . import pod_template
 if TYPE_CHECKING:
     from ...machines.pods.cluster_place import ClusterPlace
     from ...machines.pods.pod_target import PodTarget
-    from .pod_provider import PodProvider
+    from .context import ClusterContext
 
 JOB, INDEX = "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"
 # A container that waits for one of these waits in vain.
@@ -133,7 +133,7 @@ def current(pods: Sequence[Json]) -> Json | None:
     return next(iter([*done, *live]), None)
 
 
-def targets(provider: PodProvider, ids: Sequence[str]) -> dict[str, PodTarget]:
+def targets(provider: ClusterContext, ids: Sequence[str]) -> dict[str, PodTarget]:
     """Return where to connect to running machines, by id; raise MachineError if one is not running."""
     from ...machines.pods.pod_target import PodTarget
 

@@ -16,7 +16,7 @@ from . import pod_options
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..provisioning_types import Order
-    from .pod_provider import PodProvider
+    from .context import PodContext
 
 CONTAINER = "node"
 # The user's home is a volume: the image's root is read-only, and its user unknown.
@@ -71,7 +71,7 @@ def seconds_left(order: Order) -> int | None:
     return None if order.until is None else max(1, math.ceil(order.until - time.time()))
 
 
-def resources(provider: PodProvider, spec: PoolSpec) -> dict[str, str]:
+def resources(provider: PodContext, spec: PoolSpec) -> dict[str, str]:
     """Return the resources of each pod: the provider's, else those that the spec wishes.
 
     Raises ProvisionError if both say how many accelerators there shall be, and differ.
@@ -89,12 +89,12 @@ def resources(provider: PodProvider, spec: PoolSpec) -> dict[str, str]:
     return {**found, **dict(provider.resources)}
 
 
-def env(provider: PodProvider) -> dict[str, str]:
+def env(provider: PodContext) -> dict[str, str]:
     """Return the variables of the container."""
     return {"USER": _NAME, "LOGNAME": _NAME, **dict(provider.env), "HOME": HOME}
 
 
-def mounts(provider: PodProvider) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def mounts(provider: PodContext) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return volumes and where they are mounted: home, /tmp, shared memory, and the user's own."""
     own = dict(provider.volumes)
     memory: dict[str, Any] = {"medium": "Memory", **({"sizeLimit": provider.shm} if provider.shm else {})}
@@ -105,7 +105,7 @@ def mounts(provider: PodProvider) -> tuple[list[dict[str, Any]], list[dict[str, 
     return volumes, [{"name": names[path], "mountPath": path} for path in sources]
 
 
-def pod_security(provider: PodProvider) -> dict[str, Any]:
+def pod_security(provider: PodContext) -> dict[str, Any]:
     """Return the pod's security context, as restricted namespaces want it."""
     user = {} if provider.run_as is None else {"runAsUser": provider.run_as, "fsGroup": provider.run_as}
     return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **user}
@@ -122,7 +122,7 @@ def metadata(order: Order) -> dict[str, Any]:
     return {"labels": {**labels(order), **off}, "annotations": {**notes(order), **off}}
 
 
-def placement(provider: PodProvider) -> dict[str, Any]:
+def placement(provider: PodContext) -> dict[str, Any]:
     """Return what says on which nodes pods may run, and for whom; without what is not given."""
     found: dict[str, Any] = {
         "serviceAccountName": provider.service_account,

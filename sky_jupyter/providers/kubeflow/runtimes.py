@@ -16,8 +16,7 @@ from . import kubeflow_sdk, pod_options
 if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
     from ...spec.pool_spec import PoolSpec
-    from .kubeflow_provider import Kubeflow
-    from .pod_provider import PodProvider
+    from .context import PodContext, TrainJobContext
 
 # Frameworks of runtimes by the plugins that need them; without any, the first one that there is.
 _FRAMEWORKS = {"jax": "jax", "torch": "torch", "accelerate": "torch", "huggingface": "torch"}
@@ -30,7 +29,7 @@ _PRODUCTS = {
 }
 
 
-def available(provider: Kubeflow) -> list[Any]:
+def available(provider: TrainJobContext) -> list[Any]:
     """Return the SDK's runtimes that can run a pool, those of the namespace first."""
     found = kube_clients.ask(
         provider.access, "list training runtimes", lambda clients: kubeflow_sdk.client(clients).list_runtimes()
@@ -38,7 +37,7 @@ def available(provider: Kubeflow) -> list[Any]:
     return [one for one in found if one.trainer.trainer_type.value == "CustomTrainer"]
 
 
-def chosen(provider: Kubeflow, spec: PoolSpec) -> Any:
+def chosen(provider: TrainJobContext, spec: PoolSpec) -> Any:
     """Return the runtime of a pool: the one that is named, else one of its plugins' framework.
 
     Raises ProvisionError if there is none.
@@ -69,12 +68,12 @@ def wanted(spec: PoolSpec) -> Sequence[str]:
     return _USUAL
 
 
-def offers(provider: Kubeflow, spec: PoolSpec) -> list[Offer]:
+def offers(provider: TrainJobContext, spec: PoolSpec) -> list[Offer]:
     """Return the runtime that a pool takes; nothing if the nodes are known, and none has the accelerators."""
     return of_nodes(provider, spec, [chosen(provider, spec).name])
 
 
-def of_nodes(provider: PodProvider, spec: PoolSpec, names: Sequence[str]) -> list[Offer]:
+def of_nodes(provider: PodContext, spec: PoolSpec, names: Sequence[str]) -> list[Offer]:
     """Return an offer for each name; nothing if the nodes are known, and none has the accelerators."""
     region, asked, kinds = provider.access.namespace, spec.accelerator, None
     if asked is not None:
@@ -90,7 +89,7 @@ def _fits(kind: NodeKind, asked: Accelerator | None) -> bool:
     return asked is None or (kind.count >= asked.count and asked.fits(kind.product))
 
 
-def table(provider: Kubeflow, spec: PoolSpec) -> tuple[list[Offer], str]:
+def table(provider: TrainJobContext, spec: PoolSpec) -> tuple[list[Offer], str]:
     """Return what a table shows: each runtime on each kind of node, and a line for what is in the images."""
     found, region = available(provider), provider.access.namespace
     kinds = node_kinds(provider)
@@ -120,7 +119,7 @@ class NodeKind:
     memory_gb: float | None = None
 
 
-def node_kinds(provider: PodProvider) -> list[NodeKind] | None:
+def node_kinds(provider: PodContext) -> list[NodeKind] | None:
     """Return the kinds of nodes that pods may run on; None if the user may not list them."""
 
     def ask(clients: KubeClients) -> list[Any] | None:

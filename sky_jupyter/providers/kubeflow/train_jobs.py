@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
     from ...spec.pool_spec import PoolSpec
     from ..provisioning_types import Order
-    from .kubeflow_provider import Kubeflow
+    from .context import TrainJobContext
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _lock = threading.Lock()
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 _deleted: set[tuple[ClusterPlace, str]] = set()
 
 
-def create(provider: Kubeflow, spec: PoolSpec, count: int, order: Order) -> list[str]:
+def create(provider: TrainJobContext, spec: PoolSpec, count: int, order: Order) -> list[str]:
     """Create the TrainJob of an order; return its machines' ids, also if an earlier call made it."""
     access, name = provider.access, pod_template.job_name(order)
     with _lock:
@@ -89,12 +89,12 @@ def _said(condition: Mapping[str, Any]) -> str:
     return ": ".join(dict.fromkeys(filter(None, words))) or str(condition["type"])
 
 
-def of_pool(provider: Kubeflow, pool: str | None) -> list[MachineRecord]:
+def of_pool(provider: TrainJobContext, pool: str | None) -> list[MachineRecord]:
     """Return the machines of a pool's TrainJobs, or of all that are ours."""
     return _listed(provider.access, pod_template.POOL if pool is None else pod_template.selector([pool]))
 
 
-def describe(provider: Kubeflow, ids: Sequence[str]) -> list[MachineRecord]:
+def describe(provider: TrainJobContext, ids: Sequence[str]) -> list[MachineRecord]:
     """Return the state of machines; those whose TrainJob is gone have ended."""
     found: dict[str, MachineRecord] = {}
     for namespace, several in pod_records.by_namespace(ids).items():
@@ -116,7 +116,7 @@ def _listed(access: ClusterPlace, selector: str) -> list[MachineRecord]:
     return [record for group in groups for record in pod_records.records(group, by_job.get(group.name, ()))]
 
 
-def destroy(provider: Kubeflow, ids: Iterable[str]) -> None:
+def destroy(provider: TrainJobContext, ids: Iterable[str]) -> None:
     """Delete the TrainJobs whose other machines have ended; of others, end single pods."""
     for namespace, several in pod_records.by_namespace(ids).items():
         place = provider.in_namespace(namespace)

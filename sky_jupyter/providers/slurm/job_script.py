@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from ...machines.batch import waiter
 from ...machines.ssh import scripts
@@ -13,7 +14,6 @@ from ..batch.batch_provider import SETUP_FAILED, node_folder
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..provisioning_types import Order
-    from .slurm_provider import Slurm
 
 # Seconds before the time limit at which the job is told.
 WARNED = 120
@@ -50,12 +50,29 @@ _SETUP = f"""\
 """
 
 
-def text(provider: Slurm, spec: PoolSpec, count: int, order: Order) -> str:
+class JobOptions(Protocol):
+    """What a job's script needs of its provider; `Slurm` says what the options mean."""
+
+    @property
+    def setup(self) -> str | None: ...
+
+    @property
+    def extra(self) -> tuple[str, ...]: ...
+
+    @property
+    def requeue(self) -> bool: ...
+
+    def asked(self, spec: PoolSpec) -> Mapping[str, str | None]:
+        """Return what the user asks for, as long options of `sbatch` without their dashes."""
+        ...
+
+
+def text(provider: JobOptions, spec: PoolSpec, count: int, order: Order) -> str:
     """Return the script.
 
     Parameters
     ----------
-    provider : Slurm
+    provider : JobOptions
         Its options.
     spec : PoolSpec
         The pool.
@@ -82,7 +99,7 @@ def text(provider: Slurm, spec: PoolSpec, count: int, order: Order) -> str:
     return f"#!/bin/bash -l\n{head}{body}"
 
 
-def directives(provider: Slurm, spec: PoolSpec, count: int, order: Order) -> list[str]:
+def directives(provider: JobOptions, spec: PoolSpec, count: int, order: Order) -> list[str]:
     """Return the options of `sbatch`: ours, those of the provider, and the user's own at the end.
 
     One of ours is left out where the user's begin with it after ``!``.
