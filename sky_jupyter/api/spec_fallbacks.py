@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import BootstrapError, MachineError, ProvisionError
+from ..providers.base import provider_of
 from ..spec.pool_spec import Accelerator, PoolSpec
 
 # What says that machines are not available, and not that something else is wrong.
@@ -121,7 +122,7 @@ def price(spec: PoolSpec) -> float:
     ProvisionError
         When the provider has nothing, or nothing that costs as little as it may.
     """
-    offers = spec.provider.offers(spec)
+    offers = provider_of(spec).offers(spec)
     if not offers:
         raise ProvisionError(f"{spec.provider} has no machine that would do")
     known = [offer.hourly for offer in offers if offer.hourly is not None]

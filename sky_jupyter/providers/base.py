@@ -8,8 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
+from ..errors import SpecError
+from ..spec.provider_traits import ProviderTraits
+from ..util.validate import brief
 from .machine_costs import by_the_hour
 from .provisioning_types import Charge, MachineRecord, Offer, Order
 
@@ -34,6 +37,7 @@ __all__ = [
     "has_prices",
     "has_queue",
     "is_provisioner",
+    "provider_of",
 ]
 
 
@@ -66,41 +70,12 @@ class ConnectionSession:
     waits: dict[str, str] = field(default_factory=dict)
 
 
-class Provider(Protocol):
+@runtime_checkable
+class Provider(ProviderTraits, Protocol):
     """Provider of machines; a frozen value that compares by its fields.
 
     It is pickled with its pool's spec. Messages show its ``str``.
     """
-
-    @property
-    def kind(self) -> str:
-        """Name, as for ``--provider``."""
-
-    @property
-    def provisions(self) -> bool:
-        """True if it creates machines, so that a failed attempt may be repeated."""
-
-    @property
-    def survives_manager(self) -> bool:
-        """True if its machines and pools keep running when the notebook ends.
-
-        The hosts of such a pool are prepared over `Machine`, end by a lease, and can be attached to again.
-        """
-
-    @property
-    def offline(self) -> bool:
-        """True if machines have no package index and are sent all packages from here."""
-
-    @property
-    def supported_options(self) -> tuple[str, ...]:
-        """Names in `spec.MACHINE_OPTIONS` that it supports; a pool warns of the others."""
-
-    @property
-    def notice(self) -> str:
-        """Function, as ``"module:function"``, that says on a machine that it is about to be taken away; or "".
-
-        A node calls it every few seconds. It returns None or an `Interruption` of ``node.runtime.interruption``.
-        """
 
     def default_nodes(self) -> int:
         """Return the number of nodes if the user names none."""
@@ -301,32 +276,39 @@ class LoggingProvider(Provider, Protocol):
         """
 
 
+def provider_of(spec: PoolSpec) -> Provider:
+    """Return the provider of a pool's machines; raise SpecError if it cannot make and connect them."""
+    if not isinstance(spec.provider, Provider):
+        raise SpecError(f"provider must be a provider such as sky.Local(), not {brief(spec.provider)}")
+    return spec.provider
+
+
 def account_of(provider: Provisioner) -> str:
     """Return the name of the account that pays; a provider that has an option ``account`` says it by another method."""
     named: Callable[[], str] = getattr(provider, "account_name", None) or provider.account
     return named()
 
 
-def has_console(provider: Provider) -> TypeGuard[LoggingProvider]:
+def has_console(provider: ProviderTraits) -> TypeGuard[LoggingProvider]:
     """Return True if a provider has the logs of its machines."""
     return hasattr(provider, "console")
 
 
-def can_stop(provider: Provider) -> TypeGuard[StoppableProvisioner]:
+def can_stop(provider: ProviderTraits) -> TypeGuard[StoppableProvisioner]:
     """Return True if a provider's machines can be stopped and started."""
     return is_provisioner(provider) and hasattr(provider, "stop")
 
 
-def has_prices(provider: Provider) -> bool:
+def has_prices(provider: ProviderTraits) -> bool:
     """Return True if a provider's machines are paid by their time; False for ``has_prices = False``, as of pods."""
     return provider.provisions and bool(getattr(provider, "has_prices", True))
 
 
-def has_queue(provider: Provider) -> bool:
+def has_queue(provider: ProviderTraits) -> bool:
     """Return True if a provider's machines may wait in a queue, and come back; see `Provisioner.queues`."""
     return provider.provisions and bool(getattr(provider, "queues", False))
 
 
-def is_provisioner(provider: Provider) -> TypeGuard[Provisioner]:
+def is_provisioner(provider: ProviderTraits) -> TypeGuard[Provisioner]:
     """Return True if a provider creates machines."""
     return provider.provisions

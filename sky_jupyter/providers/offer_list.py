@@ -5,17 +5,15 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import SpecError
 from ..plugins.core import entry_points
 from ..spec.accelerators import Accelerator
 from ..spec.pool_spec import PoolSpec
 from . import AWS, Kubeflow, Kubernetes, Local, Slurm
+from .base import Provider, provider_of
 from .provisioning_types import Offer
-
-if TYPE_CHECKING:
-    from .base import Provider
 
 _HEADS = ("type", "accelerators", "vCPU", "memory", "region", "zone", "on demand", "spot")
 _RIGHT = (2, 3, 6, 7)
@@ -134,8 +132,9 @@ def offers(
 def listed(spec: PoolSpec) -> OfferList:
     """Return the offers for what a spec wishes, sorted by price whatever the market."""
     spec = replace(spec, allocation=spec.allocation or "cheapest")
-    ask: Any = getattr(spec.provider, "price_list", None)
-    return OfferList(*ask(spec)) if ask is not None else OfferList(spec.provider.offers(spec))
+    provider = provider_of(spec)
+    ask: Any = getattr(provider, "price_list", None)
+    return OfferList(*ask(spec)) if ask is not None else OfferList(provider.offers(spec))
 
 
 def _shown(found: Sequence[Offer]) -> list[list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import SpecError
 from ..util.redaction import without_secrets
@@ -18,9 +18,7 @@ from ..util.validate import check_flag, check_whole, is_number
 from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
 from .image import Image
 from .options import Options
-
-if TYPE_CHECKING:
-    from ..providers.base import Provider
+from .provider_traits import ProviderTraits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
@@ -100,7 +98,7 @@ class PoolSpec:
 
     Parameters
     ----------
-    provider : Provider
+    provider : ProviderTraits
         Provider of the machines, such as ``sky.Local()``.
     nodes : int
         Number of nodes, 1 or more.
@@ -141,7 +139,7 @@ class PoolSpec:
         free memory or disk.
     """
 
-    provider: Provider
+    provider: ProviderTraits
     nodes: int = 1
     ranks_per_node: int = 1
     accelerator: Accelerator | None = None

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...errors import NodeLost, PoolError
+from ...providers.base import provider_of
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.timeouts import TIMEOUTS
 from ..hosts import launch, remote_host
@@ -84,7 +85,7 @@ async def connect(pool: PoolLifecycle, record: PoolRecord) -> None:
 def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
     """Reopen the connections to the hosts, by the old link or a new one."""
     pool.link, pool.hosts = remote_host.reopen(
-        record.hosts, pool.spec.name, pool.traces, pool.prompts, pool.spec.provider, record.ids
+        record.hosts, pool.spec.name, pool.traces, pool.prompts, provider_of(pool.spec), record.ids
     )
     pool.machines = [host.machine for host in pool.hosts if not host.here]
     remote_host.relay(pool.hosts, record.scheduler)

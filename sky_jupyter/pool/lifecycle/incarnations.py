@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import MachineError, Unanswered
-from ...providers.base import has_queue
+from ...providers.base import has_queue, provider_of
 from ...util.text import first_line
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def described(spec: PoolSpec, ids: Sequence[str]) -> Sequence[MachineRecord]:
     """Return the provider's records of machines; raise Unanswered if there is no answer."""
     try:
-        return spec.provider.describe(ids) if ids else ()
+        return provider_of(spec).describe(ids) if ids else ()
     except (OSError, TimeoutError) as error:
         raise Unanswered(f"{spec.provider} did not answer: {first_line(error)}") from error
 
@@ -30,7 +30,7 @@ def connect(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> t
     Raises MachineError also if a machine came back meanwhile: it is not known which incarnation was connected to.
     """
     before = read(spec, ids)
-    machines = list(spec.provider.connect(ids, session))
+    machines = list(provider_of(spec).connect(ids, session))
     try:
         after = read(spec, ids)
         if changed := [id for id in ids if before.get(id) != after.get(id)]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import BootstrapError, PoolError
 from ...node.protocol import rpc
 from ...node.system.stopped_processes import HOST
+from ...providers.base import provider_of
 from ...spec.pool_spec import PoolSpec
 from ...util.text import first_line
 from ..base import retries
@@ -502,7 +503,7 @@ class PoolLifecycle:
         """End the hosts; in parallel, destroy the pool's machines."""
         if not self.provisioning.buys(self.spec):
             with contextlib.suppress(Exception):
-                self.spec.provider.destroy(self.ids)
+                provider_of(self.spec).destroy(self.ids)
             self.unended = []
             self._end_hosts(hosts)
             self._record_late_end()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import MachineError, ProvisionError, SkyError
-from ...providers.base import has_queue
+from ...providers.base import has_queue, provider_of
 from ...providers.provisioning_types import PENDING, QUEUED, MachineRecord
 from ...util.text import first_line, format_ranks
 from ..base.timeouts import TIMEOUTS
@@ -103,7 +103,7 @@ def _asked(spec: PoolSpec, ids: Sequence[str], tell: Callable[[str], None] | Non
     Without ``tell``, a missing answer is an error.
     """
     try:
-        return spec.provider.describe(ids)
+        return provider_of(spec).describe(ids)
     except (MachineError, ProvisionError, OSError, TimeoutError) as error:
         if tell is None or (isinstance(error, ProvisionError) and not error.passing):
             raise
@@ -143,7 +143,7 @@ def _keep_on(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> 
     if not file or not ids:
         return
     with contextlib.suppress(SkyError, OSError, TimeoutError):
-        machines = spec.provider.connect(ids, session)
+        machines = provider_of(spec).connect(ids, session)
         try:
             power_renewal.renew(machines, file)
         finally:

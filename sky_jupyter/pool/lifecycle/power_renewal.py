@@ -14,18 +14,18 @@ from ..base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from ...machines.base import Machine
-    from ...providers.base import Provider
+    from ...spec.provider_traits import ProviderTraits
 
 
 @contextlib.contextmanager
-def kept_on(machines: Sequence[Machine], provider: Provider) -> Iterator[None]:
+def kept_on(machines: Sequence[Machine], provider: ProviderTraits) -> Iterator[None]:
     """Renew the machines' power files until the block ends.
 
     Parameters
     ----------
     machines : sequence of Machine
         The machines.
-    provider : Provider
+    provider : ProviderTraits
         Their provider; nothing is done if it has no power file.
 
     Yields

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, Unanswered
-from ...providers.base import Provisioner, account_of, can_stop, has_prices, has_queue, is_provisioner
+from ...providers.base import Provisioner, account_of, can_stop, has_prices, has_queue, is_provisioner, provider_of
 from ...providers.provisioning_types import STOPPED, MachineRecord, Order
 from ...util.pool_cost import purchase
 from ...util.text import first_line
@@ -180,7 +180,7 @@ class Provisioning:
             If there are not enough, or `stop` was called.
         """
         if not self.buys(spec):
-            return list(spec.provider.create(spec, count, Order(self._pool)))
+            return list(provider_of(spec).create(spec, count, Order(self._pool)))
         halt = self._halt
         with self._lock:
             self._tell, self._kept = tell, None
@@ -197,7 +197,7 @@ class Provisioning:
         """Destroy machines that are no nodes any more, if possible."""
         if ids and self.buys(spec):
             with self._lock, contextlib.suppress(Exception):
-                spec.provider.destroy(ids)
+                _provisioner(spec).destroy(ids)
                 self.bill.close(ids)
 
     def keep_only(self, spec: PoolSpec, ids: Collection[str]) -> None:
@@ -366,7 +366,7 @@ class Provisioning:
         return list(dict.fromkeys([*(one.id for one in usable), *(id for id in fresh if id not in gone)]))
 
     def _list(self, spec: PoolSpec, rows: Sequence[OrderRow], halt: threading.Event) -> list[MachineRecord]:
-        return list(self._ask(spec, halt, lambda: spec.provider.list(self._pool, _regions(rows))))
+        return list(self._ask(spec, halt, lambda: _provisioner(spec).list(self._pool, _regions(rows))))
 
     def _placed(
         self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str], moved: Sequence[str]
@@ -379,7 +379,7 @@ class Provisioning:
         if others:
             # On failure, the pool's end destroys them.
             with contextlib.suppress(Exception):
-                spec.provider.destroy(others)
+                _provisioner(spec).destroy(others)
                 self.bill.close(others)
         return placed
 
@@ -422,9 +422,9 @@ class Provisioning:
 
     def _places(self, spec: PoolSpec) -> list[Place]:
         """Return offers and zones, the best first."""
-        most = spec.max_hourly_cost
-        offers = [one for one in spec.provider.offers(spec) if most is None or one.hourly is None or one.hourly <= most]
-        found = [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
+        most, offers = spec.max_hourly_cost, _provisioner(spec).offers(spec)
+        cheap = [one for one in offers if most is None or one.hourly is None or one.hourly <= most]
+        found = [(offer, zone) for offer in cheap for zone in offer.zones or ("",)]
         return zone_choice.nearest(found, self._had, spec)
 
     def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
@@ -450,7 +450,7 @@ class Provisioning:
         def send() -> list[str]:
             self._write(row)
             self._open = (order, count)
-            return list(spec.provider.create(spec, count, order))
+            return list(_provisioner(spec).create(spec, count, order))
 
         try:
             ids = self._ask(spec, halt, send)

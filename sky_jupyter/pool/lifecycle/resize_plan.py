@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import SpecError
+from ...providers.base import provider_of
 from ...spec.pool_spec import PoolSpec
 
 
@@ -59,12 +60,13 @@ def _plan(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[s
         )
     gone = tuple(_removable(spec, remove)) if nodes is None else tuple(range(max(1, nodes), spec.nodes))
     kept = tuple(node for node in range(spec.nodes) if node not in gone)
-    spares = spec.provider.spares(ids)
+    current = provider_of(spec)
+    spares = current.spares(ids)
     if nodes is not None and spares is not None:
         add = _from(spares, nodes - spec.nodes, nodes)
     staying = [ids[node] for node in kept]
     # Hosts that a number removes stay spares; those that are removed by name do not.
-    provider = spec.provider.resized(staying, add, [] if nodes is not None else [ids[node] for node in gone])
+    provider = current.resized(staying, add, [] if nodes is not None else [ids[node] for node in gone])
     count = len(staying) + len(add) if nodes is None else nodes
     chosen = (*staying, *add)
     made = [""] * (count - len(chosen)) if spares is None else []

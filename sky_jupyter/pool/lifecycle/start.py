@@ -15,7 +15,7 @@ from ...bootstrap import apt, local_environment, plugin_steps
 from ...errors import BootstrapError
 from ...machines.local_machine import LocalMachine
 from ...node.system import gpus
-from ...providers.base import ConnectionSession, has_queue
+from ...providers.base import ConnectionSession, has_queue, provider_of
 from ...util.garbage import collections_paused
 from ..base import retries
 from ..context import PoolContext
@@ -128,7 +128,7 @@ class PoolStart:
 
         def have() -> None:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
-            self._near = list(pool.spec.provider.connect(pool.ids, ConnectionSession(pool.prompts)))
+            self._near = list(provider_of(pool.spec).connect(pool.ids, ConnectionSession(pool.prompts)))
             if pool.spec.world_size > 1:
                 env = {**os.environ, **pool.spec.full_image.env}
                 if said := gpus.shared_by(gpus.present(env), pool.spec.world_size, env):
@@ -228,7 +228,7 @@ class PoolStart:
                 pool.machines, pool.incarnations = incarnations.connect(pool.spec, pool.ids, session)
             else:
                 # No machine comes back under its id with none of its processes.
-                pool.machines, pool.incarnations = list(pool.spec.provider.connect(pool.ids, session)), {}
+                pool.machines, pool.incarnations = list(provider_of(pool.spec).connect(pool.ids, session)), {}
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:

@@ -1,0 +1,39 @@
+"""What a pool's spec, and whoever only reads it, has to know of a provider."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ProviderTraits(Protocol):
+    """Traits of a provider, the same for all of its pools; `providers.base.Provider` makes machines besides."""
+
+    @property
+    def kind(self) -> str:
+        """Name, as for ``--provider``."""
+
+    @property
+    def provisions(self) -> bool:
+        """True if it creates machines, so that a failed attempt may be repeated."""
+
+    @property
+    def survives_manager(self) -> bool:
+        """True if its machines and pools keep running when the notebook ends.
+
+        The hosts of such a pool are prepared over `Machine`, end by a lease, and can be attached to again.
+        """
+
+    @property
+    def offline(self) -> bool:
+        """True if machines have no package index and are sent all packages from here."""
+
+    @property
+    def supported_options(self) -> tuple[str, ...]:
+        """Names in `spec.MACHINE_OPTIONS` that it supports; a pool warns of the others."""
+
+    @property
+    def notice(self) -> str:
+        """Function, as ``"module:function"``, that says on a machine that it is about to be taken away; or "".
+
+        A node calls it every few seconds. It returns None or an `Interruption` of ``node.runtime.interruption``.
+        """
