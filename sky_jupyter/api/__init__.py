@@ -27,10 +27,10 @@ from ..session.pools import (
     resize_pool,
     start_pool,
 )
-from .calls import Group, PendingCall, StreamedGroup, gather
+from .calls import Function, Group, PendingCall, StreamedGroup, gather
 from .compute import Compute
 from .files_of_rank import files
-from .functions import Function, function, stream
+from .functions import function, stream
 from .futures import Future
 from .operators import Sky, sky
 from .spec_fallbacks import Spec

@@ -33,8 +33,7 @@ from .short_way import main, name_of, note_restarts
 from .streaming_functions import refuse
 
 if TYPE_CHECKING:
-    from .calls import PendingCall
-    from .functions import Function
+    from .context import BoundCall, PoolFunction
 
 _TICK = 0.05
 # So many tasks, or bytes of arguments, are under way at most; other calls wait here, not yet pickled.
@@ -58,7 +57,7 @@ class InFlightTask:
     """
 
     places: tuple[int, ...]
-    calls: tuple[PendingCall[Any], ...]
+    calls: tuple[BoundCall[Any], ...]
     run: TaskRun | None
     size: int
     short: ShortCall | None = None
@@ -176,7 +175,7 @@ class Batch:
     ----------
     live : Pool
         Where they go.
-    calls : iterable of PendingCall
+    calls : iterable of BoundCall
         Taken one after the other, as there is room.
     title : str
         What stands above their output.
@@ -193,7 +192,7 @@ class Batch:
     def __init__(
         self,
         live: Pool,
-        calls: Iterable[PendingCall[Any]],
+        calls: Iterable[BoundCall[Any]],
         title: str,
         *,
         waited: bool,
@@ -207,15 +206,15 @@ class Batch:
         self.left: dict[int, InFlightTask] = {}
         self._ended: TimedQueue[InFlightTask] = TimedQueue()
         self.on_end: Callable[[InFlightTask], None] = self._ended.put
-        self._calls: Iterator[PendingCall[Any]] | None = iter(calls)
+        self._calls: Iterator[BoundCall[Any]] | None = iter(calls)
         self._total = total if total >= 0 else operator.length_hint(calls, -1)
         self._count = 0
         # Tasks that were sent and whose ends nobody has taken yet.
         self._open = 0
         # Calls that were taken and not sent, with their places.
-        self._next: deque[tuple[int, PendingCall[Any]]] = deque()
+        self._next: deque[tuple[int, BoundCall[Any]]] = deque()
         self._pace = ChunkSizer(live.spec.world_size) if joins else None
-        self._bundles: dict[int, tuple[Function[..., Any], FunctionBundle]] = {}
+        self._bundles: dict[int, tuple[PoolFunction[Any], FunctionBundle]] = {}
         self._late = display.DelayedView("values", pool=self.live.spec.name)
         self._closed = self._stopped = self._failed = False
         self._began = time.perf_counter()
@@ -245,7 +244,7 @@ class Batch:
         """Send as many calls as may be in flight; return whether there are more."""
         self._late = display.DelayedView("values", pool=self.live.spec.name)
         most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
-        taken: list[tuple[list[tuple[int, PendingCall[Any]]], TaskRequest, int]] = []
+        taken: list[tuple[list[tuple[int, BoundCall[Any]]], TaskRequest, int]] = []
         under_way, count = sum(sent.size for sent in list(self.left.values())), 0
         with self._late:
             while count < most and under_way < _MOST_BYTES and (calls := self._take()):
@@ -261,7 +260,7 @@ class Batch:
                 self._begin(taken)
         return bool(self._next) or self._calls is not None
 
-    def _take(self) -> list[tuple[int, PendingCall[Any]]]:
+    def _take(self) -> list[tuple[int, BoundCall[Any]]]:
         """Take the calls of the next task: several of a function if they are short."""
         if not self._pull():
             return []
@@ -291,13 +290,13 @@ class Batch:
             self._calls = None
         return bool(self._next)
 
-    def _short(self, calls: Sequence[PendingCall[Any]]) -> ShortCall | None:
+    def _short(self, calls: Sequence[BoundCall[Any]]) -> ShortCall | None:
         """Return calls as one for the short way; None if they are not for it."""
         if any(self._stream_of(call) is not None for call in calls):
             return None
         return short_way.make(self.live, calls)
 
-    def _begin_short(self, calls: list[tuple[int, PendingCall[Any]]], short: ShortCall) -> None:
+    def _begin_short(self, calls: list[tuple[int, BoundCall[Any]]], short: ShortCall) -> None:
         kept = tuple(call for _, call in calls)
         sent = InFlightTask(tuple(place for place, _ in calls), kept, None, len(short.arguments), short)
         short.on_over = lambda _: self._on_short(sent)
@@ -338,7 +337,7 @@ class Batch:
             self.live.registry.run_began(self.id, self.live.id, self.title)
         run.task.add_done_callback(lambda _: self._on_end(sent))
 
-    def _order(self, calls: Sequence[PendingCall[Any]]) -> tuple[TaskRequest, int]:
+    def _order(self, calls: Sequence[BoundCall[Any]]) -> tuple[TaskRequest, int]:
         """Return the task's request and the bytes of arguments that it holds."""
         call = calls[0]
         if call.rank is not None:
@@ -351,7 +350,7 @@ class Batch:
         order.together, order.stream, order.retries = len(calls) > 1, self._stream_of(call), call.retries
         return order, size
 
-    def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
+    def _stream_of(self, call: BoundCall[Any]) -> dict[str, Any] | None:
         """Return which of a call's items stream: none here."""
         refuse(call, "in a group, with `>` or in `map`")
         return None
@@ -364,7 +363,7 @@ class Batch:
         with self.live.calls.lock:
             return self.live.ledger.unsent()
 
-    def _bundle(self, function: Function[..., Any]) -> FunctionBundle:
+    def _bundle(self, function: PoolFunction[Any]) -> FunctionBundle:
         """Upload the function once for all of its calls."""
         known = self._bundles.get(id(function))
         if known is None:
@@ -374,7 +373,7 @@ class Batch:
             known = self._bundles[id(function)] = function, bundle
         return known[1]
 
-    def _begin(self, taken: Sequence[tuple[list[tuple[int, PendingCall[Any]]], TaskRequest, int]]) -> None:
+    def _begin(self, taken: Sequence[tuple[list[tuple[int, BoundCall[Any]]], TaskRequest, int]]) -> None:
         # An interrupt in the middle of this would leave calls that nobody waits for, nor stops.
         with counting_interrupts() as presses:
 
@@ -403,14 +402,14 @@ class Batch:
             # Whoever counts them outside of this does; where nobody does, it is raised here.
             signal.raise_signal(signal.SIGINT)
 
-    def take_up(self, short: ShortCall, call: PendingCall[Any]) -> None:
+    def take_up(self, short: ShortCall, call: BoundCall[Any]) -> None:
         """Have a short call that was opened go on as the task of this batch.
 
         Parameters
         ----------
         short : ShortCall
             The call.
-        call : PendingCall
+        call : BoundCall
             What it was made of.
         """
         sent = self.left[0] = InFlightTask((0,), (call,), None, len(short.arguments), short)
@@ -581,6 +580,6 @@ class Batch:
         self.close()
 
 
-def _may_join(call: PendingCall[Any]) -> bool:
+def _may_join(call: BoundCall[Any]) -> bool:
     """Tell whether a call may share a task: one with a time limit is stopped alone."""
     return call.timeout is None and call.rank is None

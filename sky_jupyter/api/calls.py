@@ -1,27 +1,30 @@
-"""Bound calls that wait for a pool: `PendingCall`, `Group` and `gather`.
+"""Functions that run on a pool, and their bound calls: `Function`, `PendingCall`, `Group` and `gather`.
 
 The operators send them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypedDict, TypeVar, overload
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypedDict, TypeVar, overload
 
 from ..errors import SpecError
 from ..spec.options import MAX_ATTEMPTS
 from ..util.validate import check_whole, is_number, is_whole
 from .futures import Future
 from .operators import Target, runner_of
+from .streaming_functions import is_streaming
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeVarTuple, Unpack
 
-    from .functions import Function
-
     Ts = TypeVarTuple("Ts")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
@@ -32,6 +35,50 @@ E = TypeVar("E")
 F = TypeVar("F")
 G = TypeVar("G")
 H = TypeVar("H")
+
+
+class Function(Generic[P, T]):
+    """Function that runs on a pool; made by `function`.
+
+    Calling it returns a `PendingCall`.
+    """
+
+    def __init__(self, wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> None:
+        self.__wrapped__ = wrapped
+        self.timeout, self.retries = timeout, retries
+        # Looked at once, however often it is called.
+        self._signature: inspect.Signature | None = None
+        self._is_streaming: bool | None = None
+        functools.update_wrapper(self, wrapped)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCall[T]:
+        """Bind the arguments and return a `PendingCall`; nothing runs yet."""
+        # A wrong call is told here and not on a node.
+        if self._signature is None:
+            # Some that are built in have none.
+            with contextlib.suppress(ValueError):
+                self._signature = inspect.signature(self.__wrapped__)
+        if self._signature is not None:
+            self._signature.bind(*args, **kwargs)
+        return PendingCall(self, args, kwargs)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether its calls stream, out of a rank or into it."""
+        if self._is_streaming is None:
+            self._is_streaming = is_streaming(self.__wrapped__)
+        return self._is_streaming
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the wrapped function in this process, without a pool."""
+        return self.__wrapped__(*args, **kwargs)
+
+    def _rewrap(self, wrapped: Callable[P, T]) -> Function[P, T]:
+        """Return one around another function; for decorators above ``@sky.function``."""
+        return Function(wrapped, self.timeout, self.retries)
+
+    def __repr__(self) -> str:
+        return f"<sky.function {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
 
 class PendingCall(Generic[T]):
@@ -205,8 +252,8 @@ Call = PendingCall
 class PendingGroup:
     """Base of several calls that are sent together."""
 
-    # Whether their results are read as they arrive.
-    streamed = False
+    # Whether their results are read as they arrive, and whether in the order of the calls.
+    streamed, ordered = False, True
 
     def __init__(self, calls: tuple[PendingCall[Any], ...]) -> None:
         for call in calls:

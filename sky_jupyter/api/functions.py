@@ -1,63 +1,16 @@
-"""Functions that run on a pool: `function` and the class of what it returns."""
+"""Decorators of functions that run on a pool."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from ..errors import SpecError
-from .calls import PendingCall, check_retries, check_timeout
-from .streaming_functions import is_generator, is_streaming
+from .calls import Function, check_retries, check_timeout
+from .streaming_functions import is_generator
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Function(Generic[P, T]):
-    """Function that runs on a pool; made by `function`.
-
-    Calling it returns a `PendingCall`.
-    """
-
-    def __init__(self, wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> None:
-        self.__wrapped__ = wrapped
-        self.timeout, self.retries = timeout, retries
-        # Looked at once, however often it is called.
-        self._signature: inspect.Signature | None = None
-        self._is_streaming: bool | None = None
-        functools.update_wrapper(self, wrapped)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCall[T]:
-        """Bind the arguments and return a `PendingCall`; nothing runs yet."""
-        # A wrong call is told here and not on a node.
-        if self._signature is None:
-            # Some that are built in have none.
-            with contextlib.suppress(ValueError):
-                self._signature = inspect.signature(self.__wrapped__)
-        if self._signature is not None:
-            self._signature.bind(*args, **kwargs)
-        return PendingCall(self, args, kwargs)
-
-    @property
-    def is_streaming(self) -> bool:
-        """Whether its calls stream, out of a rank or into it."""
-        if self._is_streaming is None:
-            self._is_streaming = is_streaming(self.__wrapped__)
-        return self._is_streaming
-
-    def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the wrapped function in this process, without a pool."""
-        return self.__wrapped__(*args, **kwargs)
-
-    def _rewrap(self, wrapped: Callable[P, T]) -> Function[P, T]:
-        """Return one around another function; for decorators above ``@sky.function``."""
-        return Function(wrapped, self.timeout, self.retries)
-
-    def __repr__(self) -> str:
-        return f"<sky.function {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
 
 @overload

@@ -30,7 +30,7 @@ from .short_way import main, name_of, note_restarts
 
 if TYPE_CHECKING:
     from ..display.views import RunView
-    from .calls import Group, PendingCall, StreamedGroup
+    from .context import AwaitedGroup, BoundCall, BoundGroup
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,12 +48,12 @@ class Runner:
         """The live pool that runs the calls; PoolError where there is none."""
         raise NotImplementedError
 
-    def run(self, call: PendingCall[T]) -> T:
+    def run(self, call: BoundCall[T]) -> T:
         """Run a call on one rank, as ``call >> compute`` does.
 
         Parameters
         ----------
-        call : PendingCall
+        call : BoundCall
             The call.
 
         Returns
@@ -76,12 +76,12 @@ class Runner:
         (result,) = run_all(live, [call], title, many=False)
         return result
 
-    def run_async(self, call: PendingCall[T]) -> Future[T]:
+    def run_async(self, call: BoundCall[T]) -> Future[T]:
         """Submit a call to one rank, as ``call > compute`` does.
 
         Parameters
         ----------
-        call : PendingCall
+        call : BoundCall
             The call.
 
         Returns
@@ -96,12 +96,12 @@ class Runner:
             future = _submit_short(live, call)
         return future or _submit(live, [call], repr(call.function), lambda values: values[0])
 
-    def broadcast(self, call: PendingCall[T]) -> list[T]:
+    def broadcast(self, call: BoundCall[T]) -> list[T]:
         """Run a call on every rank, as ``call @ compute`` does.
 
         Parameters
         ----------
-        call : PendingCall
+        call : BoundCall
             The call.
 
         Returns
@@ -144,15 +144,15 @@ class Runner:
         return list(result)
 
     @overload
-    def run_parallel(self, group: Group[R]) -> R: ...
+    def run_parallel(self, group: BoundGroup[Iterator[T]]) -> Iterator[T]: ...
     @overload
-    def run_parallel(self, group: StreamedGroup[T]) -> Iterator[T]: ...
+    def run_parallel(self, group: AwaitedGroup[R]) -> R: ...
     def run_parallel(self, group: Any) -> Any:
         """Run several calls at the same time, as ``group >> compute`` does.
 
         Parameters
         ----------
-        group : Group or StreamedGroup
+        group : BoundGroup
             The calls.
 
         Returns
@@ -167,12 +167,12 @@ class Runner:
             return Results(Batch(live, calls, title, waited=False), ordered=group.ordered)
         return tuple(run_all(live, calls, title))
 
-    def run_parallel_async(self, group: Group[R]) -> Future[R]:
+    def run_parallel_async(self, group: AwaitedGroup[R]) -> Future[R]:
         """Submit several calls, as ``group > compute`` does.
 
         Parameters
         ----------
-        group : Group
+        group : AwaitedGroup
             The calls.
 
         Returns
@@ -274,13 +274,13 @@ def _check_group(group: object, method: str) -> None:
         raise SpecError(f"{method} takes several calls, such as f(x) & g(y), not {brief(group)}")
 
 
-def _view_of(live: Pool, call: PendingCall[Any]) -> RunView:
+def _view_of(live: Pool, call: BoundCall[Any]) -> RunView:
     """Return the view of a broadcast."""
     title = f"{name_of(call)} @ {live.spec.name}"
     return display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name, cost=live.pricing)
 
 
-def _opened_run(live: Pool, call: PendingCall[Any], sent: ShortCall) -> tuple[RunView, Run] | None:
+def _opened_run(live: Pool, call: BoundCall[Any], sent: ShortCall) -> tuple[RunView, Run] | None:
     """Have a broadcast that was opened go on as a run; return None if it was not sent."""
     if not sent.sent:
         return None
@@ -290,7 +290,7 @@ def _opened_run(live: Pool, call: PendingCall[Any], sent: ShortCall) -> tuple[Ru
 
 def _broadcast(
     live: Pool,
-    call: PendingCall[T],
+    call: BoundCall[T],
     left: int,
     opened: tuple[RunView, Run] | None,
     presses: int,
@@ -340,7 +340,7 @@ def _lost(run: Run) -> list[Outcome]:
     return [outcome for outcome in run.outcomes.values() if outcome.status == "lost"]
 
 
-def _opened_batch(live: Pool, call: PendingCall[Any], sent: ShortCall, title: str) -> Batch:
+def _opened_batch(live: Pool, call: BoundCall[Any], sent: ShortCall, title: str) -> Batch:
     """Have a call of one rank that was opened go on as a task."""
     batch = Batch(live, (), title, waited=True, many=False)
     try:
@@ -362,7 +362,7 @@ def _run_opened(opened: Batch, presses: int) -> Any:
 
 
 def run_all(
-    live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1
+    live: Pool, calls: Iterable[BoundCall[Any]], title: str, *, many: bool = True, total: int = -1
 ) -> list[Any]:
     """Run calls and wait for all; the first failure stops the others."""
     values: dict[int, Any] = {}
@@ -372,7 +372,7 @@ def run_all(
     return [values[place] for place in range(len(values))]
 
 
-def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
+def _submit_short(live: Pool, call: BoundCall[T]) -> Future[T] | None:
     """Submit a call on the short way, and return its future; None if it is not for it."""
     sent = short_way.begin(live, call)
     if sent is None:
@@ -406,7 +406,7 @@ def _submit_short(live: Pool, call: PendingCall[T]) -> Future[T] | None:
     return future
 
 
-def _go_on(live: Pool, call: PendingCall[Any], sent: ShortCall, future: Future[Any]) -> None:
+def _go_on(live: Pool, call: BoundCall[Any], sent: ShortCall, future: Future[Any]) -> None:
     """Have the call of a future that was opened go on on the long way."""
     batch = Batch(live, (), f"{name_of(call)} > {live.spec.name}", waited=False, many=False)
 
@@ -426,7 +426,7 @@ def _go_on(live: Pool, call: PendingCall[Any], sent: ShortCall, future: Future[A
 
 
 def _submit(
-    live: Pool, calls: Sequence[PendingCall[Any]], name: str, put_together: Callable[[list[Any]], Any]
+    live: Pool, calls: Sequence[BoundCall[Any]], name: str, put_together: Callable[[list[Any]], Any]
 ) -> Future[Any]:
     future: Future[Any] = Future(name)
     title = name_of(calls[0]) if len(calls) == 1 else f"{len(calls)} calls"

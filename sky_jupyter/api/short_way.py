@@ -24,7 +24,7 @@ from ..session import cells
 from ..util.interrupts import counting_interrupts
 
 if TYPE_CHECKING:
-    from .calls import PendingCall
+    from .context import BoundCall
 
 T = TypeVar("T")
 _TICK = TIMEOUTS.polls.direct_calls
@@ -33,7 +33,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 def begin(
     live: Pool,
-    call: PendingCall[Any],
+    call: BoundCall[Any],
     *,
     everywhere: bool = False,
     notes: list[Event] | None = None,
@@ -44,7 +44,7 @@ def begin(
     ----------
     live : Pool
         The pool.
-    call : PendingCall
+    call : BoundCall
         The call, which streams nothing.
     everywhere : bool
         Whether it is one of all ranks.
@@ -62,7 +62,7 @@ def begin(
 
 
 def make(
-    live: Pool, calls: Sequence[PendingCall[Any]], *, everywhere: bool = False, notes: list[Event] | None = None
+    live: Pool, calls: Sequence[BoundCall[Any]], *, everywhere: bool = False, notes: list[Event] | None = None
 ) -> ShortCall | None:
     """Return calls of one function as one for the short way; None if they are not for it. See `begin`."""
     short, call = live.calls.short, calls[0]
@@ -108,7 +108,7 @@ def make(
 
 
 def _arguments(
-    live: Pool, calls: Sequence[PendingCall[Any]], alone: bool, has_own_lists: bool
+    live: Pool, calls: Sequence[BoundCall[Any]], alone: bool, has_own_lists: bool
 ) -> tuple[AnyBytes, frozenset[str]] | None:
     """Return the pickle of calls' arguments, and modules that they need; None if they do not go in a frame.
 
@@ -199,6 +199,6 @@ def main() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-def name_of(call: PendingCall[Any]) -> str:
+def name_of(call: BoundCall[Any]) -> str:
     """Return the name of a call's function."""
     return str(getattr(call.function, "__name__", "function"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SpecError
 
 if TYPE_CHECKING:
-    from .calls import PendingCall
+    from .context import BoundCall
 
 # An annotation that is a text, of one that may be left out too.
 _ITERATOR = re.compile(r"(?:(?:\w+\.)*Optional\[)?(?:\w+\.)*Iterator\b(?:\[|\W|$)")
@@ -67,12 +67,12 @@ def is_streaming(function: Any) -> bool:
     return is_generator(function) or bool(iterator_names(function))
 
 
-def refuse(call: PendingCall[Any], how: str) -> None:
+def refuse(call: BoundCall[Any], how: str) -> None:
     """Raise SpecError if a call streams, and so cannot be sent in this way.
 
     Parameters
     ----------
-    call : PendingCall
+    call : BoundCall
         The call.
     how : str
         What was written, for the message.

@@ -25,7 +25,7 @@ from .streaming_functions import is_generator, iterator_names
 if TYPE_CHECKING:
     from ..pool.execution.tasks import TaskRun
     from ..pool.pool import Pool
-    from .calls import PendingCall
+    from .context import BoundCall
 
 T = TypeVar("T")
 _TICK = 0.05
@@ -36,17 +36,17 @@ _MOST_ITEM = 256 << 20
 _MOST_BYTES, _MOST_SECONDS = 1 << 20, 0.02
 
 
-def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]]:
+def taken_out(call: BoundCall[T]) -> tuple[BoundCall[T], list[Iterator[Any]]]:
     """Replace the iterators among a call's arguments by placeholders.
 
     Parameters
     ----------
-    call : PendingCall
+    call : BoundCall
         The call.
 
     Returns
     -------
-    tuple of PendingCall and list
+    tuple of BoundCall and list
         The call as it is sent, and the iterators.
 
     Raises
@@ -79,7 +79,7 @@ def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]
 class StreamBatch(Batch):
     """Batch of one call whose items stream."""
 
-    def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
+    def _stream_of(self, call: BoundCall[Any]) -> dict[str, Any] | None:
         return {"out": is_generator(call.function.__wrapped__)}
 
 
@@ -268,7 +268,7 @@ def _raising(error: Exception) -> Iterator[Any]:
     yield
 
 
-def begin(live: Pool, call: PendingCall[Any]) -> Any:
+def begin(live: Pool, call: BoundCall[Any]) -> Any:
     """Send a call that streams to a rank.
 
     Return a `Stream` of what it yields, or the value of a function that only reads a stream.
