@@ -413,8 +413,10 @@ class Pool:
             settings, notes = self.settings.follow(modules)
             for text in filter(None, (code.news, *notes)):
                 listener(NoticeEvent(text))
-            brought = self.code.bring(code, self.hosts, ignore, no_tick)
-            return {**packages, **settings, **self.pythons.reader, **brought}
+            around = {**packages, **settings, **self.pythons.reader}
+            if code.version:
+                around.update(self.code.bring(code, self.hosts, ignore, no_tick))
+            return around
 
     def take_up(self, short: ShortCall, listener: Listener, *, asks: bool) -> Run:
         """Have a short call of all ranks that was opened go on as a run; return that. See `begin_call`."""

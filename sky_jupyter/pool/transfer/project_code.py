@@ -44,12 +44,10 @@ class PoolCode:
         self._bringing = threading.Lock()
 
     def bring(self, code: CodeSnapshot, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
-        """See that hosts have it; what their ranks are told of it.
+        """See that hosts have code that has files; what their ranks are told of it.
 
         Raises CaptureError if that fails.
         """
-        if not code.version:
-            return {}
         with self._bringing:
             return self._bring(code, hosts, on_send, tick)
 
