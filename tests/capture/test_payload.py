@@ -9,7 +9,9 @@ import os
 import pickle
 import re
 import stat
+import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 from sky_jupyter.capture.blobs import fingerprint, pack, write_blob
-from sky_jupyter.node.serialization.pickling import ALIGNMENT, SMALL_BUFFER, Pickler, load_blob
+from sky_jupyter.node.serialization.pickling import ALIGNMENT, SMALL_BUFFER, Pickler, load_blob, main_namespace
 
 
 def round_trip(value: Any, folder: Path) -> Any:
@@ -35,6 +37,26 @@ def test_equal_content_has_one_name_and_other_content_another() -> None:
 def test_a_value_without_a_pickle_has_no_fingerprint() -> None:
     assert fingerprint((i for i in ()), {}) is None
     assert fingerprint([1], {}) == pack([1], {}).blob.digest
+
+
+NET = """
+class Net:
+    def __init__(self):
+        self.head = 1
+    def call(self):
+        return self.head
+net = Net()
+"""
+
+
+def test_a_class_whose_instance_came_back_from_a_rank_has_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    namespace = main_namespace()
+    exec(NET, namespace)
+    before = pack(namespace["net"], namespace).blob
+    # The same class is found, and what it has is set anew.
+    assert type(pickle.loads(before.pickled)) is namespace["Net"]
+    assert fingerprint(namespace["net"], namespace) == before.digest
 
 
 def test_big_contiguous_buffers_stay_out_of_the_pickle_and_are_not_copied() -> None:

@@ -326,7 +326,21 @@ class Pickler(cloudpickle.Pickler):
         reduced = exceptions.reduced(obj)
         if reduced is not NotImplemented:
             return reduced
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) > 2:
+            _intern_names(reduced[2][0])
+        return reduced
+
+
+def _intern_names(attributes: dict[str, Any]) -> None:
+    """Have a class's list of attributes (Python 3.13) name them by the strings of its methods' code.
+
+    In a class that was loaded they are other strings, as when an instance came back from a rank: its pickle would
+    differ, and all that is of it would be sent again.
+    """
+    names = attributes.get("__static_attributes__")
+    if isinstance(names, tuple):
+        attributes["__static_attributes__"] = tuple(sys.intern(one) if type(one) is str else one for one in names)
 
 
 def out_of_band(buffers: list[memoryview], inline: int = 0) -> Callable[[pickle.PickleBuffer], bool]:
@@ -355,6 +369,9 @@ def out_of_band(buffers: list[memoryview], inline: int = 0) -> Callable[[pickle.
 
 def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
     carried = {name: getattr(function, name) for name in _CARRIED if hasattr(function, name)}
+    # One string with the code's, as before it was loaded; see `_intern_names`. (Python 3.10 has none there.)
+    if (known := getattr(function.__code__, "co_qualname", None)) == function.__qualname__:
+        carried["__qualname__"] = known
     with contextlib.suppress(Exception):  # Lazily evaluated since 3.14: they may refer to undefined names.
         carried["__annotations__"] = function.__annotations__
     return dict(vars(function)), carried
