@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +20,7 @@ from ..errors import PoolError, SkyError, SpecError
 from ..pool.open_pools import pools
 from ..pool.registry import provider_accounts, stopped_pools
 from ..pool.registry.ended_pools import Gone
-from ..pool.registry.registry import PoolRow, Registry
+from ..pool.registry.registry import PoolRow, Registry, sweep
 from ..pool.registry.rows import clock
 from ..pool.registry.stopped_pools import STOPPED
 from ..providers import pool_listing, provider_registry
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ..pool.transfer.transfer_job import Transfer
 
 _log = logging.getLogger(__name__)
+# Seconds that a host may take to end once it has removed its folder.
+_ENDING, _TICK = 10, 0.05
 
 
 class Holder(Protocol):
@@ -217,9 +220,32 @@ def start_stopped(name: str | None = None) -> Pool:
 
 
 def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:
-    """Attach to the kept pool of this name that nobody manages; None if none."""
+    """Attach to the kept pool of this name that nobody manages; None if none, or if it has ended meanwhile."""
+    registry = Registry()
+    try:
+        # One whose processes were killed leaves its name, and its folder.
+        sweep(registry)
+    finally:
+        registry.close()
     row = kept_row(name)
-    return None if row is None or row.owner_lives else attach_pool(row.id, given_up=given_up)
+    if row is None or row.owner_lives:
+        return None
+    try:
+        return attach_pool(row.id, given_up=given_up)
+    except PoolError:
+        if not _ends(row):
+            raise
+        return None
+
+
+def _ends(row: PoolRow) -> bool:
+    """Return whether a local pool has just ended; wait for its host, which removes the folder first."""
+    if row.provider != "local" or os.path.isdir(row.folders[0]):
+        return False
+    until = time.monotonic() + _ENDING
+    while row.host_lives and time.monotonic() < until:
+        time.sleep(_TICK)
+    return not row.host_lives
 
 
 def kept_row(name: str) -> PoolRow | None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -275,6 +276,49 @@ def test_nodes_end_by_themselves_when_their_time_is_over_and_nobody_is_there(tmp
     assert done.returncode == 0, done.stderr
     id, host = done.stdout.split()
     wait_until(lambda: not psutil.pid_exists(int(host)) and not pool_folders(id))
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_kept_pool_that_was_killed_gives_way_to_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import os
+        import sky_jupyter as sky
+        pool = sky.Compute(nodes=1, name="unseen", keep=True).start()
+        print(pool.pool.id, pool.pool.hosts[0].process.identity[0], flush=True)
+        os._exit(0)
+        """)
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
+    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, check=True)
+    id, host = done.stdout.split()
+
+    def end() -> None:
+        psutil.Process(int(host)).kill()
+        wait_until(lambda: not psutil.pid_exists(int(host)))
+
+    if when == "before":
+        end()
+    else:
+
+        def end_and_fail(*_: object, **__: object) -> None:
+            # As a host that ends does.
+            for folder in pool_folders(id):
+                shutil.rmtree(folder)
+            end()
+            raise PoolError("it is gone")
+
+        monkeypatch.setattr("sky_jupyter.session.pools.attach_pool", end_and_fail)
+
+    with sky.Compute(nodes=1, name="unseen", keep=True) as pool:
+        assert pool.pool is not None
+        assert pool.pool.id != id
+        assert where() >> pool == (0, 1, 0, 1, True)
+        pool.down()
+    assert not pool_folders(id)
 
 
 # -- options ---------------------------------------------------------------------------------------
