@@ -295,6 +295,34 @@ def test_what_troubles_the_pool_is_said_once_for_all_calls(
     assert (said.count("does not answer"), said.count("answers again")) == (1, 1)
 
 
+def test_of_the_short_calls_that_meet_a_silence_one_tells_of_it(
+    pool: Pool, ways: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ""
+
+    async def tell(*, silent: bool) -> None:
+        pool.supervisor.on_silent([0, 1], silent=silent)
+
+    def has_said(text: str) -> bool:
+        nonlocal said
+        said += "".join(capsys.readouterr())
+        return text in said
+
+    for _ in range(20):
+        assert naps(0.004) >> pool == 0.004
+    ways.clear()
+    futures = [naps(0.004) > pool for _ in range(400)]
+    with monkeypatch.context() as patched:
+        # In truth they answer.
+        patched.setattr(pool.control, "silent", {0, 1})
+        loop().call(tell(silent=True))
+        wait_until(lambda: has_said("nodes 0-1 do not answer"))
+    loop().call(tell(silent=False))
+    assert [future.result(60) for future in futures] == [0.004] * 400
+    assert 1 <= ways.count("opened") < 200
+    wait_until(lambda: not pool.calls.short._all_opened)
+
+
 def test_a_gather_knows_from_the_last_one_how_long_its_calls_take(pool: Pool, ways: list[str]) -> None:
     assert sky.gather(*map(echo, range(16))) >> pool == tuple(range(16))
     assert pool.calls.seconds[echo] > 0

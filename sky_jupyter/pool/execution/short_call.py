@@ -216,6 +216,11 @@ class ShortCall:
         return "together" in self.about
 
     @property
+    def is_waited(self) -> bool:
+        """Whether a thread waits for it alone."""
+        return self.on_over is _wake
+
+    @property
     def is_late(self) -> bool:
         """Whether it takes longer than calls of the short way may."""
         return time.perf_counter() - self.began > _SHORT + self.delay

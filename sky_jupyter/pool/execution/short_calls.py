@@ -115,9 +115,10 @@ class ShortCalls:
         # What is dialed, by the node that it is dialed for, with the calls that wait for it.
         self._dialing: dict[int, list[ShortCall]] = {}
         self._load: dict[int, int] = {}
-        # When a rank has ended its latest call; how many opened ones it has to do.
+        # When a rank has ended its latest call; how many opened ones it has to do, and how many there are in all.
         self._progress: dict[int, float] = {}
         self._opened: Counter[int] = Counter()
+        self._all_opened = 0
         # Ids of calls that agents are about to be asked to forget.
         self._withdrawn: dict[CallChannel, list[str]] = {}
         # Calls that wait for a rank that has less to do.
@@ -136,11 +137,16 @@ class ShortCalls:
     @property
     def are_possible(self) -> bool:
         """Whether the pool is as it has to be for the short way: its manager's, whole, idle, and within reach."""
+        return self._would_be_possible and not self.pool.control.silent
+
+    @property
+    def _would_be_possible(self) -> bool:
+        """Whether calls are possible once all agents answer."""
         pool = self.pool
         if not pool.has_control or pool.is_guest:
             return False
         control, supervisor = pool.control, pool.supervisor
-        is_whole = not (control.closing or control.crowded or control.silent or control.lost or control.off)
+        is_whole = not (control.closing or control.crowded or control.lost or control.off)
         is_alone = not (supervisor.turns.shared or supervisor.mending)
         # A tunnel to each agent costs the link's process some threads.
         is_within_reach = control.direct or len(control.addresses) <= _MOST_TUNNELS
@@ -368,7 +374,7 @@ class ShortCalls:
                 continue
             ranks = call.ranks or free
             if not possible or not ranks:
-                if not self._waits_out(call):
+                if not self._waits_out(call, possible):
                     self._open(call)
                     continue
                 held.append(call)
@@ -388,15 +394,14 @@ class ShortCalls:
                 channel.write(b"".join(parts))
         self._sweep_later()
 
-    def _waits_out(self, call: ShortCall) -> bool:
-        """Return whether what keeps a call from the short way is soon over: a call that was opened, or a silence.
+    def _waits_out(self, call: ShortCall, possible: bool) -> bool:
+        """Return whether a short call waits here: for ranks that are at opened calls, or for agents that are silent.
 
-        On the long way it takes many times as long as its function, and so would all that are behind it.
+        On the long way it takes many times as long as its function, and so would all that are behind it. One is
+        opened in any case, whose view tells what is the matter, and each that a thread waits for.
         """
-        control = self.pool.control
-        is_over_soon = any(self._opened.values()) or bool(control.silent)
-        is_lost = control.closing or control.lost or control.off or control.crowded
-        return call.function.ahead > 1 and is_over_soon and not is_lost
+        is_over_soon = possible or self._would_be_possible
+        return is_over_soon and self._all_opened > 0 and call.function.ahead > 1 and not call.is_waited
 
     def _take(self, call: ShortCall, ranks: list[int], written: dict[CallChannel, list[bytes]]) -> None:
         """Send a call to ranks, or have it wait for a connection: which rank is free is seen again after that."""
@@ -606,8 +611,10 @@ class ShortCalls:
 
     def _note_opened(self, call: DirectCall, count: int) -> None:
         """Count an opened call of one rank."""
-        if call.sent and not call.everywhere:
-            self._opened[call.ranks[0]] += count
+        if not call.everywhere:
+            self._all_opened += count
+            if call.sent:
+                self._opened[call.ranks[0]] += count
 
     def _drop(self, call: ShortCall) -> None:
         """Give a call that no rank has begun to whoever waits for it, to be forgotten."""
