@@ -240,7 +240,7 @@ def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None
 
 def _ends(row: PoolRow) -> bool:
     """Return whether a local pool has just ended; wait for its host, which removes the folder first."""
-    if row.provider != "local" or os.path.isdir(row.folders[0]):
+    if row.provider != "local" or not row.folders or os.path.isdir(row.folders[0]):
         return False
     until = time.monotonic() + _ENDING
     while row.host_lives and time.monotonic() < until:

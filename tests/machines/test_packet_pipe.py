@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,23 @@ def answers(pipe: Any, steps: Sequence[tuple[str, Any]]) -> list[object]:
 @given(STEPS)
 def test_each_step_gives_what_paramikos_own_pipe_gives(steps: list[tuple[str, Any]]) -> None:
     assert answers(PacketPipe(), steps) == answers(BufferedPipe(), steps)
+
+
+def test_packets_of_few_bytes_take_little_memory() -> None:
+    pipe = PacketPipe()
+    parts = [bytes([number % 251]) for number in range(20_000)]
+    tracemalloc.start()
+    try:
+        for number, part in enumerate(parts):
+            pipe.feed(part)
+            if number % 100 == 99:
+                assert pipe.read(10) == b"".join(parts[number // 100 * 10 :][:10])
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Of packets that are kept apart they would be 4 MB.
+    assert used < 1_000_000
+    assert pipe.read(100_000) == b"".join(parts[2000:])
 
 
 @pytest.mark.parametrize("how", ["data", "the end"])

@@ -17,6 +17,8 @@ from paramiko.buffered_pipe import PipeTimeout
 PACKET = 1 << 15
 # Bytes per read: paramiko asks for each packet in two parts.
 _AHEAD = 1 << 18
+# Received packets are joined by so many: of a byte each, they would take a hundred times as much memory.
+_LOOSE = 1024
 
 
 class CountingSocket:
@@ -65,7 +67,8 @@ class PacketPipe:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._packets: deque[memoryview] = deque()
-        self._size = 0
+        # Of the latest packets, those that are not joined.
+        self._size = self._loose = 0
         self._closed = False
         self._event: threading.Event | None = None
 
@@ -77,6 +80,9 @@ class PacketPipe:
         with self._changed:
             self._packets.append(memoryview(data))
             self._size += len(data)
+            self._loose += 1
+            if self._loose == _LOOSE:
+                self._join()
             self._notify()
 
     def read(self, nbytes: int, timeout: float | None = None) -> bytes:
@@ -121,6 +127,11 @@ class PacketPipe:
         self._changed.notify_all()
         if self._event is not None:
             self._event.set()
+
+    def _join(self) -> None:
+        latest = [self._packets.pop() for _ in range(min(self._loose, len(self._packets)))]
+        self._packets.append(memoryview(b"".join(reversed(latest))))
+        self._loose = 0
 
     def _take(self, nbytes: int) -> bytes:
         parts: list[memoryview] = []
