@@ -23,6 +23,16 @@ from tests.took import Took
 LOAD = "%load_ext sky_jupyter"
 
 
+def is_noted(name: str) -> bool:
+    """Whether the registry has a run of a pool that goes on: it is written beside the run, which may begin before."""
+    registry = Registry()
+    try:
+        row = registry.pool(name)
+        return row is not None and bool(registry.running_runs(row.id))
+    finally:
+        registry.close()
+
+
 def the_pool(name: str) -> PoolRow:
     registry = Registry()
     try:
@@ -85,7 +95,7 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
             "%%sky\nimport os, time\nfor i in range(150):\n    print('line', i); time.sleep(.01)\n"
             f"    while i == 100 and not os.path.exists({str(go)!r}): time.sleep(0.05)\n'the end'"
         )
-        assert eventually(lambda: running(the_pool(name)))
+        assert eventually(lambda: running(the_pool(name)) and is_noted(name))
         kill(page)
     with notebook(tmp_path) as page:
         loaded = page.run(LOAD)
