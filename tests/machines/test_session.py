@@ -208,6 +208,8 @@ def test_a_silent_link_is_found_within_15_seconds(server: Server, target_of: Tar
         with pytest.raises(LinkLost) as caught:
             session.run("sleep 600")
         assert caught.value.reason == "silent"
+        # It is told by another thread.
+        eventually(lambda: told)
         assert [error.reason for error in told] == ["silent"]
         assert not session.alive
         with pytest.raises(LinkLost):
