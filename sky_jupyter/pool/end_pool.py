@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ..machines.ssh.types import Prompts
 
 _HOST_ENDS = TIMEOUTS.end.host_process
-_LOOK = TIMEOUTS.polls.end
 
 
 def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:
@@ -130,11 +128,9 @@ def _end_local(registry: Registry, row: PoolRow) -> None:
     registry.own(row.id)  # from now on nobody else attaches to it
     host, patience = process_identity.ProcessIdentity(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        end = time.monotonic() + patience
         if row.host_lives:
             process_identity.send(host, number)
-        while row.host_lives and time.monotonic() < end:
-            time.sleep(_LOOK)
+        row.host_ends_within(patience)
     if folder_removal.remove(row.id, row.folders) is None:
         registry.release(row.id)
         raise PoolError(f"pool {row.name!r} has a host that cannot be seen from here: it is ended where that runs")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..display import views as display
 from ..display.base.frontends import front_end, in_notebook
+from ..display.model.ongoing_problems import Troubles
 from ..plugins.joblib.shared_values import outlets
-from ..pool.base.events import Event, Listener, NoticeEvent, OutputEvent, TroubleEvent
+from ..pool.base.events import Event, NoticeEvent, OutputEvent, TroubleEvent
 
 if TYPE_CHECKING:
     from ..pool.pool import Pool
@@ -47,8 +48,7 @@ class SharedRunView:
         # Ranks whose last line is not ended, and on which stream; how each rank's calls ended, the worst.
         self._open: dict[int, str] = {}
         self._ends: dict[int, dict[str, Any]] = {}
-        # What troubles the pool, by its subject.
-        self._troubles: dict[str, str] = {}
+        self._troubles = Troubles()
         self._lock = threading.RLock()
         self._beside: threading.Thread | None = None
         # What is shown from other threads belongs to the cell that sent the calls.
@@ -73,16 +73,9 @@ class SharedRunView:
                 return
             if kind == "stream":
                 self._note_line(rank, event.event["name"], event.event["text"])
-        elif isinstance(event, TroubleEvent) and not self._is_news(event):
+        elif isinstance(event, TroubleEvent) and not self._troubles.take(event):
             return
         self.view.on_event(event)
-
-    def _is_news(self, event: TroubleEvent) -> bool:
-        with self._lock:
-            if event.over:
-                return self._troubles.pop(event.about, None) is not None
-            before, self._troubles[event.about] = self._troubles.get(event.about), event.text
-            return before != event.text
 
     def _note_line(self, rank: int, name: str, text: str) -> None:
         if text.endswith("\n"):
@@ -238,7 +231,6 @@ class Outlet:
     def __init__(self, pool: Pool) -> None:
         self._pool, self._context = pool, contextvars.copy_context()
         self._run_view: SharedRunView | None = None
-        self._listener: Listener | None = None
         self._left = False
         self._lock = threading.Lock()
 
@@ -247,18 +239,17 @@ class Outlet:
         if not isinstance(event, OutputEvent):
             return
         with self._lock:
-            if self._listener is None and not self._left and event.event["kind"] in ("stream", "display"):
+            if self._run_view is None and not self._left and event.event["kind"] in ("stream", "display"):
                 title = f"loop · {self._pool.spec.name}"
                 self._run_view = self._context.copy().run(joined, self._pool, title, waited=False)
-                self._listener = self._run_view.on_event
-            listener = self._listener
-        if listener is not None:
-            listener(event)
+            run_view = self._run_view
+        if run_view is not None:
+            run_view.on_event(event)
 
     def leave(self) -> None:
         """End the view with the loop."""
         with self._lock:
-            self._left, run_view, self._listener = True, self._run_view, None
+            self._left, run_view, self._run_view = True, self._run_view, None
         if run_view is not None:
             run_view.leave()
 

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +16,7 @@ from ..display.base.background_prompts import background_prompts
 from ..display.base.frontends import in_notebook
 from ..display.base.prompts import person
 from ..errors import PoolError, SkyError, SpecError
+from ..pool.base.timeouts import TIMEOUTS
 from ..pool.open_pools import pools
 from ..pool.registry import provider_accounts, stopped_pools
 from ..pool.registry.ended_pools import Gone
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ..pool.transfer.transfer_job import Transfer
 
 _log = logging.getLogger(__name__)
-# Seconds that a host may take to end once it has removed its folder.
-_ENDING, _TICK = 10, 0.05
 
 
 class Holder(Protocol):
@@ -240,12 +238,8 @@ def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None
 
 def _ends(row: PoolRow) -> bool:
     """Return whether a local pool has just ended; wait for its host, which removes the folder first."""
-    if row.provider != "local" or not row.folders or os.path.isdir(row.folders[0]):
-        return False
-    until = time.monotonic() + _ENDING
-    while row.host_lives and time.monotonic() < until:
-        time.sleep(_TICK)
-    return not row.host_lives
+    is_gone = row.provider == "local" and bool(row.folders) and not os.path.isdir(row.folders[0])
+    return is_gone and row.host_ends_within(TIMEOUTS.end.host_process)
 
 
 def kept_row(name: str) -> PoolRow | None:

@@ -6,16 +6,18 @@ from ...pool.base.events import TroubleEvent
 
 
 class Troubles:
-    """Current problems by subject; held by the view of a start. Any thread."""
+    """Current problems by subject; held by the view of a start, or of calls. Any thread."""
 
     def __init__(self) -> None:
         self._events: dict[str, TroubleEvent] = {}
 
-    def take(self, event: TroubleEvent) -> None:
-        """Note that a problem began, changed or is over."""
-        self._events.pop(event.about, None)
-        if not event.over:
-            self._events[event.about] = event
+    def take(self, event: TroubleEvent) -> bool:
+        """Note that a problem began, changed or is over; return False if that was known."""
+        before = self._events.pop(event.about, None)
+        if event.over:
+            return before is not None
+        self._events[event.about] = event
+        return before is None or before.text != event.text
 
     @property
     def events(self) -> tuple[TroubleEvent, ...]:

@@ -13,10 +13,12 @@ from typing import Any
 from ...util import process_identity
 from ...util.validate import is_number, is_whole
 from ..base.run_titles import title_of
+from ..base.timeouts import TIMEOUTS
 
 MAX_CODE = 10_000
 MAX_RANKS = 1 << 16
 _MAX_TEXT = 256
+_LOOK = TIMEOUTS.polls.end
 _MAX_WHOLE = (1 << 31) - 1  # no process has a larger number
 _MAX_TIME = 1e11
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -94,6 +96,13 @@ class PoolRow:
     def host_lives(self) -> bool:
         """Return whether the pool's root process is seen to be alive."""
         return self._host_seen is True
+
+    def host_ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the pool's root process; return False if it is alive after so many seconds."""
+        until = time.monotonic() + seconds
+        while self.host_lives and time.monotonic() < until:
+            time.sleep(_LOOK)
+        return not self.host_lives
 
     @property
     def owner_lives(self) -> bool:
