@@ -123,6 +123,24 @@ async def share(head: Head, manager: Supervisor, guest: Supervisor) -> None:
     assert manager.turns.shared
 
 
+def test_each_listener_is_told_once_also_one_that_cannot_be_hashed() -> None:
+    class Heard(list[str]):
+        def __call__(self, event: Any) -> None:
+            self.append(event.text)
+
+        def take(self, event: Any) -> None:
+            self(event)
+
+    async def scene(head: Head) -> None:
+        manager, several, one = head.notebook(), Heard(), Heard()
+        for id, listener in (("m1", several.take), ("m2", several.take), ("m3", one)):
+            manager.runs[id] = Run(id, {0: 0}, listener)
+        manager.tell("node 0 does not answer")
+        assert several == one == ["node 0 does not answer"]
+
+    play(scene)
+
+
 def test_a_manager_without_guests_asks_for_no_turn() -> None:
     async def scene(head: Head) -> None:
         manager = head.notebook()

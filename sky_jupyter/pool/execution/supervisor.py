@@ -20,7 +20,7 @@ from ...spec.pool_spec import PoolSpec
 from ...util.background_tasks import BackgroundTasks
 from ...util.text import first_line, node_label, rank_label
 from ..base.event_loop import loop
-from ..base.events import NoticeEvent, ignore
+from ..base.events import Listener, NoticeEvent, ignore
 from ..base.run_timeline import PoolEvents
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
@@ -1188,7 +1188,7 @@ class Supervisor:
         if event.text:
             self.note(logging.WARNING, event.text)
         # Calls of one view have one listener.
-        on = {run.listener: run for run in self._registered if run.left}
+        on = {_identity_of(run.listener): run for run in self._registered if run.left}
         for run in on.values() if event.text else ():
             run.listener(dataclasses.replace(event, run=run.id))
         if not self.watchdog.tell(event) and not on and event.text:
@@ -1319,3 +1319,8 @@ def _of_several(why: str) -> str:
         if why.startswith(one):
             return several + why.removeprefix(one)
     return why
+
+
+def _identity_of(listener: Listener) -> tuple[int, str]:
+    """Return what tells listeners apart: a method is another object at each look, and not all can be hashed."""
+    return id(getattr(listener, "__self__", listener)), getattr(listener, "__name__", "")
