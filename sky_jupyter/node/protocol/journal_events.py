@@ -284,6 +284,9 @@ def _size(value: Any) -> int | None:
 
     A value that is nested too deep for its readers counts as one that cannot.
     """
+    if type(value) is int:
+        # Each event's number and rank.
+        return len(str(value))
     try:
         return len(json.dumps(value)) if _is_flat(value) else None
     except (TypeError, ValueError, RecursionError):
@@ -417,6 +420,8 @@ def _end(event: Mapping[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:
             value = _FIELDS[name](value)
             if value is not None:
                 done[name] = value
+        elif name in ("kind", "status"):
+            continue
         elif isinstance(name, str) and len(name) <= _MOST_NAME and len(done) <= _MOST_NAME:
             # Unknown fields, as of a later version.
             size = _size(value)

@@ -75,6 +75,8 @@ class Run:
     def __init__(self, id: str, nodes: dict[int, int], listener: Listener) -> None:
         self.id = id
         self.outcomes = {rank: Outcome(rank, node) for rank, node in sorted(nodes.items())}
+        # Those of which it is not known that they have ended: a list of all at each end would be slow with many ranks.
+        self._unended = list(self.outcomes.values())
         self.listener = listener
         self.capture = Capture()
         # The folder of its blobs.
@@ -240,7 +242,7 @@ class Run:
 
     def place(self, rank: int, node: int) -> None:
         """Add the rank that the control plane has chosen."""
-        self.outcomes.setdefault(rank, Outcome(rank, node))
+        self._unended.append(self.outcomes.setdefault(rank, Outcome(rank, node)))
 
     def take(self, node: int, first: int, count: int, data: bytes) -> int | None:
         """Process a batch; return the first missing event's number, or None.
@@ -443,7 +445,9 @@ class Run:
             if outcome.status != "running":
                 self.questions.close_rank(rank)
         self.changed.set()
-        if not self.left:
+        while self._unended and self._unended[-1].status != "running":
+            self._unended.pop()
+        if not self._unended:
             self.elapsed = self._took()
             if not self.over.is_set():
                 self.events.ended(self.kind, f"{self.title or self.kind}: {self.how_ended}", self.elapsed)
