@@ -160,10 +160,11 @@ def interrupts(pool: Pool, times: int) -> Callable[[], None]:
     left = ["changing back", "plugins"][-times:]
 
     def tick() -> None:
-        phase = pool.phases.facts()[-1]
-        if left and left[-1] in (phase["phase"], phase["text"]):
-            left.pop()
-            raise KeyboardInterrupt
+        # There is none yet at the first ticks of a change.
+        for phase in pool.phases.facts()[-1:]:
+            if left and left[-1] in (phase["phase"], phase["text"]):
+                left.pop()
+                raise KeyboardInterrupt
 
     return tick
 
