@@ -712,7 +712,7 @@ class Pool:
         Raises PoolError if no node knows the run.
         """
         run, facts = self._known(id, ignore)
-        self._answer(self.supervisor.read_all(run), _READ_TIMEOUT)
+        self._answer(self.supervisor.journals.read_all(run), _READ_TIMEOUT)
         if facts["over"]:
             self.supervisor.lose_unbegun(run, facts["nodes"])
         here = self.events.of(run.key)

@@ -29,6 +29,8 @@ from ..runs.run import Run
 from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
 from .interruption_notices import InterruptionNotices
+from .journal_reader import JournalReader
+from .output_acknowledgements import OutputAcknowledgements
 from .supervisor_extension import SupervisorExtension
 from .turns import ThreadsafeTurn, Turns
 from .unresponsive_processes import Watchdog
@@ -50,8 +52,6 @@ _RESTARTS = 3
 _PAUSE = TIMEOUTS.polls.repairs
 # Nodes that were lost together are waited for so long, once one of them is back.
 _TOGETHER = TIMEOUTS.repairs.together
-# Acknowledgements of output are gathered for so long, and go in one request.
-_GATHER = TIMEOUTS.polls.acknowledgements
 # A node whose agent ended is back within this; else runs on it fail.
 _RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
 # A kernel that ends by itself more often than this, within this time, is not replaced.
@@ -139,10 +139,7 @@ class Supervisor:
         self._back: dict[int, str] = {}
         # Runs that ranks work on, without those that wait for a repair.
         self.working: set[Run] = set()
-        # Runs and nodes whose missing events are being read.
-        self._reading: set[tuple[str, int]] = set()
-        # The marks of nodes' output that is to be acknowledged; None for all that they have sent.
-        self._unheard: dict[int, int | None] = {}
+        self.journals, self.acknowledgements = JournalReader(self), OutputAcknowledgements(self)
         # When kernels ended by themselves while they were idle, by rank.
         self._ends: dict[int, list[float]] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
@@ -190,8 +187,8 @@ class Supervisor:
         self._control = control
 
     @property
-    def _registered(self) -> list[Run]:
-        """Copy of the runs: threads add theirs."""
+    def registered(self) -> list[Run]:
+        """Return a copy of the runs: threads add theirs."""
         return list(self.runs.values())
 
     def add(self, run: Run) -> None:
@@ -298,7 +295,7 @@ class Supervisor:
 
     def busy_ranks(self) -> set[int]:
         """Return the ranks that work on runs which are known here."""
-        return {rank for run in self._registered for rank in run.left}
+        return {rank for run in self.registered for rank in run.left}
 
     async def _take_turn(self, run: Run) -> bool:
         """Wait for a run's turn among the notebooks; return False if it is not to begin."""
@@ -400,7 +397,7 @@ class Supervisor:
 
     async def _stop_stale(self, run: Run, begun: Mapping[int, Mapping[str, Any]]) -> None:
         for node in begun:
-            await self.read(run, node, 0)
+            await self.journals.read(run, node, 0)
         self.lose_unbegun(run, list(begun))
         run.apart = any(begin.get("apart") is True for begin in begun.values())
         if run.left:
@@ -467,11 +464,11 @@ class Supervisor:
                 for node, answer in answers.items():
                     if answer["state"] == "known":
                         # The first answer got lost with its connection.
-                        self.keep_task(self.read(run, node, run.next(node)))
-                    self._take(run, node, answer["first"], answer["count"], answer["data"])
+                        self.keep_task(self.journals.read(run, node, run.next(node)))
+                    self.journals.take(run, node, answer["first"], answer["count"], answer["data"])
                 if self.turns.shared:
                     # Of what others have printed, nothing is acknowledged here.
-                    self._acknowledge(dict.fromkeys(answers))
+                    self.acknowledgements.send_soon(dict.fromkeys(answers))
                 return
 
     async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int], *, over: bool) -> None:
@@ -483,7 +480,7 @@ class Supervisor:
             about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began", "apart")}
             run.apart = begin.get("apart") is True
             for node in begun:
-                await self.read(run, node, 0)
+                await self.journals.read(run, node, 0)
             if over:
                 self.lose_unbegun(run, begun)
                 await run.until(lambda: not run.left, None)
@@ -709,15 +706,10 @@ class Supervisor:
         with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self.control.ask(call, sorted(nodes), **arguments), _REACH_PATIENCE)
 
-    async def read_all(self, run: Run) -> None:
-        """Read all events of a run from the nodes' journals."""
-        for node in sorted({outcome.node for outcome in run.outcomes.values() if outcome.node >= 0}):
-            await self.read(run, node, 0)
-
     @property
     def busy(self) -> bool:
         """Return whether a rank works on a run, as far as is known here."""
-        return any(run.left for run in self._registered)
+        return any(run.left for run in self.registered)
 
     @property
     def mending(self) -> bool:
@@ -830,7 +822,7 @@ class Supervisor:
         why, busy = "its kernel was replaced by `%sky restart`", self.busy
         everyone = list(range(self.spec.world_size))
         if ranks is not None and (chosen := self._to_replace(ranks)) != everyone:
-            for run in self._registered:
+            for run in self.registered:
                 run.lose([rank for rank in run.left if rank in chosen], why)
             self._mend_with(self._renew_some(chosen, busy=busy))
             await self.settle()
@@ -1045,7 +1037,7 @@ class Supervisor:
                     if name in batch:
                         extension.on_batch(batch)
                 if not self.turns.guest:
-                    self._note_taken(batch)
+                    self.acknowledgements.take(batch)
                 return
             # The name of a call's attempt begins with the call's id.
             run = self.runs.get(batch["run"]) or self.runs.get(batch["run"].partition(".")[0])
@@ -1053,12 +1045,12 @@ class Supervisor:
                 # Its own notebook acknowledges it.
                 return
             if run is not None and run.accepts(batch["run"], batch["node"]):
-                self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
+                self.journals.take(run, batch["node"], batch["first"], batch["count"], batch["data"])
         except (KeyError, TypeError, AttributeError) as error:
             # Agents are untrusted input.
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
         if isinstance(batch, dict):
-            self._note_taken(batch)
+            self.acknowledgements.take(batch)
 
     def _on_wanted(self) -> None:
         """Ask for turns from now on: a guest wants to run something."""
@@ -1072,13 +1064,7 @@ class Supervisor:
         """Handle a node's notice that its machine is taken away, or None."""
         if is_count(node) and node < self.spec.nodes and self.interruptions.take(node, facts):
             # Its journals go with it.
-            self.keep_task(self._read_active(node))
-
-    async def _read_active(self, node: int) -> None:
-        """Read what a node's active runs have written so far."""
-        for run in self._registered:
-            if run.left and run.concerns(node):
-                await self.read(run, node, run.next(node))
+            self.keep_task(self.journals.read_active(node))
 
     def _who(self, *nodes: int) -> str:
         names = {self.names[node] for node in nodes if node in self.names}
@@ -1089,37 +1075,13 @@ class Supervisor:
         name = self.names.get(node, "") if is_count(node) else ""
         return f" on {name[2:-1]}" if name else ""
 
-    def _note_taken(self, batch: Mapping[str, Any]) -> None:
-        """Acknowledge a batch to its agent if that asks for it, for flow control."""
-        node, mark = batch.get("node"), batch.get("mark")
-        if batch.get("wants") is True and is_count(node) and is_count(mark) and node < self.spec.nodes:
-            self._acknowledge({node: mark})
-
-    def _acknowledge(self, marks: Mapping[int, int | None]) -> None:
-        """Acknowledge output up to these marks to the nodes' agents, soon."""
-        if not self._unheard:
-            asyncio.get_running_loop().call_later(_GATHER, self._tell_heard)
-        self._unheard.update(marks)
-
-    def _tell_heard(self) -> None:
-        marks, self._unheard = self._unheard, {}
-        self.keep_task(self._send_marks(marks))
-
-    async def _send_marks(self, marks: dict[int, int | None]) -> None:
-        try:
-            await self.control.ask(rpc.ACK_OUTPUT, sorted(marks), marks=marks)
-        except (OSError, SkyError):
-            # One that is lost keeps back no others.
-            for node in marks if len(marks) > 1 else ():
-                self.keep_task(self._send_marks({node: marks[node]}))
-
     def on_lost(self, node: int, why: str, *, revived: bool) -> None:
         """Fail the ranks of a lost node; repair it when it is back."""
         if not revived and (taken := self.interruptions.why_lost(node)):
             why = self.control.whys[node] = taken
         for extension in self.extensions.values():
             extension.lose(node)
-        for run in self._registered:
+        for run in self.registered:
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
         self._back.pop(node, None)
@@ -1137,7 +1099,7 @@ class Supervisor:
         """Handle a returned node: catch up, or replace new kernels."""
         self.events.own.note("back", "with its kernels" if kept else "", node=node)
         # What was forwarded to a broken connection is lost: continue from the journal.
-        self._acknowledge({node: None})
+        self.acknowledgements.send_soon({node: None})
         for extension in self.extensions.values():
             extension.look(node)
         if kept:
@@ -1188,7 +1150,7 @@ class Supervisor:
         if event.text:
             self.note(logging.WARNING, event.text)
         # Calls of one view have one listener.
-        on = {_identity_of(run.listener): run for run in self._registered if run.left}
+        on = {_identity_of(run.listener): run for run in self.registered if run.left}
         for run in on.values() if event.text else ():
             run.listener(dataclasses.replace(event, run=run.id))
         if not self.watchdog.tell(event) and not on and event.text:
@@ -1243,51 +1205,17 @@ class Supervisor:
         with contextlib.suppress(NodeLost, OSError):
             there = (await self.control.ask(rpc.LIST_RUNS, [node]))[node]
             await self.look_for_ended([node])
-            for run in self._registered:
+            for run in self.registered:
                 if run.id in there and run.concerns(node):
-                    await self.read(run, node, run.next(node))
+                    await self.journals.read(run, node, run.next(node))
             for key in [key for key, facts in there.items() if not facts["over"] and key in self.given_up]:
                 await self.control.ask(rpc.SIGNAL_KERNELS, [node], number=int(signal.SIGINT), run=key)
-
-    def _take(self, run: Run, node: int, first: int, count: int, data: bytes) -> None:
-        missing = run.take(node, first, count, data)
-        if missing is not None and (run.id, node) not in self._reading:
-            self.keep_task(self.read(run, node, missing))
-
-    async def read(self, run: Run, node: int, start: int) -> None:
-        """Read missing events from a node's journal, from ``start`` on."""
-        key = id, _ = (run.id, node)
-        self._reading.add(key)
-        try:
-            while True:
-                answer = (await self.control.ask(rpc.READ_EVENTS, [node], run=id, start=start))[node]
-                if run.id != id:
-                    # A call that is begun again elsewhere meanwhile: these are events of its former attempt.
-                    return
-                following, data = answer["next"], answer["data"]
-                if not isinstance(following, int) or following <= start:
-                    if not run.waits(node):
-                        break
-                    # Newer events have arrived, with a gap before them: read on.
-                    await asyncio.sleep(_PAUSE)
-                    start = run.next(node)
-                    continue
-                run.take(node, start, following - start, data)
-                start = following
-            if answer["over"]:
-                # The journal of an agent that died may lack an end.
-                run.lose([rank for rank in run.left if run.outcomes[rank].node == node], f"node {node} had lost it")
-        except (LookupError, TypeError, NodeLost):
-            # It was not begun there, or the node is lost, which is reported elsewhere.
-            pass
-        finally:
-            self._reading.discard(key)
 
     def lose_all(self, text: str) -> None:
         """Fail all runs: the pool cannot be reached any more."""
         for extension in self.extensions.values():
             extension.close()
-        for run in self._registered:
+        for run in self.registered:
             run.abandoned = True
             run.give_up(text)
 

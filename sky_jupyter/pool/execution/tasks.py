@@ -474,7 +474,7 @@ class PoolTasks:
         if future.status == "finished":
             answer = await future.result()
             if answer["attempt"] is not None and run.accepts(answer["attempt"], answer["node"]):
-                await self.pool.supervisor.read(run, answer["node"], run.next(answer["node"]))
+                await self.pool.supervisor.journals.read(run, answer["node"], run.next(answer["node"]))
             return
         if future.status == "error":
             with contextlib.suppress(Exception):
@@ -506,7 +506,7 @@ class PoolTasks:
                 if run.call in names:
                     known[run.call] = node
                     if run.accepts(names[run.call], node):
-                        await self.pool.supervisor.read(run, node, run.next(node))
+                        await self.pool.supervisor.journals.read(run, node, run.next(node))
                 elif node in control.lost | control.off or control.incarnations.get(node) != incarnation:
                     run.lose_begun(node, f"node {node}{control.names.get(node, '')} is lost: its agent ended")
                 break
@@ -539,7 +539,7 @@ class PoolTasks:
                 for call, name in names.items():
                     known[call] = node
                     if left[call].accepts(name, node):
-                        await self.pool.supervisor.read(left[call], node, left[call].next(node))
+                        await self.pool.supervisor.journals.read(left[call], node, left[call].next(node))
             if not answers:
                 await asyncio.sleep(_PAUSE)
         return known
