@@ -779,7 +779,7 @@ class Pool:
     @property
     def is_unsettled(self) -> bool:
         """Return whether there may be something to wait for in `settle`."""
-        return self.is_shared or self.supervisor.mending
+        return self.is_shared or self.supervisor.repairs.mending
 
     def settle(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
         """Wait for the repairs after the last run; report delays.
@@ -788,10 +788,10 @@ class Pool:
         """
         if self.is_shared:
             wait_ticking(loop().submit(self.supervisor.look_at_others()), tick)
-        if self.supervisor.mending:
+        if self.supervisor.repairs.mending:
             nodes = None if ranks is None else {rank // self.spec.ranks_per_node for rank in ranks}
             with self.explaining_end(), self.watchdog.telling(listener):
-                wait_ticking(loop().submit(self.supervisor.settle(nodes)), tick)
+                wait_ticking(loop().submit(self.supervisor.repairs.settle(nodes)), tick)
 
     def take_news(self) -> list[str]:
         """Return, once, the notices and warnings that were not shown."""

@@ -203,7 +203,7 @@ def test_the_end_of_an_idle_kernel_is_noticed_when_it_comes_and_the_next_cell_ru
     pids = run(pool, "import os; os.getpid()").values
     pool.take_news(), pool.take_restarted()
     os.kill(pids[1], signal.SIGKILL)
-    wait_until(lambda: pool.supervisor.restarted == {1} and not pool.supervisor.mending)
+    wait_until(lambda: pool.supervisor.restarted == {1} and not pool.supervisor.repairs.mending)
     assert run(pool, "'mine' in globals()").values == [True, False]
     (news,) = pool.take_news()
     assert news.startswith("the kernel of rank 1 ended while it was idle: killed by SIGKILL (9)")

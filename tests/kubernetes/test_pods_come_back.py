@@ -80,7 +80,7 @@ def test_a_job_that_waits_in_its_queue_starts_when_it_is_admitted_and_its_pods_b
             # As the kernel does where memory is up: the same pod, with none of its processes.
             space.kill_container(space.pods()[1]["metadata"]["name"])
             space.wait("its node is lost", lambda: pool.control.lost)
-            space.wait("it is replaced", lambda: pool.supervisor.replacing() or not pool.control.lost)
+            space.wait("it is replaced", lambda: pool.supervisor.repairs.replacing() or not pool.control.lost)
             pool.settle()
             assert run(pool, NAMES).values == ["kept", None]
             assert len(space.all("trainjobs")) == 1

@@ -34,7 +34,7 @@ def test_a_node_that_is_back_while_another_is_mended_is_mended_after_it() -> Non
     with local_pool(plugins=(Plugin("slow", around_process=slow_to_enter),)) as pool:
         with pytest.raises(CellError):
             run(pool, "import os\nos._exit(3)", ranks=[0])
-        assert pool.supervisor.mending
+        assert pool.supervisor.repairs.mending
         agent = pool.status()[1]["pid"]
         psutil.Process(agent).kill()
         pool.settle()
@@ -51,16 +51,16 @@ def test_nobody_waits_for_a_node_to_be_back_once_the_pool_is_broken() -> None:
 
         async def lose_and_break() -> bool:
             pool.supervisor.on_lost(0, "it is gone", revived=False)
-            mending = pool.supervisor.mending
+            mending = pool.supervisor.repairs.mending
             pool.lifecycle.mark_broken("no kernels can be made")
             # The host tells of its nodes one by one.
             pool.supervisor.on_lost(1, "it is gone", revived=False)
             return mending
 
         assert loop().call(lose_and_break())
-        assert not pool.supervisor.mending
+        assert not pool.supervisor.repairs.mending
         # The pool's own patience with such a node is longer than this.
-        loop().call(pool.supervisor.settle(), timeout=20)
+        loop().call(pool.supervisor.repairs.settle(), timeout=20)
         assert pool.state == "broken"
 
 

@@ -540,7 +540,7 @@ def test_a_call_that_comes_back_to_its_node_before_the_new_kernel_waits_for_that
         assert control is not None
         future = waits(str(mark), str(go)).with_timeout(PATIENCE) > compute
         until(lambda: lines(mark) and future.running(), "the call does not begin")
-        calls, renew = list(supervisor.runs), supervisor._renew
+        calls, renew = list(supervisor.runs), supervisor.repairs._renew
 
         async def renew_later(ranks: Sequence[int]) -> None:
             # It may be dropped only now, and be back after that.
@@ -549,7 +549,7 @@ def test_a_call_that_comes_back_to_its_node_before_the_new_kernel_waits_for_that
                     await asyncio.sleep(0.02)
             await renew(ranks)
 
-        supervisor._renew = renew_later
+        supervisor.repairs._renew = renew_later
         loop().loop.call_soon_threadsafe(control.detector.give_up, 0, "its machine is off")
         until(lambda: len(lines(mark)) == 2, "the call is not begun again")
         go.touch()

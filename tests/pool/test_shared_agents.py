@@ -91,7 +91,7 @@ def test_a_plugin_of_all_ranks_is_entered_once_more_after_the_end_of_a_shared_pr
     with local_pool(nodes=3, plugins=(Plugin("together", collective=True),)) as pool:
         job = run(pool, "import sky_jupyter as sky; sky.instance_info().job_id").head
         psutil.Process(agents(pool)[0]).kill()
-        wait_until(lambda: pool.supervisor.mending)
+        wait_until(lambda: pool.supervisor.repairs.mending)
         pool.settle()
         again = run(pool, "import sky_jupyter as sky; sky.instance_info().job_id").values
         assert len(set(again)) == 1
@@ -137,7 +137,7 @@ def test_more_ranks_than_a_process_has_agents_for_are_those_of_several(monkeypat
         assert before[0] == before[1] != before[2]
         run(pool, "name = 'kept'")
         psutil.Process(before[0]).kill()
-        wait_until(lambda: pool.supervisor.mending)
+        wait_until(lambda: pool.supervisor.repairs.mending)
         pool.settle()
         assert pool.take_restarted() == {0, 1}
         assert run(pool, "globals().get('name')").values == [None, None, "kept"]
@@ -373,7 +373,7 @@ def test_a_shared_process_ends_all_its_ranks_in_order(tmp_path: Any) -> None:
     with local_pool(nodes=3) as pool:
         run(pool, f"{RANK}\nimport atexit; atexit.register(open({str(tmp_path)!r} + f'/{{rank}}', 'w').close)")
         psutil.Process(agents(pool)[0]).send_signal(signal.SIGTERM)
-        wait_until(lambda: pool.supervisor.mending)
+        wait_until(lambda: pool.supervisor.repairs.mending)
         pool.settle()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
 

@@ -264,7 +264,7 @@ def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World, how:
             switch_on(world[1], how)
         if how == "stands still":
             # It is the same that it was, and there again.
-            wait_until(lambda: 1 not in pool.control.lost and not pool.supervisor.mending)  # type: ignore[union-attr]
+            wait_until(lambda: 1 not in pool.control.lost and not pool.supervisor.repairs.mending)  # type: ignore[union-attr]
         else:
             pool.restart()
         assert run(pool, "3").values == [3, 3]
@@ -452,7 +452,7 @@ def test_a_link_that_is_cut_as_a_restart_begins_costs_nothing_but_time(world: Wo
         began = threading.Thread(target=lambda: pool.restart(notices), daemon=True)
         began.start()
         # New kernels are being made there.
-        wait_until(lambda: pool.supervisor.mending)
+        wait_until(lambda: pool.supervisor.repairs.mending)
         world.cut()
         time.sleep(10)
         world.mend()

@@ -123,17 +123,17 @@ def test_only_the_state_machine_writes_the_state() -> None:
 
 def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready(took: Took) -> None:
     with local_pool(nodes=1) as pool:
-        renew = pool.supervisor.renew
+        renew = pool.supervisor.repairs.renew
 
         async def renewing(ranks: object) -> None:
             await renew(ranks)  # type: ignore[arg-type]
             pool.lifecycle.mark_broken("its head is gone")
 
-        pool.supervisor.renew = renewing
+        pool.supervisor.repairs.renew = renewing
         with pytest.raises(PoolError, match="is broken: its head is gone"):
             pool.restart()
         assert (pool.state, pool.condition) == ("broken", "broken")
-        pool.supervisor.renew = renew
+        pool.supervisor.repairs.renew = renew
         pool.restart()
         assert pool.state == "ready"
         assert run(pool, "1 + 1").values == [2]

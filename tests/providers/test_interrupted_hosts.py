@@ -138,7 +138,7 @@ def test_a_machine_that_ends_without_a_notice_is_replaced_too(cloud: Cloud) -> N
     pool = started(cloud)
     try:
         cloud.vanish(pool.ids[1:])
-        wait_until(lambda: pool.supervisor.replacing() is not None)
+        wait_until(lambda: pool.supervisor.repairs.replacing() is not None)
         pool.settle()
         assert run(pool, "import socket\nsocket.gethostname()").values == ["host0", "host2"]
     finally:

@@ -290,7 +290,7 @@ def test_a_node_that_loses_power_is_named_and_one_of_another_job_takes_its_place
             assert "it is off, or cut off" in str(caught.value.errors[1])
             # Then Slurm takes it out of the job, which goes on.
             wait_until(lambda: cluster.job(job)["NodeList"] == first.name and len(cluster.jobs()) == 2)
-            wait_until(lambda: pool.control.lost == set() and not pool.supervisor.mending)  # type: ignore[union-attr]
+            wait_until(lambda: pool.control.lost == set() and not pool.supervisor.repairs.mending)  # type: ignore[union-attr]
             assert run(pool, "import socket; socket.gethostname(), globals().get('mine')").values == [
                 (first.name, 7),
                 (first.name, None),

@@ -174,7 +174,7 @@ class Manager:
         for task in tasks:
             task.print_stack(file=sys.stderr)
         if self.pool is not None:
-            print(self.pool, self.pool.broken, self.pool.supervisor.mending, file=sys.stderr)
+            print(self.pool, self.pool.broken, self.pool.supervisor.repairs.mending, file=sys.stderr)
             for run in self.runs.values():
                 left = {rank: outcome.status for rank, outcome in run.outcomes.items()}
                 print(run.id, left, run.why, run.task, file=sys.stderr)

@@ -147,7 +147,7 @@ class ShortCalls:
             return False
         control, supervisor = pool.control, pool.supervisor
         is_whole = not (control.closing or control.crowded or control.lost or control.off)
-        is_alone = not (supervisor.turns.shared or supervisor.mending)
+        is_alone = not (supervisor.turns.shared or supervisor.repairs.mending)
         # A tunnel to each agent costs the link's process some threads.
         is_within_reach = control.direct or len(control.addresses) <= _MOST_TUNNELS
         return is_within_reach and is_whole and control.up.is_set() and is_alone

@@ -9,7 +9,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import NodeLost, PoolError, SkyError
@@ -30,6 +30,8 @@ from ..runs.stacks import StackReport, ask
 from .abort_progress import UninterruptedRanks, held
 from .interruption_notices import InterruptionNotices
 from .journal_reader import JournalReader
+from .kernel_repairs import KernelRepairs
+from .lost_nodes import LostNodes
 from .output_acknowledgements import OutputAcknowledgements
 from .supervisor_extension import SupervisorExtension
 from .turns import ThreadsafeTurn, Turns
@@ -43,28 +45,10 @@ _SHOWN_PATIENCE = TIMEOUTS.interrupts.shown
 # A rank may still be compiling what then fails at once.
 _ABORT_PATIENCE = TIMEOUTS.interrupts.abort
 _KILL_PATIENCE = TIMEOUTS.repairs.kill
-_CHECK_PATIENCE = TIMEOUTS.repairs.check
 _REACH_PATIENCE = TIMEOUTS.repairs.reach
 # A second interrupt returns the prompt after this, whatever does not answer.
 FREE_PATIENCE = TIMEOUTS.interrupts.freed
-# Attempts of a restart in which a connection breaks or an agent ends.
-_RESTARTS = 3
 _PAUSE = TIMEOUTS.polls.repairs
-# Nodes that were lost together are waited for so long, once one of them is back.
-_TOGETHER = TIMEOUTS.repairs.together
-# A node whose agent ended is back within this; else runs on it fail.
-_RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
-# A kernel that ends by itself more often than this, within this time, is not replaced.
-_REPLACEMENTS, _REPLACEMENT_SPAN = 5, TIMEOUTS.repairs.ends_within
-_PLURALS = {"its agent ": "their agents ", "its ": "their ", "it does": "they do", "it is": "they are"}
-
-
-class _Return(asyncio.Event):
-    """Return of a lost node, and why it was lost."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__()
-        self.why = why
 
 
 class Supervisor:
@@ -96,10 +80,7 @@ class Supervisor:
         # By the name that their batches have.
         self.extensions: dict[str, SupervisorExtension] = {}
         self.suit(spec)
-        self._renew = renew
-        self._again = again
         self.events = PoolEvents()
-        self.on_broken = on_broken
         self.on_taken = on_taken
         self._control: Control | None = None
         # What does not answer, and the listeners besides those of runs; set by the pool.
@@ -119,45 +100,19 @@ class Supervisor:
         self.silence = AFTER
         # Writes to the pool's log.
         self.note: Callable[[int, str], None] = lambda level, text: None
-        # Shuts kernels down that are about to be replaced; ``busy`` says whether any runs something.
-        self.finish: Callable[..., Awaitable[None]] = _at_once
         # Notices that no listener has got.
         self.news: list[str] = []
-        # Called with each lost node; returns the work that cells wait for until lost nodes have other machines.
-        self.on_node_lost: Callable[[int], None] = lambda node: None
-        self.replacing: Callable[[], asyncio.Future[None] | None] = lambda: None
-        # The last repair, for which the next cell waits; and all repairs.
-        self._repair: asyncio.Future[None] | None = None
-        self._repairs = BackgroundTasks()
-        # Whether the pool is broken, and gets no more repairs.
-        self._is_broken = False
-        # Whether frameworks that user code has ended are about to be reinitialized.
-        self._rejoining = False
-        self._returned: dict[int, _Return] = {}
-        # Lost nodes, until they are back and have new kernels; those of them that are back, with why they were lost.
-        self._lost: set[int] = set()
-        self._back: dict[int, str] = {}
         # Runs that ranks work on, without those that wait for a repair.
         self.working: set[Run] = set()
         self.journals, self.acknowledgements = JournalReader(self), OutputAcknowledgements(self)
-        # When kernels ended by themselves while they were idle, by rank.
-        self._ends: dict[int, list[float]] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other. The lock is for those of this notebook, the turns for those of several.
         self._turn = ThreadsafeTurn()
         self.turns = Turns(self._ask_head)
         self._is_yielding = False
         self._tasks = BackgroundTasks()
-
-    async def renew(self, ranks: Sequence[int]) -> None:
-        """Replace kernels, and note how long that takes."""
-        with self.events.restarting(ranks, self.spec.ranks_per_node):
-            await self._renew(ranks)
-
-    async def again(self, ended: Sequence[int]) -> bool:
-        """Set the frameworks up again, with new kernels for ``ended`` ranks; note how long that takes."""
-        with self.events.restarting(ended, self.spec.ranks_per_node):
-            return await self._again(ended)
+        self.repairs = KernelRepairs(self, renew, again, on_broken)
+        self.lost_nodes = LostNodes(self, self.repairs)
 
     def suit(self, spec: PoolSpec) -> None:
         """Adopt the spec of a new or resized pool."""
@@ -185,6 +140,11 @@ class Supervisor:
     @control.setter
     def control(self, control: Control) -> None:
         self._control = control
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """Return whether a node is lost, or is back and has no new kernels yet."""
+        return bool(self.lost_nodes.nodes)
 
     @property
     def registered(self) -> list[Run]:
@@ -227,14 +187,11 @@ class Supervisor:
         self._is_yielding = False
         for extension in self.extensions.values():
             extension.close()
-        for task in [*self._tasks, *self._repairs]:
+        for task in list(self._tasks):
             task.cancel()
-        self._repair = None
-        self._rejoining = self._is_broken = False
+        self.repairs.close()
         self._examined.clear()
-        self._returned.clear()
-        self._lost.clear()
-        self._back.clear()
+        self.lost_nodes.forget()
         self.interruptions.forget()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
@@ -348,37 +305,18 @@ class Supervisor:
     def _pass_on(self, run: Run) -> None:
         """Leave a run's turn to others once what it broke is repaired."""
         sure = frozenset() if run.failed else run.capture.names.sure
-        self.turns.leave_soon(run.id, self.settle_repairs, sure.union(run.writes))
+        self.turns.leave_soon(run.id, self.repairs.settle_kernels, sure.union(run.writes))
 
     async def _yield_standing_turn(self) -> None:
         """End the manager's standing turn, after what runs: a guest has asked for one."""
         try:
             async with self._turn:
-                await self.settle_repairs()
+                await self.repairs.settle_kernels()
                 # A run before may have been told that it is alone.
                 self.turns.shared = True
                 await self.turns.leave()
         finally:
             self._is_yielding = False
-
-    @contextlib.asynccontextmanager
-    async def _repairing(self, *, force: bool = False) -> AsyncIterator[None]:
-        """Have a turn for a repair, ahead of other notebooks' runs; ``force`` ends the one that runs."""
-        if self.turns.held:
-            yield
-            return
-        name, taken = f"repair-{secrets.token_hex(4)}", None
-        # Without its head a pool has no order of runs.
-        with contextlib.suppress(NodeLost, OSError):
-            taken = await self.turns.take(name, lambda text: None, lambda: self.turns.held, ahead=True, force=force)
-        if taken is not None:
-            self.restarted.update(taken[0])
-        try:
-            yield
-        finally:
-            if taken is not None:
-                # Even if this repair is cancelled meanwhile.
-                await asyncio.shield(self.keep_task(self.turns.leave(name)))
 
     async def _end_stale(self, id: str) -> None:
         """End the run of a notebook that is gone, and repair what that breaks."""
@@ -403,8 +341,8 @@ class Supervisor:
         if run.left:
             run.why = ": its notebook has ended"
             await (self._stop_apart(run, asked=False) if run.apart else self._stop(run, to_the_end=True))
-        self.mend(run)
-        await self.settle_repairs()
+        self.repairs.mend(run)
+        await self.repairs.settle_kernels()
 
     async def leave_turns(self) -> None:
         """End the requests for turns of what has not begun, and the standing turn, if the agents can be told."""
@@ -419,8 +357,9 @@ class Supervisor:
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         nodes = {outcome.node for outcome in run.outcomes.values()}
-        if self._repair is not None or self._awaited(nodes) is not None:
-            settled, over = self.keep_task(self.settle(nodes)), self.keep_task(run.until(lambda: not run.left, None))
+        if self.repairs.is_pending(nodes):
+            settled = self.keep_task(self.repairs.settle(nodes))
+            over = self.keep_task(run.until(lambda: not run.left, None))
             await asyncio.wait([settled, over], return_when=asyncio.FIRST_COMPLETED)
             over.cancel()
             if not settled.done():
@@ -484,9 +423,8 @@ class Supervisor:
             if over:
                 self.lose_unbegun(run, begun)
                 await run.until(lambda: not run.left, None)
-                if run.failed or _ended_by(run):
-                    # What it broke may have been repaired already.
-                    self._mend_with(self._recover())
+                # What it broke may have been repaired already.
+                self.repairs.recover(run)
                 return
             if {outcome.node for outcome in run.outcomes.values()} - set(begun):
                 self.keep_task(self._start(run, begin["content"], about))
@@ -517,7 +455,7 @@ class Supervisor:
                 detector.cancel()
             self.working.discard(run)
         if not (run.failed and self.turns.guest) or await self.turns.still_held():
-            self.mend(run)
+            self.repairs.mend(run)
 
     async def look(self, run: Run, native: bool) -> StackReport:
         """Return the ranks' stacks, sampled over a long window."""
@@ -646,15 +584,7 @@ class Supervisor:
             return
         stuck = run.left
         run.lose(stuck, f"it does not end, and you cancelled it{self.watchdog.why}")
-        self._mend_with(self._replace_stuck(run, stuck))
-
-    async def _replace_stuck(self, run: Run, ranks: Sequence[int]) -> None:
-        """Replace kernels that are still busy with a run that was given up."""
-        states = await self.control.ask(rpc.STATUS, sorted({run.outcomes[rank].node for rank in ranks}))
-        known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
-        well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and not its["busy_with"]}
-        if still := sorted(set(ranks) - well):
-            await self._replace_at_once(still)
+        self.repairs.replace_stuck(run, stuck)
 
     async def abort(self, run: Run) -> None:
         """Abort the collectives that a run waits in, on all of the pool.
@@ -711,308 +641,13 @@ class Supervisor:
         """Return whether a rank works on a run, as far as is known here."""
         return any(run.left for run in self.registered)
 
-    @property
-    def mending(self) -> bool:
-        """Return whether a repair is under way."""
-        return self._repair is not None or self.replacing() is not None
-
-    async def settle(self, nodes: Collection[int] | None = None) -> None:
-        """Wait until all repairs are done, new ones included, and lost machines of these nodes, or any, are replaced.
-
-        A machine may come back after hours: what does not need it goes on.
-        """
-        while self._repair is not None or self._awaited(nodes) is not None:
-            await self.settle_repairs()
-            if (replacement := self._awaited(nodes)) is not None:
-                await asyncio.wait([replacement])
-
-    def _awaited(self, nodes: Collection[int] | None) -> asyncio.Future[None] | None:
-        """Return the replacement of lost machines that these nodes wait for; None if they need not."""
-        return self.replacing() if nodes is None or self.control.lost.intersection(nodes) else None
-
-    async def settle_repairs(self) -> None:
-        """Wait until all repairs are done; calls on other nodes do not wait for machines."""
-        while self._repair is not None:
-            await asyncio.wait([self._repair])
-
-    def mend(self, run: Run) -> None:
-        """Begin to replace what a run broke; the next run waits for it."""
-        ends = [outcome.end for outcome in run.outcomes.values()]
-        is_whole = not (run.failed or run.aborted or any(end.get("text") or end.get("ended") for end in ends))
-        if is_whole or run.abandoned:
-            return
-        with self.events.caused_by(self.events.of_or_own(run.key)):
-            self._mend(run)
-
-    def _mend(self, run: Run) -> None:
-        lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
-        if lost:
-            ranks = self._to_replace(lost)
-            told = [f"{rank_label(lost)} ended; {_fresh(ranks)}"]
-            if self.together and len(ranks) < self.spec.world_size:
-                # A notice for each.
-                told += f"the others keep every name{self._gone()}".split(", but ")
-            for text in told:
-                run.listener(NoticeEvent(text, run.id))
-            self.restarted.update(ranks)
-            self._mend_with(self._set_up_again(ranks) if self.together else self.renew(ranks))
-        elif run.aborted:
-            text = f"{rank_label(run.aborted)} freed from a collective; every name is kept{self._gone()}"
-            run.listener(NoticeEvent(text, run.id))
-            # If a node is lost, they are reinitialized when it is back.
-            if not self._lost:
-                self._mend_with(self._set_up_again())
-        elif ended := _ended_by(run):
-            what = " and ".join(dict.fromkeys(ended.values()))
-            text = f"{rank_label(ended)} ended {what}: it is set up again, and every name is kept{self._gone()}"
-            run.listener(NoticeEvent(text, run.id))
-            if not self._rejoining:
-                self._rejoining = True
-                self._mend_with(self._rejoin())
-        elif run.failed and self.together:
-            self._mend_with(self._resume())
-
-    def _gone(self) -> str:
-        """Return what users must recreate."""
-        gone = [plugin.gone for plugin in self.spec.plugins]
-        return f"; recreate {'; '.join(filter(None, gone))}" if any(gone) else ""
-
-    def _mend_with(self, work: Coroutine[Any, Any, None]) -> None:
-        # A guest repairs what its own runs break, while it has its turn.
-        if self._is_broken or (self.turns.guest and not self.turns.held):
-            work.close()
-            return
-        before = self._repair
-
-        async def mend() -> None:
-            try:
-                if before is not None:
-                    await asyncio.wait([before])
-                async with self._repairing():
-                    await work
-            except NodeLost:
-                # The next run reports the node; it is repaired when it is back.
-                pass
-            except Exception as error:
-                self.on_broken(f"the kernels could not be replaced: {error}")
-            finally:
-                if self._repair is task:
-                    self._repair = None
-
-        task = self._repair = self._repairs.start(mend())
-        # For a task that was cancelled before it began.
-        task.add_done_callback(lambda _: work.close())
-
-    def give_up_repairs(self) -> None:
-        """Cancel all repairs of a broken pool: its nodes cannot come back."""
-        self._repair, self._is_broken = None, True
-        for task in list(self._repairs):
-            if task is not asyncio.current_task():
-                task.cancel()
-
-    async def restart(self, ranks: Sequence[int] | None = None) -> None:
-        """Replace kernels, by default all; what runs there fails.
-
-        A restart of all replaces repairs that are under way.
-        """
-        async with self._repairing(force=True):
-            await self._restart(ranks)
-
-    async def _restart(self, ranks: Sequence[int] | None) -> None:
-        why, busy = "its kernel was replaced by `%sky restart`", self.busy
-        everyone = list(range(self.spec.world_size))
-        if ranks is not None and (chosen := self._to_replace(ranks)) != everyone:
-            for run in self.registered:
-                run.lose([rank for rank in run.left if rank in chosen], why)
-            self._mend_with(self._renew_some(chosen, busy=busy))
-            await self.settle()
-            return
-        self.lose_all(why)
-        if self._repair is not None:
-            self._repair.cancel()
-            self._rejoining = False
-
-        async def replace() -> None:
-            # A node that is lost meanwhile has no kernels to shut down; it is waited for below.
-            with contextlib.suppress(NodeLost):
-                await self.finish(everyone, busy=busy)
-            await self._renew_through_breaks(everyone)
-            self.restarted.update(everyone)
-
-        work = self.keep_task(replace())
-
-        async def until_done() -> None:
-            await asyncio.wait([work])
-
-        repair = self._repair = self.keep_task(until_done())
-        try:
-            await work
-        except Exception as error:
-            # Kernels that never entered the plugins can run nothing.
-            self.on_broken(f"its kernels could not be recreated ({first_line(error)})")
-            raise
-        finally:
-            if self._repair is repair:
-                self._repair = None
-
-    async def _renew_through_breaks(self, ranks: Sequence[int]) -> None:
-        """Replace kernels; retry if a connection or agent fails."""
-        for attempt in range(1, _RESTARTS + 1):
-            try:
-                await self.renew(ranks)
-                return
-            except NodeLost as error:
-                if attempt == _RESTARTS or not await self._all_back():
-                    raise
-                self.tell(f"{first_line(error).partition('; ')[0]}; the kernels are made when it is back")
-
-    async def _all_back(self) -> bool:
-        """Wait until all nodes are back; return False on a timeout."""
-        await self.control.up.wait()
-        end = time.monotonic() + _RETURN_PATIENCE
-        while not self.control.closing and time.monotonic() < end:
-            if len(self.control.there) == self.spec.nodes:
-                return True
-            await asyncio.sleep(_PAUSE)
-        return False
-
-    def on_kernel_end(self, rank: int, text: str) -> None:
-        """Replace a kernel that ended by itself while it was idle."""
-        if 0 <= rank < self.spec.world_size and not self.turns.guest:
-            self._mend_with(self._replace_ended(rank, text))
-
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
         """Replace kernels that ended while no manager was connected."""
         for node, state in (await self.control.ask(rpc.STATUS, nodes)).items():
             self._take_notice(node, state.get("interruption"))
             for rank, its in state["ranks"].items():
                 if its.get("surprise"):
-                    self.on_kernel_end(int(rank), str(its["surprise"]))
-
-    async def _replace_ended(self, rank: int, text: str) -> None:
-        if rank not in await self._ended():
-            # A run at the same moment has had it replaced.
-            return
-        now = time.monotonic()
-        recent = [when for when in self._ends.get(rank, ()) if now - when < _REPLACEMENT_SPAN]
-        if len(recent) >= _REPLACEMENTS:
-            self.on_broken(f"the kernel of rank {rank} ends again and again: {text}")
-            return
-        self._ends[rank] = [*recent, now]
-        ranks = self._to_replace([rank])
-        self.tell(f"the kernel of rank {rank} ended while it was idle: {text}; {_fresh(ranks)}")
-        self.restarted.update(ranks)
-        if self.together:
-            await self._idle()
-            await self._set_up_again(ranks)
-        else:
-            await self.renew(ranks)
-
-    async def _renew_some(self, ranks: Sequence[int], *, busy: bool) -> None:
-        """Replace the kernels of some ranks, busy or not."""
-        await self.finish(ranks, busy=busy)
-        await self._replace_at_once(ranks)
-
-    async def _replace_at_once(self, ranks: Sequence[int]) -> None:
-        self.restarted.update(ranks)
-        if not self.together:
-            await self.renew(ranks)
-            return
-        await self._kill(ranks)
-        await self._idle()
-        await self._set_up_again(ranks)
-
-    async def _kill(self, ranks: Sequence[int]) -> None:
-        """Kill kernels, and wait until their agents have noticed."""
-        await self.control.ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGKILL), ranks=ranks)
-        for _ in range(round(_KILL_PATIENCE / _PAUSE)):
-            if set(ranks) <= set(await self._ended()):
-                return
-            await asyncio.sleep(_PAUSE)
-
-    async def _idle(self) -> None:
-        """Wait until no rank works: only idle ones can be reinitialized."""
-        for run in list(self.working):
-            await run.until(lambda run=run: not run.left, None)  # type: ignore[misc]
-
-    async def _resume(self) -> None:
-        """After a failure, reinitialize ranks that are out of step.
-
-        Two ranks that stopped before and after a collective, or with one pending in the background, would wait for each
-        other, or mix up their numbers.
-        """
-        checks = await self.control.ask(rpc.CHECK_PLUGINS, patience=_CHECK_PATIENCE)
-        if all(answer for answer in checks.values()):
-            return
-        if self.gentle:
-            # Ranks that are out of step may wait in the check itself.
-            await self.control.ask(rpc.ABORT_COLLECTIVES)
-            if stuck := await self._still_checking():
-                await self._kill(stuck)
-        self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
-        await self._set_up_again()
-
-    async def _rejoin(self) -> None:
-        """Reinitialize frameworks that user code ended, on idle ranks."""
-        await self._idle()
-        self._rejoining = False
-        if self.together:
-            await self._set_up_again()
-        elif not await self.again(()):
-            self.news.append("the frameworks could not be set up again in the old kernels")
-            everyone = list(range(self.spec.world_size))
-            self.restarted.update(everyone)
-            await self.renew(everyone)
-
-    async def _still_checking(self) -> list[int]:
-        """Return the ranks that are stuck in an aborted check."""
-        end = time.monotonic() + _ABORT_PATIENCE
-        while True:
-            states = await self.control.ask(rpc.STATUS)
-            held = [
-                int(rank)
-                for state in states.values()
-                for rank, its in state["ranks"].items()
-                if str(its["busy_with"] or "").startswith("check-")
-            ]
-            if not held or time.monotonic() > end:
-                return held
-            await asyncio.sleep(_PAUSE)
-
-    async def _recover(self) -> None:
-        """Repair what an earlier run broke, if that was not done."""
-        if self.together:
-            await self._resume()
-        elif ended := await self._ended():
-            self.restarted.update(ended)
-            await self.renew(ended)
-
-    async def _ended(self) -> list[int]:
-        """Return the ranks without a kernel that entered the plugins."""
-        states = await self.control.ask(rpc.STATUS)
-        known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
-        return [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
-
-    def _to_replace(self, ended: Sequence[int]) -> list[int]:
-        """Return the ranks that need new kernels if these have ended."""
-        alone = not self.together or (self.gentle and not (self.head_bound and 0 in ended))
-        return sorted(ended) if alone or not ended else list(range(self.spec.world_size))
-
-    async def _set_up_again(self, told: Sequence[int] = ()) -> None:
-        """Reinitialize the frameworks, in new kernels where needed.
-
-        If the other ranks cannot, all get new kernels. New kernels of ``told`` have been announced already.
-        """
-        ranks = self._to_replace(await self._ended())
-        everyone = list(range(self.spec.world_size))
-        if self.gentle and ranks != everyone:
-            if await self.again(ranks):
-                self.restarted.update(set(ranks) - set(told))
-                return
-            self.news.append("the frameworks could not be set up again in the old kernels")
-        if len(told) < len(everyone):
-            self.restarted.update(everyone)
-        await self.renew(everyone)
+                    self.repairs.on_kernel_end(int(rank), str(its["surprise"]))
 
     # -- events of the control plane ---------------------------------------------------------------
 
@@ -1030,7 +665,7 @@ class Supervisor:
                 self._on_wanted()
                 return
             if "ended" in batch:
-                self.on_kernel_end(int(batch["ended"]), str(batch["text"]))
+                self.repairs.on_kernel_end(int(batch["ended"]), str(batch["text"]))
                 return
             if "run" not in batch:
                 for name, extension in self.extensions.items():
@@ -1083,17 +718,8 @@ class Supervisor:
             extension.lose(node)
         for run in self.registered:
             run.lose_node(node, why, self.names.get(node, ""))
-        self._lost.add(node)
-        self._back.pop(node, None)
         self.events.own.note("lost", why, node=node)
-        if self.turns.guest:
-            # The manager sees to it.
-            return
-        if not revived:
-            self.on_node_lost(node)
-        # Made now: the node may be back before its repair's turn comes.
-        returned = self._returned[node] = _Return(why)
-        self._mend_with(self._take_back(node, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))
+        self.lost_nodes.lose(node, why, revived=revived)
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """Handle a returned node: catch up, or replace new kernels."""
@@ -1104,17 +730,8 @@ class Supervisor:
             extension.look(node)
         if kept:
             self.keep_task(self._catch_up(node))
-        elif self.turns.guest:
-            per_node = self.spec.ranks_per_node
-            self.restarted.update(range(node * per_node, (node + 1) * per_node))
-            self._lost.discard(node)
-        elif node in self._returned:
-            returned = self._returned.pop(node)
-            self._back[node] = returned.why
-            returned.set()
         else:
-            self._back[node] = "it is back"
-            self._mend_with(self._replace(node))
+            self.lost_nodes.renew(node)
 
     def on_doubt(self, node: int | None) -> None:
         """Start the check of a late node, or of the head (None)."""
@@ -1156,50 +773,6 @@ class Supervisor:
         if not self.watchdog.tell(event) and not on and event.text:
             self.news.append(event.text)
 
-    async def _take_back(self, node: int, returned: _Return, patience: float) -> None:
-        try:
-            await asyncio.wait_for(returned.wait(), patience)
-        except asyncio.TimeoutError:
-            # If it comes back later, it is repaired then.
-            if self._returned.get(node) is returned:
-                del self._returned[node]
-            return
-        if node in self._back and (others := [one for one in self._returned.values() if one.why == returned.why]):
-            # What took them all, as the end of a process that they share, is over for all of them soon.
-            tasks = [self.keep_task(one.wait()) for one in others]
-            await asyncio.wait(tasks, timeout=_TOGETHER)
-            for task in tasks:
-                task.cancel()
-        await self._replace(node)
-
-    async def _replace(self, node: int) -> None:
-        """Replace the kernels of a returned node, of those lost with it, and their dependents."""
-        why = self._back.get(node)
-        if why is None:
-            # They have been replaced with those of another one.
-            return
-        nodes = sorted(other for other, its in self._back.items() if its == why)
-        for other in nodes:
-            del self._back[other]
-        per_node = self.spec.ranks_per_node
-        mine = [rank for other in nodes for rank in range(other * per_node, (other + 1) * per_node)]
-        ranks = self._to_replace(mine)
-        self.restarted.update(ranks)
-        why = why if len(nodes) == 1 else _of_several(why)
-        self.tell(f"{node_label(nodes)}: {why}; new kernels are made for {rank_label(ranks)}")
-        try:
-            if not self.together:
-                with contextlib.suppress(NodeLost):
-                    # Other kernels may have failed to enter the plugins when this node was lost.
-                    ranks = sorted({*ranks, *await self._ended()})
-                await self.renew(ranks)
-                return
-            await self._idle()
-            await self._set_up_again(ranks)
-        finally:
-            # One may have been lost again meanwhile.
-            self._lost -= {other for other in nodes if other not in self._returned and other not in self._back}
-
     async def _catch_up(self, node: int) -> None:
         """Read what a returned node has to send; stop abandoned runs."""
         with contextlib.suppress(NodeLost, OSError):
@@ -1225,28 +798,6 @@ class Supervisor:
 
     def keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return self._tasks.start(work)
-
-
-def _ended_by(run: Run) -> dict[int, str]:
-    """Return which frameworks a run's code has ended, by rank."""
-    said = {rank: outcome.end.get("ended") for rank, outcome in run.outcomes.items()}
-    return {rank: text for rank, text in said.items() if text}
-
-
-def _fresh(ranks: Sequence[int]) -> str:
-    return f"{'a new kernel is' if len(ranks) == 1 else 'new kernels are'} made for {rank_label(ranks)}"
-
-
-async def _at_once(ranks: Sequence[int], *, busy: bool) -> None:
-    """Do nothing, so that kernels are killed: the default without a pool."""
-
-
-def _of_several(why: str) -> str:
-    """Return why a node was lost, or has come back, as it is said of several."""
-    for one, several in _PLURALS.items():
-        if why.startswith(one):
-            return several + why.removeprefix(one)
-    return why
 
 
 def _identity_of(listener: Listener) -> tuple[int, str]:

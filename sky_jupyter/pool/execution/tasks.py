@@ -389,7 +389,7 @@ class PoolTasks:
         """Submit calls until they are over, again to a new scheduler."""
         supervisor = self.pool.supervisor
         try:
-            await supervisor.settle_repairs()
+            await supervisor.repairs.settle_kernels()
             for run, _, _ in sent:
                 run.start_clock()
             for about, text in self.pool.watchdog.troubles.items():
@@ -637,7 +637,7 @@ class PoolTasks:
                     outcome.status = "lost"
                     outcome.end = {**outcome.end, "text": f"its value could not be fetched: {why}"}
             if not run.cancelled or run.placed:
-                supervisor.mend(run)
+                supervisor.repairs.mend(run)
         finally:
             supervisor.working.discard(run)
             supervisor.discard(run)

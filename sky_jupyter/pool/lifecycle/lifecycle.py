@@ -139,7 +139,7 @@ class PoolLifecycle:
         self.phases = PhaseLog()
         self.status_cache = StatusCache(self)
         self.pool_start, self.host_events, self.leaving = PoolStart(self), HostEvents(self), Leaving(self)
-        self.supervisor.finish = self.leaving.finish
+        self.supervisor.repairs.finish = self.leaving.finish
         self.replacement, self.comeback = MachineReplacement(self), Comeback(self)
         # Why the next cell recreates the pool, on other machines, and why it has ended by itself; "" if not.
         self._anew = self._why_expired = ""
@@ -713,7 +713,7 @@ class PoolLifecycle:
         if whole and ranks is not None:
             raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
         self.stop_event = threading.Event()
-        work = loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks))
+        work = loop().submit(self._relaunch() if whole else self.supervisor.repairs.restart(ranks))
         try:
             with self.watchdog.telling(self.listener):
                 wait_ticking(work, tick)
@@ -947,7 +947,7 @@ class PoolLifecycle:
         alone = self.state is PoolState.READY and not self._is_watched and not self.states.is_changing
         if not self.states.offer(PoolState.BROKEN, why):
             return False
-        self.supervisor.give_up_repairs()
+        self.supervisor.repairs.give_up()
         if alone:
             if cure is None:
                 cure = f"{'the next cell' if self._anew else '`%sky restart`'} recreates it"

@@ -127,7 +127,7 @@ class MachineReplacement:
         self._over.set()
         supervisor = pool.supervisor
         supervisor.interruptions.on_notice, supervisor.interruptions.on_withdrawn = self.expect, self.forget
-        supervisor.on_node_lost, supervisor.replacing = self.on_lost, lambda: self.over
+        supervisor.lost_nodes.on_lost, supervisor.repairs.replacing = self.on_lost, lambda: self.over
 
     # -- events of nodes ---------------------------------------------------------------------------
 
