@@ -917,7 +917,7 @@ class Pool:
         self.lifecycle.retry_links()
         run.why = " by you"
         with contextlib.suppress(FutureTimeout):
-            loop().call(self.supervisor.interrupt(run, hard=hard), timeout=1.0 if hard else 1.5)
+            loop().call(self.supervisor.termination.interrupt(run, hard=hard), timeout=1.0 if hard else 1.5)
 
     def fetch(
         self,

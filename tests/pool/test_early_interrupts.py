@@ -16,7 +16,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.api import operators
-from sky_jupyter.pool.execution import supervisor, tasks
+from sky_jupyter.pool.execution import run_termination, tasks
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted
 from tests.pool.pools import begin, local_pool, run, wait_until
@@ -28,7 +28,7 @@ FOREVER = "import time\nwhile True: time.sleep(0.1)"
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No interrupt is repeated."""
-    monkeypatch.setattr(supervisor, "_INTERRUPT_PATIENCE", 600.0)
+    monkeypatch.setattr(run_termination, "_INTERRUPT_PATIENCE", 600.0)
 
 
 @sky.function

@@ -275,10 +275,10 @@ def test_a_guest_that_has_lost_its_turn_aborts_nobodys_collectives() -> None:
         running = execute(guest, "a1")
         await head.begun("a1")
         run = Run("a1", {0: 0}, ignore)
-        await guest.abort(run)
+        await guest.termination.abort(run)
         assert head.calls.count("abort_collectives") == 1
         await manager.turns.take("restart", print, lambda: False, force=True)
-        await guest.abort(run)
+        await guest.termination.abort(run)
         assert head.calls.count("abort_collectives") == 1
         head.end("a1")
         await running

@@ -146,13 +146,14 @@ class KernelRepairs:
         return self.is_pending()
 
     def is_pending(self, nodes: Collection[int] | None = None) -> bool:
-        """Return whether what is to begin on these nodes, by default on any, waits for a repair."""
+        """Return whether a run on these nodes, by default any, waits for a repair."""
         return self._repair is not None or self._awaited(nodes) is not None
 
     async def settle(self, nodes: Collection[int] | None = None) -> None:
-        """Wait until all repairs are done, new ones included, and lost machines of these nodes, or any, are replaced.
+        """Wait until all repairs are done, and the nodes' machines replaced.
 
-        A machine may come back after hours: what does not need it goes on.
+        These are repairs that begin meanwhile, too, and lost machines of these nodes, or of any by default. A machine
+        may come back after hours: what does not need it goes on.
         """
         while self.is_pending(nodes):
             await self.settle_kernels()
@@ -160,7 +161,7 @@ class KernelRepairs:
                 await asyncio.wait([replacement])
 
     def _awaited(self, nodes: Collection[int] | None) -> asyncio.Future[None] | None:
-        """Return the replacement of lost machines that these nodes wait for; None if they need not."""
+        """Return the replacement of lost machines that these nodes wait for, or None."""
         return self.replacing() if nodes is None or self._supervisor.control.lost.intersection(nodes) else None
 
     async def settle_kernels(self) -> None:
@@ -211,7 +212,7 @@ class KernelRepairs:
         return f"; recreate {'; '.join(filter(None, gone))}" if any(gone) else ""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin a repair, which goes on once those before it are done; the next run waits for it."""
+        """Begin a repair, after those before it; the next run waits for it."""
         # A guest repairs what its own runs break, while it has its turn.
         if self._is_broken or (self._supervisor.turns.guest and not self._supervisor.turns.held):
             work.close()
@@ -446,7 +447,7 @@ class KernelRepairs:
         await self.renew(everyone)
 
     async def replace_lost(self, ranks: Sequence[int]) -> None:
-        """Make the kernels of nodes that are back, and those of ranks that depend on them."""
+        """Make the kernels of nodes that are back, and of their dependents."""
         if not self._supervisor.together:
             with contextlib.suppress(NodeLost):
                 # Other kernels may have failed to enter the plugins when this node was lost.
@@ -469,7 +470,10 @@ class KernelRepairs:
 
     @contextlib.asynccontextmanager
     async def _repairing(self, *, force: bool = False) -> AsyncIterator[None]:
-        """Have a turn for a repair, ahead of other notebooks' runs; ``force`` ends the one that runs."""
+        """Have a turn for a repair, ahead of other notebooks' runs.
+
+        ``force`` ends the one that runs.
+        """
         turns = self._supervisor.turns
         if turns.held:
             yield
@@ -493,7 +497,10 @@ class KernelRepairs:
             await self._renew(ranks)
 
     async def again(self, ended: Sequence[int]) -> bool:
-        """Set the frameworks up again, with new kernels for ``ended`` ranks; note how long that takes."""
+        """Set the frameworks up again, and note how long that takes.
+
+        The ``ended`` ranks get new kernels.
+        """
         with self._supervisor.events.restarting(ended, self._supervisor.spec.ranks_per_node):
             return await self._again(ended)
 

@@ -53,12 +53,12 @@ class LostNodes:
     supervisor : LostNodesContext
         The pool's supervisor.
     repairs : KernelRepairs
-        Make the kernels of nodes that are back.
+        Repairs of kernels: a node that is back needs one.
     """
 
     def __init__(self, supervisor: LostNodesContext, repairs: KernelRepairs) -> None:
         self._supervisor, self._repairs = supervisor, repairs
-        # Called with each lost node.
+        # Called with each node whose agent does not restart by itself.
         self.on_lost: Callable[[int], None] = lambda node: None
         self._returned: dict[int, _Return] = {}
         # Lost nodes, until they are back and have new kernels; those of them that are back, with why they were lost.
@@ -72,7 +72,10 @@ class LostNodes:
         self._back.clear()
 
     def lose(self, node: int, why: str, *, revived: bool) -> None:
-        """Note a lost node, and repair it when it is back; ``revived`` says that its agent restarts."""
+        """Note a lost node, and repair it when it is back.
+
+        ``revived`` says that its agent restarts by itself.
+        """
         self.nodes.add(node)
         self._back.pop(node, None)
         if self._supervisor.turns.guest:
@@ -115,7 +118,7 @@ class LostNodes:
         await self._replace(node)
 
     async def _replace(self, node: int) -> None:
-        """Replace the kernels of a returned node, of those lost with it, and their dependents."""
+        """Replace the kernels of a returned node, those lost with it, and dependents."""
         why = self._back.get(node)
         if why is None:
             # They have been replaced with those of another one.

@@ -32,9 +32,9 @@ from ..runs.result import CellResult, Outcome, exception_of
 from ..runs.run import Run, new_id
 from ..transfer import send_values as values
 from ..transfer.fetch_values import FetchedValue, ValueFetch, discard, value_in
+from .run_termination import FREE_PATIENCE
 from .short_call import ShortCall
 from .short_calls import ShortCalls
-from .supervisor import FREE_PATIENCE
 from .task_context import FunctionBundle, TaskContext
 
 if TYPE_CHECKING:
@@ -569,7 +569,7 @@ class PoolTasks:
             elif hard and run.node not in control.there:
                 run.give_up("its node does not answer, and you cancelled it; `%sky restart` recreates it")
             elif not hard:
-                self.pool.supervisor.do(self.pool.supervisor.free(run))
+                self.pool.supervisor.do(self.pool.supervisor.termination.free(run))
 
     async def _cancel_on(self, node: int, runs: Sequence[TaskRun], begun: set[str], hard: bool) -> None:
         """Stop calls on a node once it is reachable; note begun ones."""
