@@ -262,6 +262,8 @@ def test_the_rule_for_ssh_follows_this_computer_and_leaves_those_of_others(
 ) -> None:
     aws = AWS()
     [id] = launched(aws, order())
+    # It has its public address then.
+    wait_until(lambda: described(id)["State"]["Name"] == "running")
     record = MachineRecord(id, "running", POOL, region=REGION)
     monkeypatch.setattr(vpc_network, "own_address", lambda: "198.51.100.1")
     vpc_network.admit(aws, record)
