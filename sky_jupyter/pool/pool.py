@@ -59,7 +59,7 @@ from .registry.ended_pools import Gone
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_leftovers import Traces
-from .runs import journal_pages
+from .runs import journal_pages, run_listing
 from .runs.input_requests import AskUser
 from .runs.journal_pages import Page
 from .runs.result import CellError, CellResult
@@ -569,7 +569,7 @@ class Pool:
         """
         self.require_live()
         found: dict[str, dict[str, Any]] = {}
-        for node, runs in self._answer(self.control.ask(rpc.LIST_RUNS), JOIN_TIMEOUT).items():
+        for node, runs in self._answer(run_listing.ask(self.control), JOIN_TIMEOUT).items():
             for name, facts in runs.items():
                 begin = facts["begin"]
                 former = begin.get("shape", 0) != self.shape

@@ -52,6 +52,7 @@ from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped_processes import HOST, PAUSE, StoppedProcesses
 from . import comm_hooks, run_starts, stack_sampling
+from .active_runs_file import ActiveRunsFile
 from .completion_calls import NameInspection
 from .debug_relay import DebugRelay
 from .input_relay import InputRelay
@@ -69,6 +70,8 @@ from .value_export import ValueExport
 
 _BATCH = 0.05
 _KEEP_RUNS = 200
+# The list of a run's ranks is long.
+_MANY_RANKS = 64
 _SIGNALS = 100
 # Bytes that the agents of a process may forward before the manager has acknowledged them. A manager that reads nothing
 # fills no memory, neither here nor in the scheduler; the journal has what it missed.
@@ -123,8 +126,9 @@ class Agent:
         self.noise: re.Pattern[str] | None = None
         # Keys of the latest signals: a manager that got no answer repeats its call.
         self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
-        self.forkserver = Forkserver()
-        self.files = FileService(pool_folder, config)
+        self.forkserver, self.files = Forkserver(), FileService(pool_folder, config)
+        # Pools that end with their notebook have no readers of it.
+        self.active_runs = ActiveRunsFile(self.folder / "running" if config.idle_timeout else None, self.runs)
         self.user_dask = UserDaskProcesses(pool_folder, config, node)
         # Sends a batch to the manager; set while the control plane is connected.
         self.send: Callable[[dict[str, Any]], None] | None = None
@@ -233,17 +237,22 @@ class Agent:
         """
         return await run_starts.start(run_starts.present(self.beside, incarnations), run, ranks, content, about)
 
-    async def sky_list_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    async def sky_list_runs(self, runs: list[str] | None = None, brief: bool = False) -> dict[str, dict[str, Any]]:
         """Return each run's begin event, whether it is over, and its event count.
 
-        All runs by default.
+        All runs by default. With ``brief``, the event lacks what other nodes know too, of runs with very many ranks,
+        and a field says so.
         """
         self.short.file_quiet()
-        return {
-            key: {"begin": record.journal.begin or {}, "over": record.over.is_set(), "next": record.journal.next}
-            for key, record in self.runs.items()
-            if runs is None or key in runs
-        }
+        found: dict[str, dict[str, Any]] = {}
+        for key, record in self.runs.items():
+            if runs is None or key in runs:
+                begin = record.journal.begin or {}
+                found[key] = {"begin": begin, "over": record.over.is_set(), "next": record.journal.next}
+                if brief and len(begin.get("ranks") or ()) > _MANY_RANKS:
+                    own = {name: begin[name] for name in ("mine", "shape", "began") if name in begin}
+                    found[key].update(begin=own, brief=True)
+        return found
 
     async def sky_ping(self) -> str:
         """Return the incarnation; like any call, this renews the lease.
@@ -565,7 +574,7 @@ class Agent:
         if "data" in event:
             self.comms.on_shown(rank, run, event["data"])
         if record.over.is_set():
-            self.note_running()
+            self.active_runs.write_soon()
             self.streams.on_over(run)
         if not record.replied:
             return
@@ -734,15 +743,8 @@ class Agent:
             sharers=len(self.beside),
         )
         self.forget_oldest()
-        self.note_running()
+        self.active_runs.write_soon()
         return record
-
-    def note_running(self) -> None:
-        """Write the active runs to the node's folder, for readers without a connection."""
-        if self.config.idle_timeout is not None:
-            running = [key for key, record in self.runs.items() if not record.over.is_set()]
-            with contextlib.suppress(OSError):
-                (self.folder / "running").write_text(" ".join(running))
 
     def journal(self, run: str) -> Path:
         """Return the path of a run's journal."""

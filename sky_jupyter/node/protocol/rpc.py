@@ -80,7 +80,7 @@ START_RUN = AgentCall(
     same_agents=True,
     joint=START_RUNS,
 )
-LIST_RUNS = AgentCall("list_runs", optional=("runs",), idempotent=True)
+LIST_RUNS = AgentCall("list_runs", optional=("runs", "brief"), idempotent=True)
 READ_EVENTS = AgentCall("read_events", required=("run", "start"), idempotent=True)
 READ_PAGE = AgentCall("read_page", required=("run", "start", "most"), idempotent=True)
 ACK_OUTPUTS = AgentCall("ack_outputs", required=("marks", "incarnations"), idempotent=True)

@@ -1,0 +1,36 @@
+"""Listing of the runs that nodes know.
+
+Each node's answer about a run of very many ranks would be mostly what all nodes of that run know alike: their ranks and
+the code. One of them tells that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from ...node.protocol import rpc
+
+if TYPE_CHECKING:
+    from ..control.control_client import Control
+
+
+async def ask(control: Control) -> dict[int, dict[str, dict[str, Any]]]:
+    """Return what each node knows of each of its runs, as the call ``list_runs`` does."""
+    answers: dict[int, dict[str, dict[str, Any]]] = await control.ask(rpc.LIST_RUNS, brief=True)
+    tellers: dict[str, int] = {}
+    for node, runs in answers.items():
+        for id, facts in runs.items():
+            if facts.get("brief"):
+                tellers.setdefault(id, node)
+    asked: dict[int, list[str]] = {}
+    for id, node in tellers.items():
+        asked.setdefault(node, []).append(id)
+    told = await asyncio.gather(*(control.ask(rpc.LIST_RUNS, [node], runs=ids) for node, ids in asked.items()))
+    whole = {id: facts["begin"] for answer in told for runs in answer.values() for id, facts in runs.items()}
+    for runs in answers.values():
+        for id, facts in runs.items():
+            if facts.get("brief"):
+                # One that was evicted meanwhile is told of as far as it is known.
+                facts["begin"] = {**whole.get(id, {}), **facts["begin"]}
+    return answers
