@@ -1020,12 +1020,12 @@ class Pool:
     @property
     def expired(self) -> bool:
         """Return whether it has ended because its ``ttl`` was over."""
-        return self.lifecycle.expired
+        return self.lifecycle.teardown.expired
 
     @property
     def why_expired(self) -> str:
         """Return why it has ended by itself."""
-        return self.lifecycle.why_expired
+        return self.lifecycle.teardown.why_expired
 
     @property
     def expiry(self) -> Expiry:
@@ -1178,12 +1178,12 @@ class Pool:
     @property
     def unended(self) -> list[str] | None:
         """Return machines not seen to end; None while not known."""
-        return self.lifecycle.unended
+        return self.lifecycle.teardown.unended
 
     @property
     def unsure(self) -> list[str]:
         """Return the machines on which something may run after its end."""
-        return self.lifecycle.unsure
+        return self.lifecycle.teardown.unsure
 
     @property
     def exit_timeout(self) -> float:
@@ -1217,8 +1217,8 @@ class Pool:
         self.lifecycle.start(listener, tick)
 
     def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
-        """Restart kernels, by default all; see `PoolLifecycle.restart`."""
-        self.lifecycle.restart(listener, tick, ranks)
+        """Restart kernels, by default all; see `PoolRestart.run`."""
+        self.lifecycle.pool_restart.run(listener, tick, ranks)
 
     def resize(
         self,

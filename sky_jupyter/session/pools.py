@@ -142,10 +142,10 @@ def restart_pool(pool: Pool) -> None:
 
 def renew_taken(pool: Pool) -> None:
     """Recreate a pool that broke because machines of it were taken away; wait for it if it does so by itself."""
-    if why := pool.lifecycle.taken_away():
+    if why := pool.lifecycle.failure.taken_away():
         told = _show if pool.spec.options.console else _log.info
         told(f"pool {pool.spec.name} is recreated: {why}")
-        _restart(pool, pool.lifecycle.renew)
+        _restart(pool, pool.lifecycle.pool_restart.renew)
 
 
 def _restart(pool: Pool, restart: Callable[[Listener, Tick], None]) -> None:

@@ -89,7 +89,7 @@ def test_a_job_that_waits_in_its_queue_starts_when_it_is_admitted_and_its_pods_b
             space.suspend(job)
             # It waits for them by itself, and so does a cell that comes.
             space.wait("the queue is shown", lambda: pool.phases.line_of("queue"))
-            assert "its machine was taken away" in pool.lifecycle.taken_away()
+            assert "its machine was taken away" in pool.lifecycle.failure.taken_away()
             again = beside.submit(renew_taken, pool)
             space.suspend(job, False)
             again.result()

@@ -63,7 +63,7 @@ def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: OpenPo
     live.add(near("here"))
     live.add(pool := far())
     pool.lifecycle.states.to(PoolState.ENDED)
-    pool.lifecycle.expired = True
+    pool.lifecycle.teardown.expired = True
     assert live.current is None
     with pytest.raises(PoolError, match="has ended: its ttl of 25 s is over") as caught:
         live.need(None)

@@ -54,7 +54,7 @@ class Ledger:
         self.ended: list[str] = []
         self.ask: Callable[[str], Future[str | None]] | None = None
         self.total, self.hourly = 0.0, hourly
-        self.budget = Budget(self)  # type: ignore[arg-type]
+        self.budget = Budget(self, self.expire)  # type: ignore[arg-type]
 
     def change_spec(self, spec: PoolSpec) -> None:
         self.spec = spec
@@ -164,7 +164,7 @@ def test_a_machine_without_a_price_is_named_and_the_others_count(monkeypatch: py
     assert len(pool.at(20).ended) == 1
 
 
-def test_nobody_is_asked_again_while_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_asked_again_while_the_pool_ends() -> None:
     pool, asked, end = Ledger(20), list[str](), threading.Event()
 
     def ask(text: str) -> Future[str | None]:
@@ -174,7 +174,7 @@ def test_nobody_is_asked_again_while_the_pool_ends(monkeypatch: pytest.MonkeyPat
         return answer
 
     pool.ask, pool.total = ask, 20.0
-    monkeypatch.setattr(pool, "expire", lambda why: end.wait())
+    pool.budget = Budget(pool, lambda why: end.wait())  # type: ignore[arg-type]
     try:
         for _ in range(2):
             asyncio.run(pool.budget.check(pool.cost))

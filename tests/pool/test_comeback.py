@@ -45,7 +45,7 @@ class BrokenPool(SimpleNamespace):
             farewell=self.told.append,
             require_live=states.require_live,
         )
-        self.comeback = Comeback(self)  # type: ignore[arg-type]
+        self.comeback = Comeback(self, self.come_back)  # type: ignore[arg-type]
 
     @property
     def state(self) -> PoolState:

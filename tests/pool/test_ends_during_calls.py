@@ -73,7 +73,7 @@ def test_a_call_whose_pool_ends_says_why(way: str, point: str, monkeypatch: pyte
 
         @functools.wraps(before)
         def ends(*arguments: Any, **named: Any) -> Any:
-            pool.lifecycle.expire(WHY)
+            pool.lifecycle.teardown.expire(WHY)
             return before(*arguments, **named)
 
         monkeypatch.setattr(owner, name, ends)

@@ -52,7 +52,7 @@ def test_nobody_waits_for_a_node_to_be_back_once_the_pool_is_broken() -> None:
         async def lose_and_break() -> bool:
             pool.supervisor.on_lost(0, "it is gone", revived=False)
             mending = pool.supervisor.repairs.mending
-            pool.lifecycle.mark_broken("no kernels can be made")
+            pool.lifecycle.failure.mark_broken("no kernels can be made")
             # The host tells of its nodes one by one.
             pool.supervisor.on_lost(1, "it is gone", revived=False)
             return mending

@@ -127,7 +127,7 @@ def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready
 
         async def renewing(ranks: object) -> None:
             await renew(ranks)  # type: ignore[arg-type]
-            pool.lifecycle.mark_broken("its head is gone")
+            pool.lifecycle.failure.mark_broken("its head is gone")
 
         pool.supervisor.repairs.renew = renewing
         with pytest.raises(PoolError, match="is broken: its head is gone"):
@@ -160,7 +160,7 @@ def test_a_pool_that_another_thread_ends_is_waited_for(monkeypatch: pytest.Monke
     end = Host.end
     with local_pool(nodes=1) as pool:
         monkeypatch.setattr(Host, "end", held)
-        ending = threading.Thread(target=pool.lifecycle.expire, args=("its time is over",))
+        ending = threading.Thread(target=pool.lifecycle.teardown.expire, args=("its time is over",))
         ending.start()
         assert begun.wait(60.0)
         second = threading.Thread(target=down)

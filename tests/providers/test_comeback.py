@@ -87,12 +87,12 @@ def test_a_pool_comes_back_by_itself_and_cells_that_come_meanwhile_wait_for_it(
         assert said.endswith(f"its machine was taken away ({WHY}); it restarts as soon as it is back")
         assert again == "pool 'job' starts again by itself as soon as its machines are back; `%sky down` ends it"
         assert pool.condition == "restarting"
-        assert WHY in pool.lifecycle.taken_away()
+        assert WHY in pool.lifecycle.failure.taken_away()
         # An interrupt of a cell that waits ends its waiting alone.
         with pytest.raises(KeyboardInterrupt):
-            pool.lifecycle.renew(tick=_press)
+            pool.lifecycle.pool_restart.renew(tick=_press)
         heard: list[Event] = []
-        cell = beside.submit(pool.lifecycle.renew, heard.append)
+        cell = beside.submit(pool.lifecycle.pool_restart.renew, heard.append)
         again = beside.submit(pool.restart, heard.append)
         # Each is told how far it is.
         wait_until(lambda: sum(_queues(event) for event in heard) == 2)
@@ -139,7 +139,7 @@ def test_the_end_of_the_pool_ends_its_waiting_and_leaves_nothing(
     preempted = Preempted(cloud)
     pool = preempted.pool
     heard: list[Event] = []
-    cell = beside.submit(pool.lifecycle.renew, heard.append)
+    cell = beside.submit(pool.lifecycle.pool_restart.renew, heard.append)
     wait_until(lambda: heard)
     if end == "panel":
         monkeypatch.setattr(frontend_requests, "_need", lambda name: pool)
@@ -160,7 +160,7 @@ def test_no_other_machines_are_made_until_somebody_asks(cloud: Cloud, beside: Th
     pool = preempted.pool
     try:
         heard: list[Event] = []
-        cell = beside.submit(pool.lifecycle.renew, heard.append)
+        cell = beside.submit(pool.lifecycle.pool_restart.renew, heard.append)
         wait_until(lambda: heard)
         cloud.vanish(preempted.ids[:1])
         with pytest.raises(PoolError, match="1 of 2 machines are there, and no other is made by itself"):

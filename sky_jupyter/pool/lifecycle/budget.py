@@ -59,10 +59,6 @@ class BudgetContext(Protocol):
         """Send a message to the runs' views, else below the last cell."""
         ...
 
-    def expire(self, why: str = "") -> None:
-        """End the pool; runs in a thread."""
-        ...
-
 
 class Budget:
     """Budget of one pool; used on the loop's thread.
@@ -71,10 +67,12 @@ class Budget:
     ----------
     pool : BudgetContext
         The pool.
+    expire : callable
+        Called in a thread with the reason to end the pool.
     """
 
-    def __init__(self, pool: BudgetContext) -> None:
-        self._pool = pool
+    def __init__(self, pool: BudgetContext, expire: Callable[[str], None]) -> None:
+        self._pool, self._expire = pool, expire
         # The budget of which it has warned, and whether it has said that no price is known.
         self._warned = 0.0
         self._said_unknown = False
@@ -120,7 +118,7 @@ class Budget:
         if cost.total is None or cost.hourly is None:
             return
         if self.is_used_up(cost) and not await self._is_raised(look):
-            end = threading.Thread(target=self._pool.expire, args=(self.text(),), name="sky-budget", daemon=True)
+            end = threading.Thread(target=self._expire, args=(self.text(),), name="sky-budget", daemon=True)
             self._ending = end
             end.start()
             return

@@ -61,10 +61,6 @@ class ComebackContext(PoolContext, Protocol):
         """Return why the pool is broken, or ""."""
         ...
 
-    def come_back(self, why: str, listener: Listener, tick: Tick) -> None:
-        """Recreate a broken pool on the machines that it has, and on no others."""
-        ...
-
 
 class Comeback:
     """Restart of one pool by itself; made with the pool. Thread-safe.
@@ -73,10 +69,12 @@ class Comeback:
     ----------
     pool : ComebackContext
         The pool.
+    come_back : callable
+        ``come_back(why, listener, tick)`` recreates it on the machines that it has, and on no others.
     """
 
-    def __init__(self, pool: ComebackContext) -> None:
-        self.pool = pool
+    def __init__(self, pool: ComebackContext, come_back: Callable[[str, Listener, Tick], None]) -> None:
+        self.pool, self._come_back = pool, come_back
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         # Set to end that thread.
@@ -205,7 +203,7 @@ class Comeback:
                 raise PoolError("the pool has ended meanwhile")
 
         try:
-            pool.come_back(loss.why, self._hear, check)
+            self._come_back(loss.why, self._hear, check)
         except Exception as error:
             if not isinstance(error, (SkyError, OSError, TimeoutError)):
                 _log.exception("a pool could not be started again by itself")

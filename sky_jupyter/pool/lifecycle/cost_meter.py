@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ...providers.base import has_prices
@@ -40,11 +41,13 @@ class CostMeter:
     ----------
     pool : MeterContext
         The pool.
+    expire : callable
+        Called in a thread with the reason to end the pool.
     """
 
-    def __init__(self, pool: MeterContext) -> None:
+    def __init__(self, pool: MeterContext, expire: Callable[[str], None]) -> None:
         self._pool = pool
-        self.budget = Budget(pool)
+        self.budget = Budget(pool, expire)
         self._task: Future[None] | None = None
         # Set when the budget has changed.
         self._news = asyncio.Event()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ..execution.unresponsive_processes import Watchdog
     from .cost_meter import CostMeter
     from .ended_machines import Loss
+    from .failure import PoolFailure
     from .state_machine import StateMachine
+    from .teardown import Teardown
     from .ttl import Expiry
 
 _LAST_WORDS = TIMEOUTS.end.last_words
@@ -70,17 +72,11 @@ class HostEventsContext(PoolContext, Protocol):
         """Return whether a machine cannot be reached from here."""
         ...
 
-    def mark_broken(self, why: str) -> None:
-        """Refuse runs until the pool is restarted."""
-        ...
+    @property
+    def failure(self) -> PoolFailure: ...
 
-    def lose_head(self, why: str, loss: Loss | None = None) -> None:
-        """Do the same when the head is gone; ``loss`` is that of its machine, if it was taken away."""
-        ...
-
-    def expire(self) -> None:
-        """End the pool because its ``ttl`` is over."""
-        ...
+    @property
+    def teardown(self) -> Teardown: ...
 
 
 class HostEvents:
@@ -120,7 +116,7 @@ class HostEvents:
             def give_up(why: str) -> None:
                 if node == 0:
                     control.off.add(node)
-                    pool.lose_head(pool.supervisor.interruptions.why_lost(node) or why, told[-1])
+                    pool.failure.lose_head(pool.supervisor.interruptions.why_lost(node) or why, told[-1])
                 else:
                     taken = pool.supervisor.interruptions.why_lost(node)
                     pool.supervisor.tell(f"node {node}{pool.supervisor.names.get(node, '')}: {taken}" if taken else why)
@@ -155,22 +151,24 @@ class HostEvents:
         name = str(event.get("name", ""))
         if event["event"] == "ending":
             if pool.state is PoolState.NEW:
-                pool.mark_broken(self.why_gone(host.place))
+                pool.failure.mark_broken(self.why_gone(host.place))
         elif event["event"] == "gone":
             # The last output of its nodes may still be unread.
             asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
         elif name == "forkserver" and pool.state is PoolState.NEW:
-            pool.mark_broken(f"the forkserver ended ({event['text']}){host.place} before it was ready")
+            pool.failure.mark_broken(f"the forkserver ended ({event['text']}){host.place} before it was ready")
         elif name and pool.state is PoolState.NEW:
-            pool.mark_broken(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
+            pool.failure.mark_broken(
+                f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name))
+            )
         elif name and not event.get("revived"):
-            pool.mark_broken(f"the {name} ended ({event['text']}){host.place}, again and again")
+            pool.failure.mark_broken(f"the {name} ended ({event['text']}){host.place}, again and again")
         elif name == "forkserver" and pool.has_control:
             # Its kernels ended with it; the host has started another forkserver, and agents that use it.
             for node in host.nodes:
                 pool.control.detector.lose(node, f"its forkserver ended ({event['text']})", revived=True)
         elif event["event"] == "unchanged" and pool.state is PoolState.NEW:
-            pool.mark_broken(f"a host could not be changed: {event['message']}")
+            pool.failure.mark_broken(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent") and pool.has_control:
             # The control plane sees it later; the host has started another process for these agents.
             for node in sorted({*event.get("nodes", host.nodes)} & {*host.nodes}):
@@ -192,16 +190,16 @@ class HostEvents:
             for node in host.nodes:
                 pool.control.detector.give_up(node, f"its processes{host.place} are gone")
         elif 0 in host.nodes and not host.here and not self._lease_over:
-            pool.lose_head(self.why_gone(host.place))
+            pool.failure.lose_head(self.why_gone(host.place))
         else:
-            pool.mark_broken(self.why_gone(host.place))
+            pool.failure.mark_broken(self.why_gone(host.place))
 
     def end_if_time_is_over(self) -> bool:
         """End the rest of the pool, in a thread, if its nodes' timers have ended them; tell whether they have."""
         pool = self.pool
         why = pool.expiry.text if pool.expiry.over else pool.meter.used_up
         if why:
-            threading.Thread(target=pool.expire, args=(why,), name="sky-expire", daemon=True).start()
+            threading.Thread(target=pool.teardown.expire, args=(why,), name="sky-expire", daemon=True).start()
         return bool(why)
 
     def on_link(self, text: str) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
     from ..hosts.pool_link import PoolLink
     from ..registry.remote_leftovers import Traces
+    from .failure import PoolFailure
     from .host_events import HostEvents
     from .provisioning import Provisioning
     from .state_machine import StateMachine
@@ -72,6 +73,7 @@ class ReplacementContext(PoolContext, Protocol):
     phases: PhaseLog
     host_events: HostEvents
     expiry: Expiry
+    failure: PoolFailure
 
     @property
     def state(self) -> PoolState: ...
@@ -79,10 +81,6 @@ class ReplacementContext(PoolContext, Protocol):
     @property
     def traces(self) -> Traces:
         """Return the registry's records of its parts on other machines."""
-        ...
-
-    def make_anew(self, why: str) -> None:
-        """Break the pool, until the next cell recreates it."""
         ...
 
     def keep_link(self) -> None:
@@ -462,7 +460,7 @@ class MachineReplacement:
         made = "prepared" if self._returning >= self._lost else "made"
         why = f"no machine could be {made} in place of {names} ({first_line(error)})"
         if self._must_move(error):
-            pool.make_anew(why)
+            pool.failure.make_anew(why)
         else:
             pool.supervisor.tell(why)
 

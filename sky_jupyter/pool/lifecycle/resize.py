@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from ..execution.unresponsive_processes import Watchdog
     from ..hosts.pool_link import PoolLink
     from ..registry.remote_leftovers import Traces
+    from .failure import PoolFailure
     from .host_events import HostEvents
     from .kernel_shutdown import Leaving
     from .plugin_setup import PluginSetup
     from .provisioning import Provisioning
     from .state_machine import StateMachine
     from .status import StatusCache
+    from .teardown import Teardown
     from .ttl import Expiry
 
 T = TypeVar("T")
@@ -79,8 +81,6 @@ class ResizeContext(PoolContext, Protocol):
     incarnations: dict[str, str]
     hosts: list[Host]
     machines: list[Any]
-    unreachable: list[Host]
-    unsure: list[str]
     shape: int
     stop_event: threading.Event
     link: PoolLink | None
@@ -97,6 +97,8 @@ class ResizeContext(PoolContext, Protocol):
     leaving: Leaving
     plugin_setup: PluginSetup
     expiry: Expiry
+    teardown: Teardown
+    failure: PoolFailure
 
     @property
     def broken(self) -> str:
@@ -111,10 +113,6 @@ class ResizeContext(PoolContext, Protocol):
     @property
     def traces(self) -> Traces:
         """Return the registry's records of its parts on other machines."""
-        ...
-
-    def mark_broken(self, why: str) -> None:
-        """Refuse runs until the pool is restarted."""
         ...
 
     def keep_link(self) -> None:
@@ -314,11 +312,11 @@ class Resizing:
                 raise PoolError(f"{machine.name} is a node of pool {pool.spec.name!r} already")
         # A machine that was removed while it was unreachable may be back.
         gone = {machine.key: machine for machine in self._connected}
-        met = [host for host in pool.unreachable if host.machine.key in gone]
+        met = [host for host in pool.teardown.unreachable if host.machine.key in gone]
         for host in met:
             host.machine = gone[host.machine.key]
         unsure = remote_host.end_all(met)
-        pool.unreachable = [host for host in pool.unreachable if host not in met or host in unsure]
+        pool.teardown.unreachable = [host for host in pool.teardown.unreachable if host not in met or host in unsure]
 
     def _launch(self, preparation: HostPreparation) -> None:
         pool, plan = self.pool, self.plan
@@ -440,8 +438,8 @@ class Resizing:
         """End hosts and the connections to them."""
         pool = self.pool
         unsure = remote_host.end_all(hosts, {*pool.away, *self._missed})
-        pool.unreachable = [*pool.unreachable, *unsure]
-        pool.unsure = sorted({host.name for host in pool.unreachable})
+        pool.teardown.unreachable = [*pool.teardown.unreachable, *unsure]
+        pool.teardown.unsure = sorted({host.name for host in pool.teardown.unreachable})
         if pool.link is not None:
             # Unreachable hosts are kept: they can be ended with the pool if they come back.
             pool.link.forget([host.machine for host in hosts if not host.here and host not in unsure])
@@ -471,7 +469,7 @@ class Resizing:
         self._broken = True
         if self._before is not None:
             self._adopt(self._before)
-        self.pool.mark_broken(why)
+        self.pool.failure.mark_broken(why)
 
     async def _go_back(self, world: _World) -> None:
         with self.pool.phase("agent", "changing back"):
@@ -488,7 +486,7 @@ class Resizing:
         if self._started or self._connected:
             self._end(self._started)
             link = self.pool.link
-            left = [host.machine for host in self.pool.unreachable]
+            left = [host.machine for host in self.pool.teardown.unreachable]
             if link is not None:
                 link.forget([machine for machine in self._connected if machine not in left])
         self.pool.provisioning.release(self.plan.spec, self._bought)

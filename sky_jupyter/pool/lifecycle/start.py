@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .host_events import HostEvents
     from .provisioning import Provisioning
     from .state_machine import PoolState
+    from .teardown import Teardown
     from .ttl import Expiry
 
 # Lines of an error that say what was waited for.
@@ -76,13 +77,8 @@ class StartContext(PoolContext, Protocol):
         """Return whether nothing runs on a machine."""
         ...
 
-    def hang_up(self) -> None:
-        """Close the link, and with it all connections."""
-        ...
-
-    def end_unreachable(self) -> None:
-        """End what is left on machines that could not be reached before."""
-        ...
+    @property
+    def teardown(self) -> Teardown: ...
 
 
 class PoolStart:
@@ -214,7 +210,7 @@ class PoolStart:
         lines = list(told[-_LAST:])
         lines += [f"{id}: {state}" for id, state in list(waits.items()) if not any(state in line for line in lines)]
         # Closing the link ends the thread that still connects.
-        self.pool.hang_up()
+        self.pool.teardown.hang_up()
         return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}", lines=lines[-_LAST:])
 
     def _connect(self, tell: Callable[[str], None], waits: dict[str, str]) -> None:
@@ -232,7 +228,7 @@ class PoolStart:
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:
-            pool.hang_up()
+            pool.teardown.hang_up()
             raise
 
     async def _prepare_here(self) -> tuple[Callable[[], str], bool]:
@@ -266,7 +262,7 @@ class PoolStart:
 
         pool, provider = self.pool, self.pool.spec.provider
         importing = asyncio.ensure_future(asyncio.to_thread(import_client))
-        await asyncio.to_thread(pool.end_unreachable)
+        await asyncio.to_thread(pool.teardown.end_unreachable)
         told = pool.phases.on_node
         preparation = HostPreparation(
             pool.machines, pool.spec, offline=provider.offline, stop=pool.stop_event, on_node=told

@@ -35,7 +35,7 @@ def stop(pool: PoolLifecycle, tell: Tell) -> float:
         raise PoolError("spot machines cannot be stopped and started: `%sky down` ends the pool")
     stopped_pools.write(pool.id, pool.spec, pool.ids)
     until = pool.provisioning.deadline(pool.spec)
-    pool.keeps_machines = True
+    pool.teardown.keeps_machines = True
     pool.down(tell)
     return until
 
