@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ..display.base.prompts import person
 from ..errors import PoolError
-from ..pool import end_pool
+from ..pool import end_without_manager
 from ..pool.open_pools import pools
 from ..pool.registry import provider_accounts, remote_leftovers
 from ..pool.registry.ended_pools import Gone
@@ -106,7 +106,7 @@ def end_left(name: str | None, gone: Gone | None = None) -> str:
         sweep(registry)
         left = [trace for trace in remote_leftovers.orphans(registry) if name in (None, trace.name, trace.pool)]
         if not left:
-            if name is not None and (told := person.wait(lambda: end_pool.end_named(name, person.prompts))):
+            if name is not None and (told := person.wait(lambda: end_without_manager.end_named(name, person.prompts))):
                 return told
             if gone is not None:
                 return f"{gone.text}; it is forgotten, and cells run on this machine again"

@@ -61,7 +61,7 @@ async def end(row: PoolRow) -> str:
         raise PoolError(f"pool {row.name} has its processes or keys on machine {row.machine}, and is ended there")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))}
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sky_jupyter.pool.end_pool", row.id),
+        *(sys.executable, "-m", "sky_jupyter.pool.end_without_manager", row.id),
         env=env,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -35,7 +35,7 @@ import sys
 from sky_jupyter.errors import PoolError
 from sky_jupyter.magics import clean as cleaning; from sky_jupyter.magics import leftover_pools as runs
 from sky_jupyter.pool.registry.registry import Registry, sweep
-from sky_jupyter.pool.end_pool import end
+from sky_jupyter.pool.end_without_manager import end
 from sky_jupyter.server.pool_list import Listing
 print("swept", sweep(Registry()))
 print(*runs.news(), sep="\\n")

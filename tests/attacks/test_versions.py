@@ -13,7 +13,7 @@ import pytest
 
 from sky_jupyter.errors import PoolError
 from sky_jupyter.node.protocol.version import PROTOCOL
-from sky_jupyter.pool.end_pool import end_named
+from sky_jupyter.pool.end_without_manager import end_named
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.util import process_identity
@@ -91,9 +91,8 @@ def test_a_pool_of_this_version_is_ended_by_one_before() -> None:
         pool.release()
         before = older(60, Path(place))
         # What servers of that version run.
-        ends = next(
-            name for name in ("end_pool", "ending") if (before / "sky_jupyter" / "pool" / f"{name}.py").exists()
-        )
+        names = ("end_without_manager", "end_pool", "ending")
+        ends = next(name for name in names if (before / "sky_jupyter" / "pool" / f"{name}.py").exists())
         code = f"import subprocess\nsubprocess.run(['python', '-m', 'sky_jupyter.pool.{ends}', {pool.id!r}])"
         said = notebook(before, ("%load_ext sky_jupyter", "%sky attach kept", code))
         assert "pool.record cannot be read" in said or "by a later version" in said

@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from sky_jupyter.pool import end_pool
+from sky_jupyter.pool import end_without_manager
 from sky_jupyter.pool.registry.registry import Registry
 from tests.browser import lab
 from tests.browser.view import View
@@ -52,7 +52,7 @@ def end_pools(folder: Path) -> None:
     """End the pools that a server's kernels have left."""
     registry = Registry(folder / "registry.sqlite")
     for row in registry.pools():
-        end_pool.end(registry, row.id)
+        end_without_manager.end(registry, row.id)
     registry.close()
 
 

@@ -52,7 +52,7 @@ def leave_a_pool(folder: Path) -> Iterator[Path]:
     finally:
         registry = Registry(path)
         for row in registry.pools():
-            subprocess.run([sys.executable, "-m", "sky_jupyter.pool.end_pool", row.id], env=env, timeout=120)
+            subprocess.run([sys.executable, "-m", "sky_jupyter.pool.end_without_manager", row.id], env=env, timeout=120)
         registry.close()
 
 

@@ -15,7 +15,7 @@ ALLOWED = {
     "pool.py",
     "open_pools.py",
     "frontend_requests.py",
-    "end_pool.py",
+    "end_without_manager.py",
     "lifecycle/attach.py",
     "lifecycle/join_as_guest.py",
     "lifecycle/stop_start.py",

@@ -273,7 +273,7 @@ def test_a_pool_that_its_notebook_left_is_ended_by_the_program_that_servers_run(
     left = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=200)
     id = left.stdout.strip()
     ended = subprocess.run(
-        [sys.executable, "-m", "sky_jupyter.pool.end_pool", id], capture_output=True, text=True, timeout=200
+        [sys.executable, "-m", "sky_jupyter.pool.end_without_manager", id], capture_output=True, text=True, timeout=200
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "pool stray: ended\n", "")
     wait_until(lambda: all(is_clean(host) for host in world) and nothing_here(id))

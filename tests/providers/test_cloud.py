@@ -17,7 +17,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError, ProvisionError
 from sky_jupyter.magics import clean, leftover_pools
-from sky_jupyter.pool import end_pool
+from sky_jupyter.pool import end_without_manager
 from sky_jupyter.pool.lifecycle import provisioning
 from sky_jupyter.pool.lifecycle.provisioning import Provisioning
 from sky_jupyter.pool.pool import Pool
@@ -383,7 +383,7 @@ def test_down_by_name_ends_the_machines_of_a_pool_that_cannot_be_taken_up(cloud:
     pool = pool_of(cloud)
     buy(pool)
     abandon(registry, pool)
-    assert end_pool.end_named("bought") == "pool bought: ended"
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
     assert cloud.alive() == []
     assert registry.pools() == []
 

@@ -12,7 +12,7 @@ import pytest
 
 from sky_jupyter.errors import NoCapacity, PoolError
 from sky_jupyter.magics import leftover_pools
-from sky_jupyter.pool import end_pool
+from sky_jupyter.pool import end_without_manager
 from sky_jupyter.pool.lifecycle import stop_start
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.pool import Pool
@@ -66,7 +66,7 @@ def test_a_stop_ends_what_is_no_node_as_a_machine_that_is_prepared(registry: Reg
     pool.lifecycle.ids = [node]
     stop_start.stop(pool.lifecycle, print)
     assert {one.id: one.state for one in cloud.machines() if one.is_there} == {node: "stopped"}
-    assert end_pool.end_named("bought") == "pool bought: ended"
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
 
 
 def test_what_does_not_stop_is_said_and_stopped_by_a_sweep(registry: Registry, tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_what_does_not_stop_is_said_and_stopped_by_a_sweep(registry: Registry, t
     cloud.start(cloud.alive())
     sweep_machines(registry)
     assert {one.state for one in cloud.machines()} == {"stopped"}
-    assert end_pool.end_named("bought") == "pool bought: ended"
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
 
 
 def test_a_stopped_pool_is_ended_by_its_name(registry: Registry, tmp_path: Path) -> None:
     cloud = Cloud(str(tmp_path / "cloud.sqlite"))
     pool = stopped(cloud)
-    assert end_pool.end_named("bought") == "pool bought: ended"
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
     assert cloud.alive() == []
     with pytest.raises(PoolError, match="cannot be started"):
         stopped_pools.read(pool.id, "bought")
@@ -112,7 +112,7 @@ def test_what_cannot_start_now_stays_stopped(registry: Registry, tmp_path: Path)
     assert {one.state for one in cloud.machines()} == {"stopped"}
     with pytest.raises(PoolError, match="no pool 'other' is stopped"):
         start_stopped("other")
-    assert end_pool.end_named("bought") == "pool bought: ended"
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
 
 
 def test_a_pool_whose_machines_are_not_made_cannot_be_stopped(registry: Registry) -> None:

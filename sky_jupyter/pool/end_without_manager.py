@@ -1,7 +1,7 @@
 """Program that ends a pool without a manager.
 
-``python -m sky_jupyter.pool.end_pool ID`` prints the result as its last line; on failure, it prints the reason to
-standard error and exits with status 1.
+``python -m sky_jupyter.pool.end_without_manager ID`` prints the result as its last line; on failure, it prints the
+reason to standard error and exits with status 1.
 """
 
 from __future__ import annotations
