@@ -7,12 +7,11 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..capture.blobs import Blob
 from ..capture.changed_settings import Settings
@@ -25,15 +24,15 @@ from ..spec.pool_spec import PoolSpec
 from ..util.interrupts import counting_interrupts
 from ..util.pool_cost import PoolCost, TimeLeft
 from ..util.text import rank_label
-from ..util.validate import is_number
 from . import rank_names
 from .base.event_loop import Tick, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
-from .base.run_timeline import LATEST, PoolEvents
+from .base.run_timeline import PoolEvents
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
 from .execution.input_replies import answer_questions
+from .execution.journaled_runs import JournaledRuns
 from .execution.orphaned_runs import take_stock
 from .execution.parallel_loops import Call, PoolExecutor
 from .execution.short_call import ShortCall
@@ -46,7 +45,7 @@ from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.pool_link import PoolLink
 from .lifecycle import join_as_guest as joining
-from .lifecycle.attach import JOIN_TIMEOUT, take_up
+from .lifecycle.attach import take_up
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLifecycle
 from .lifecycle.resize_plan import Plan
@@ -59,7 +58,7 @@ from .registry.ended_pools import Gone
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, Registry, refuse_elsewhere
 from .registry.remote_leftovers import Traces
-from .runs import journal_pages, run_listing
+from .runs import journal_pages
 from .runs.input_requests import AskUser
 from .runs.journal_pages import Page
 from .runs.result import CellError, CellResult
@@ -79,11 +78,7 @@ if TYPE_CHECKING:
     from ..machines.ssh.types import Prompts
 
 _MOST_SOURCES = 200
-T = TypeVar("T")
 _CALLED = "called with functions on single ranks (`f(x) @ pool`, on all ranks, and cells are a guest's too)"
-_READ_TIMEOUT = TIMEOUTS.answers.read
-# The timeout of an answer while a process of the pool stands still, and the interval of polls.
-_HALTED, _LOOK = TIMEOUTS.answers.halted, TIMEOUTS.polls.answer
 # After a second interrupt: how long to wait after the run is given up, and at most.
 _FREED, _LAST = TIMEOUTS.interrupts.after, TIMEOUTS.interrupts.last
 
@@ -122,6 +117,7 @@ class Pool:
         self.packages = PoolPackages(self)
         self.shared = PoolShares(self)
         self.calls = PoolTasks(self)
+        self.journaled = JournaledRuns(self)
         self.submitter: PoolExecutor | None = None
         self.current: Run | None = None
         # Ranks whose last cell has failed, and can be debugged.
@@ -561,102 +557,12 @@ class Pool:
         return done
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """Return the runs that the nodes know, by id.
-
-        Each has its ``begin`` event, its ``name`` with the attempt, the ``nodes`` that know it, the ``homes`` (rank
-        -> node), whether it is ``over``, and whether it is ``former``: begun before the last resize. Raises PoolError
-        if the pool does not answer.
-        """
-        self.require_live()
-        found: dict[str, dict[str, Any]] = {}
-        for node, runs in self._answer(run_listing.ask(self.control), JOIN_TIMEOUT).items():
-            for name, facts in runs.items():
-                begin = facts["begin"]
-                former = begin.get("shape", 0) != self.shape
-                # A call's name includes its attempt; the last attempt counts.
-                id = name.partition(".")[0]
-                if id in found and found[id]["name"] != name:
-                    if (begin.get("began") or 0.0) < (found[id]["begin"].get("began") or 0.0):
-                        continue
-                    del found[id]
-                new = {"begin": begin, "name": name, "nodes": [], "homes": {}, "former": former, "over": True}
-                run = found.setdefault(id, new)
-                run["nodes"].append(node)
-                run["homes"].update(dict.fromkeys(begin.get("mine", []), node))
-                run["over"] = run["over"] and facts["over"]
-        partly = []
-        for id, run in found.items():
-            if run["former"]:
-                # Its kernels are gone, and nodes that lack it were removed.
-                continue
-            wanted = {rank // self.spec.ranks_per_node for rank in run["begin"].get("ranks", [])}
-            if run["over"] and not wanted <= set(run["nodes"]):
-                partly.append(id)
-        # Some nodes have not begun it: they still will, unless its manager had given them up.
-        for id in partly:
-            row = self.registry.run(id)
-            found[id]["over"] = row is not None and row.state != "running"
-        return found
+        """Return the runs that the nodes know, by id; see `JournaledRuns.all`."""
+        return self.journaled.all()
 
     def adopt(self, id: str, listener: Listener = ignore) -> Run:
-        """Return another manager's run, to be attended like an own one.
-
-        Its events come from the first on. Nodes that had not begun it when that manager ended begin now; none begins
-        twice. Raises PoolError if no node knows it.
-        """
-        if self.is_guest:
-            raise PoolError(f"run {id} is another notebook's, and shown there; `%sky logs {id}` has what it prints")
-        run, facts = self._known(id, listener)
-        run.folder, run.brought = self.hosts[0].blobs / run.key, bool(self.machines)
-        self.current = run
-        self.supervisor.add(run)
-        if self.events.of(run.key) is None:
-            self.events.add(run.events)
-        # Its manager may have ended before it was recorded.
-        self.registry.run_began(run.key, self.id, run.code, list(run.outcomes), max(0, run.count))
-        run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
-        self.record_at_end(run)
-        return run
-
-    def record_at_end(self, run: Run) -> None:
-        """Record a run's end once it comes, whether or not anything waits for it."""
-        run.task.add_done_callback(lambda _: self.registry.run_ended(run.key, run.how_ended, run.elapsed))
-
-    def _answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run work on the loop; raise PoolError after ``seconds``.
-
-        The timeout is shorter while the pool is known to be halted.
-        """
-        future, began = loop().submit(work), time.monotonic()
-        try:
-            while not futures.wait([future], timeout=_LOOK).done:
-                taken = time.monotonic() - began
-                if taken > (min(seconds, _HALTED) if self.watchdog.is_halted else seconds):
-                    raise PoolError(f"the pool has not answered in {taken:.0f} s{self.watchdog.why or ': try again'}")
-            return future.result()
-        finally:
-            future.cancel()
-
-    def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
-        facts = self.runs().get(id.partition(".")[0])
-        if facts is None or not facts["begin"].get("ranks"):
-            raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
-        per_node, homes = self.spec.ranks_per_node, facts["homes"]
-        if facts["former"]:
-            nodes = {rank: homes.get(rank, -1) for rank in facts["begin"]["ranks"]}
-        else:
-            nodes = {rank: rank // per_node for rank in facts["begin"]["ranks"]}
-        run = Run(facts["name"], nodes, listener)
-        run.shape = facts["begin"].get("shape", 0)
-        if gone := [rank for rank, node in nodes.items() if node < 0]:
-            run.lose(gone, "its node was removed from the pool")
-        run.code = str(facts["begin"].get("code") or "")
-        count = (facts["begin"].get("content") or {}).get("count", 0)
-        run.count = count if isinstance(count, int) else 0
-        run.title = f"In[{run.count}]" if run.count > 0 else ""
-        began = facts["begin"].get("began")
-        run.read_from_journals(float(began) if is_number(began, 0.0, LATEST) else None)
-        return run, facts
+        """Return another manager's run, to be attended like an own one; see `JournaledRuns.adopt`."""
+        return self.journaled.adopt(id, listener)
 
     def page(
         self,
@@ -667,60 +573,20 @@ class Pool:
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a page of a run's events, from journals. Thread-safe.
-
-        Parameters
-        ----------
-        id : str
-            The run.
-        rank : int, optional
-            Rank whose events are read, by default all.
-        start : int
-            Number of the first event, as each node counts them; negative numbers count from the end.
-        count : int
-            Length of the page in events; fewer come if they are long.
-        nodes : collection of int, optional
-            Nodes to ask, by default all that may know it.
-
-        Returns
-        -------
-        list of Page
-            One per node that knows the run and answers.
-
-        Raises
-        ------
-        PoolError
-            If no node knows the run.
-        """
-        if rank is not None and not self.shape:
-            self.check_ranks([rank])
-        self.require_live()
-        # After a change of nodes any of them may have what a rank told before.
-        wanted = nodes if nodes is not None or rank is None or self.shape else {rank // self.spec.ranks_per_node}
-        return self._answer(journal_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
+        """Return a page of a run's events, from journals; see `JournaledRuns.page`. Thread-safe."""
+        return self.journaled.page(id, rank, start, count, nodes=nodes)
 
     def homes(self, id: str) -> dict[int, int]:
-        """Return each rank's node with its journal of a run, or below 0.
-
-        Raises PoolError if no node knows the run.
-        """
-        return {rank: outcome.node for rank, outcome in self._known(id, ignore)[0].outcomes.items()}
+        """Return each rank's node with its journal of a run, or below 0; raise PoolError if no node knows it."""
+        return self.journaled.homes(id)
 
     def log(self, id: str) -> CellResult:
-        """Return what a run has printed and returned, from the journals.
+        """Return what a run has printed and returned, from the journals; raise PoolError if no node knows it."""
+        return self.journaled.result(id)
 
-        Raises PoolError if no node knows the run.
-        """
-        run, facts = self._known(id, ignore)
-        self._answer(self.supervisor.journals.read_all(run), _READ_TIMEOUT)
-        if facts["over"]:
-            self.supervisor.lose_unbegun(run, facts["nodes"])
-        here = self.events.of(run.key)
-        events = run.events if here is None else here
-        return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id, events=events)
-
-    def _untouched(self, run: Run) -> LazyValues:
-        return LazyValues(self, run.id, tuple(run.outcomes), run.shape)
+    def record_at_end(self, run: Run) -> None:
+        """Record a run's end once it comes, whether or not anything waits for it."""
+        run.task.add_done_callback(lambda _: self.registry.run_ended(run.key, run.how_ended, run.elapsed))
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """Return the ranks, by default all; raise SpecError for others."""
@@ -876,7 +742,8 @@ class Pool:
         # The run may live long; its capture must not keep the notebook's arrays alive.
         run.capture = run.capture.without_bindings()
         # The result does not reference the run, with its listener and output.
-        return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True, events=run.events)
+        unread = LazyValues(self, run.id, tuple(run.outcomes), run.shape)
+        return CellResult(outcomes, run.elapsed, unread, run.id, holds=True, events=run.events)
 
     def note_others(self, namespace: dict[str, Any]) -> None:
         """Record in the ledger which names other notebooks have assigned on the ranks, and this one lacks."""
@@ -959,7 +826,7 @@ class Pool:
         # A lost node would delay the others' answers.
         gone = self.control.off | (self.control.lost - set(self.control.addresses))
         there = sorted(set(range(self.spec.nodes)) - gone)
-        return self._answer(self.control.ask(rpc.STATUS, there), 5)
+        return self.watchdog.answer(self.control.ask(rpc.STATUS, there), 5)
 
     def where(self, within: float = 0.8) -> StackReport:
         """Return each rank's stack, whatever it is doing. Thread-safe.

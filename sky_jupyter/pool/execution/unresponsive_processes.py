@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent import futures
+from typing import Any, TypeVar
 
+from ...errors import PoolError
 from ...node.system.stopped_processes import HOST, ON, PAUSE, STILL, StoppedProcesses
 from ..base.event_loop import loop
 from ..base.events import Listener, NoticeEvent, TroubleEvent
+from ..base.timeouts import TIMEOUTS
 
+T = TypeVar("T")
+# The timeout of an answer while a process of the pool stands still, and the interval of polls.
+_HALTED, _LOOK = TIMEOUTS.answers.halted, TIMEOUTS.polls.answer
 LINK = "link process"
 LINK_KEY = "link"
 _MOST_TEXT = 60
@@ -79,6 +86,21 @@ class Watchdog:
     def is_halted(self) -> bool:
         """Return whether a stopped process keeps the pool from answering."""
         return self.keeper_stands_still or LINK_KEY in self.troubles
+
+    def answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Run work on the loop; raise PoolError after ``seconds``.
+
+        The timeout is shorter while the pool is known to be halted.
+        """
+        future, began = loop().submit(work), time.monotonic()
+        try:
+            while not futures.wait([future], timeout=_LOOK).done:
+                taken = time.monotonic() - began
+                if taken > (min(seconds, _HALTED) if self.is_halted else seconds):
+                    raise PoolError(f"the pool has not answered in {taken:.0f} s{self.why or ': try again'}")
+            return future.result()
+        finally:
+            future.cancel()
 
     # -- on the loop -------------------------------------------------------------------------------
 
