@@ -64,7 +64,7 @@ class Ours:
     def run(self, code: str, namespace: dict[str, Any] | None = None) -> list[str]:
         from sky_jupyter.capture.collect import collect
 
-        run = self.pool.begin_cell(code, collect(code, namespace or {}, self.pool.ledger), attended=True)
+        run = self.pool.submission.begin_cell(code, collect(code, namespace or {}, self.pool.ledger), attended=True)
         result = self.pool.attend(run)
         return [result.stdout(rank) for rank in result.ranks]
 

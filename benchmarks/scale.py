@@ -172,7 +172,7 @@ def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, Any]:
         pool.control.direct = False
 
     def begin(code: str, values: dict[str, Any] | None = None, **more: Any) -> Any:
-        return pool.begin_cell(code, collect(code, values or {}, pool.ledger), **more)
+        return pool.submission.begin_cell(code, collect(code, values or {}, pool.ledger), **more)
 
     def run(code: str, values: dict[str, Any] | None = None, **more: Any) -> Any:
         # As a magic does.
@@ -217,7 +217,7 @@ def attach() -> dict[str, float]:
     clock = Clock()
     with _far(_delay()):
         pool = clock.take("attach", lambda: attach_pool(_NAME, take_over=True))
-        pool.attend(pool.begin_cell("x = 1", collect("x = 1", {}, pool.ledger)))
+        pool.attend(pool.submission.begin_cell("x = 1", collect("x = 1", {}, pool.ledger)))
         clock.take("end", lambda: end_pool(pool))
     # The pool's processes are no children of this one.
     return {what: value for what, value in clock.figures.items() if _OTHERS not in what}

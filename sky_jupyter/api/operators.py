@@ -285,7 +285,7 @@ def _opened_run(live: Pool, call: BoundCall[Any], sent: ShortCall) -> tuple[RunV
     if not sent.sent:
         return None
     view = _view_of(live, call)
-    return view, live.take_up(sent, view.on_event, asks=can_ask())
+    return view, live.submission.take_up(sent, view.on_event, asks=can_ask())
 
 
 def _broadcast(
@@ -312,7 +312,7 @@ def _broadcast(
                 view.on_event(note)
             with display.DelayedView("values", pool=live.spec.name) as late:
                 listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
-                run = live.begin_call(
+                run = live.submission.begin_call(
                     blob, capture, timeout=call.timeout, asks=can_ask(), title=name_of(call), **listeners
                 )
         try:

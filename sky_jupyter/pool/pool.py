@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import time
@@ -13,13 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..capture.blobs import Blob
 from ..capture.changed_settings import Settings
-from ..capture.collect import Capture
 from ..capture.ledger import Ledger
-from ..errors import PoolError, SkyError, SpecError
+from ..errors import SkyError, SpecError
 from ..node.protocol import rpc
-from ..spec.options import DEFAULT_GRACE
 from ..spec.pool_spec import PoolSpec
 from ..util.interrupts import counting_interrupts
 from ..util.pool_cost import PoolCost, TimeLeft
@@ -31,15 +27,12 @@ from .base.phases import PhaseLog
 from .base.run_timeline import PoolEvents
 from .base.timeouts import TIMEOUTS
 from .control.control_client import Control
-from .execution.input_replies import answer_questions
 from .execution.journaled_runs import JournaledRuns
 from .execution.orphaned_runs import take_stock
 from .execution.parallel_loops import Call, PoolExecutor
-from .execution.short_call import ShortCall
-from .execution.short_cell import ShortCell
+from .execution.run_submission import CALLED, RunSubmission
 from .execution.supervisor import Supervisor
-from .execution.task_context import FunctionBundle
-from .execution.tasks import PoolTasks, TaskRequest, TaskRun
+from .execution.tasks import PoolTasks, TaskRun
 from .execution.unresponsive_processes import Watchdog
 from .hosts import remote_host as remote
 from .hosts.launch import Host
@@ -62,7 +55,7 @@ from .runs import journal_pages
 from .runs.input_requests import AskUser
 from .runs.journal_pages import Page
 from .runs.result import CellError, CellResult
-from .runs.run import Run, new_id
+from .runs.run import Run
 from .runs.stacks import StackReport, ask, note
 from .transfer import fetch_values, files, send_values
 from .transfer import pull_variable as pulling
@@ -78,7 +71,6 @@ if TYPE_CHECKING:
     from ..machines.ssh.types import Prompts
 
 _MOST_SOURCES = 200
-_CALLED = "called with functions on single ranks (`f(x) @ pool`, on all ranks, and cells are a guest's too)"
 # After a second interrupt: how long to wait after the run is given up, and at most.
 _FREED, _LAST = TIMEOUTS.interrupts.after, TIMEOUTS.interrupts.last
 
@@ -117,7 +109,7 @@ class Pool:
         self.packages = PoolPackages(self)
         self.shared = PoolShares(self)
         self.calls = PoolTasks(self)
-        self.journaled = JournaledRuns(self)
+        self.submission, self.journaled = RunSubmission(self), JournaledRuns(self)
         self.submitter: PoolExecutor | None = None
         self.current: Run | None = None
         # Ranks whose last cell has failed, and can be debugged.
@@ -213,117 +205,6 @@ class Pool:
         joining.join(pool.lifecycle, row, record, tick)
         return pool
 
-    def begin_cell(
-        self,
-        code: str,
-        capture: Capture,
-        *,
-        ranks: Sequence[int] | None = None,
-        count: int = 1,
-        grace: float = DEFAULT_GRACE,
-        timeout: float | None = None,
-        sync: bool = False,
-        follow: bool = True,
-        asks: bool = False,
-        apart: bool = False,
-        pager: int | None = None,
-        attended: bool = False,
-        listener: Listener = ignore,
-        on_send: Listener = ignore,
-        tick: Tick = no_tick,
-    ) -> Run:
-        """Start a cell on ranks; return its run once its values are sent.
-
-        Parameters
-        ----------
-        code : str
-            The cell, before IPython transforms it.
-        capture : Capture
-            The values and modules that its names need.
-        ranks : sequence of int, optional
-            Ranks that run it.
-        count : int
-            The cell's number, as tracebacks show it.
-        grace : float
-            Seconds that other ranks get after one has failed.
-        timeout : float, optional
-            Seconds after which all ranks are stopped.
-        sync : bool
-            Whether to install the packages that its imports need on the nodes, in the notebook's versions.
-        follow : bool
-            Whether to send the settings of the notebook's process; see `Settings`.
-        asks : bool
-            Whether its code may ask the user, as by `input`; otherwise that is refused.
-        apart : bool
-            Whether the ranks' work is in processes of their own; see `Run`.
-        pager : int, optional
-            The rank that shows what ``name?`` finds, by default the first of the ranks.
-        attended : bool
-            Whether it is attended at once. Then a cell that does not look as if it showed something goes the short way:
-            if it takes a moment only, it is over when this returns.
-        listener : callable
-            Receives the run's events.
-        on_send : callable
-            Receives the progress of the values' transfer to other machines.
-        tick : callable
-            Called every poll.
-
-        Returns
-        -------
-        Run
-            The run, to be passed to `attend`.
-        """
-        run = self.new_run(self.check_ranks(ranks), listener, capture)
-        run.apart = apart
-        shipped = self.ship(run, on_send, tick, sync=sync, follow=follow, text=code)
-        first = min(run.outcomes) if pager is None else pager
-        asking = self._asking(run, asks=asks)
-        content = {"kind": "cell", "code": code, "count": count, "pager": first, **shipped, **asking}
-        return self._begin(
-            run, content, code, grace, timeout, attended=attended and not apart and not capture.names.shows
-        )
-
-    def begin_call(
-        self,
-        call: Blob,
-        capture: Capture,
-        *,
-        ranks: Sequence[int] | None = None,
-        timeout: float | None = None,
-        asks: bool = False,
-        title: str = "",
-        listener: Listener = ignore,
-        on_send: Listener = ignore,
-        tick: Tick = no_tick,
-    ) -> Run:
-        """Start a function, in a blob, on ranks; see `begin_cell`. ``title`` is its name in the pool's events."""
-        run = self.new_run(self.check_ranks(ranks), listener, capture)
-        run.limit, run.kind, run.title = "timeout", "call", title
-        content = {"kind": "call", **self.ship(run, on_send, tick, call), **self._asking(run, asks=asks)}
-        return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
-
-    def begin_one(
-        self,
-        call: Blob,
-        capture: Capture,
-        *,
-        rank: int | None = None,
-        retries: int | None = None,
-        listener: Listener = ignore,
-        on_send: Listener = ignore,
-        tick: Tick = no_tick,
-    ) -> TaskRun:
-        """Start a function as a Dask task, by default on the idlest rank."""
-        if rank is not None:
-            self.check_ranks([rank])
-        carrier = self.new_run([], listener, capture)
-        bundle = FunctionBundle(self.ship(carrier, on_send, tick, call), capture, carrier)
-        order = TaskRequest(bundle, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
-        order.retries = retries
-        (run,) = self.calls.begin([order], on_send, tick)
-        self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
-        return run
-
     def submit(
         self,
         function: Callable[[], Any],
@@ -332,7 +213,7 @@ class Pool:
     ) -> Call:
         """Call a function on one rank; return its future. Thread-safe."""
         self.require_live()
-        self.lifecycle.refuse_guest(_CALLED)
+        self.lifecycle.refuse_guest(CALLED)
         if self.submitter is None:
             self.submitter = PoolExecutor(self)
         return self.submitter.submit(function, shared, listener)
@@ -340,60 +221,6 @@ class Pool:
     def _close_submitter(self) -> None:
         if self.submitter is not None:
             self.submitter.close()
-
-    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
-        self.require_live()
-        if self.is_guest:
-            self.lifecycle.require_same()
-        if not ranks:
-            self.lifecycle.refuse_guest(_CALLED)
-        run = Run(new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
-        # Nodes with other versions of Python cannot run the notebook's code.
-        run.capture = self.pythons.fitting(capture) if self.pythons.others else capture
-        run.shape = self.shape
-        if not ranks:
-            # It owns what calls are sent, and does not run.
-            run.events = self.events.own
-        return run
-
-    def ship(
-        self,
-        run: Run,
-        on_send: Listener,
-        tick: Tick,
-        call: Blob | None = None,
-        *,
-        sync: bool = False,
-        follow: bool = True,
-        text: str = "",
-    ) -> dict[str, Any]:
-        """Write a run's blobs for its nodes; discard them on failure.
-
-        Raises CaptureError if there is no room for them or its code cannot be sent, PoolError if the pool has ended.
-        """
-        with self.explaining_end():
-            code = self.code.local.look(run.capture.modules)
-            if code.news:
-                run.listener(NoticeEvent(code.news, run.id))
-            packages = {}
-            if self.packages.may_differ:
-                packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
-            settings, notes = self.settings.follow(run.capture.modules, text) if follow else ({}, [])
-            for note in (*notes, *run.capture.notes):
-                run.listener(NoticeEvent(note, run.id))
-            try:
-                shipped = {
-                    **packages,
-                    **settings,
-                    **self.pythons.reader,
-                    **send_values.ship(self, run, call, on_send, tick),
-                }
-                if code.version:
-                    shipped.update(self.code.bring(code, send_values.hosts_of(self, run), on_send, tick))
-            except BaseException:
-                send_values.discard(self, run)
-                raise
-        return shipped
 
     def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
         """Return what ranks are told besides of a function whose files they have; what is new is sent.
@@ -413,96 +240,6 @@ class Pool:
             if code.version:
                 around.update(self.code.bring(code, self.hosts, ignore, no_tick))
             return around
-
-    def take_up(self, short: ShortCall, listener: Listener, *, asks: bool) -> Run:
-        """Have a short call of all ranks that was opened go on as a run; return that. See `begin_call`."""
-        run = Run(short.id, {rank: rank // self.spec.ranks_per_node for rank in short.ranks}, listener)
-        run.capture, run.shape, run.incarnations = short.function.bundle.capture, self.shape, short.incarnations
-        run.limit, run.kind, run.title, run.code = "timeout", "call", short.title, "a function call"
-        inline = base64.b64encode(bytes(short.arguments)).decode()
-        content = {"kind": "call", **short.function.content, "inline": inline, **self._asking(run, asks=asks)}
-        ends = {rank: one.end() for rank, one in short.results.items()}
-        self.current = run
-        self.supervisor.add(run)
-        self.events.add(run.events)
-        opened = self.supervisor.execute_opened(run, content, DEFAULT_GRACE, short.about.get("timeout"), ends)
-        run.task = loop().submit(opened)
-        run.task.add_done_callback(lambda _: self.calls.short.release(short))
-        self.registry.run_began(run.id, self.id, run.code, list(run.outcomes), 0)
-        return run
-
-    def _asking(self, run: Run, *, asks: bool) -> dict[str, bool]:
-        """Return what tells the ranks that the user can be asked; nothing if that is not so."""
-        if not asks or self.ask is None:
-            return {}
-        answer_questions(run, self.supervisor, self.ask)
-        return {"asks": True}
-
-    def _begin(
-        self,
-        run: Run,
-        content: dict[str, Any],
-        code: str,
-        grace: float,
-        timeout: float | None,
-        *,
-        attended: bool = False,
-    ) -> Run:
-        run.code, run.count = code, int(content.get("count", 0))
-        run.title = run.title or (f"In[{run.count}]" if run.count > 0 else "")
-        # An interrupt within this block would leave a run that nothing waits for or stops.
-        with counting_interrupts() as presses:
-            self.current = run
-            self.events.add(run.events)
-            self.register([run])
-            directly = attended and not timeout and self._may_be_direct(run)
-            if not directly:
-                # Send the cell first: recording it would delay that.
-                run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
-            self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
-            if directly:
-                self._run_directly(run, content, grace, presses)
-        if presses:
-            run.early = True
-            self.press(run, len(presses))
-        return run
-
-    def _may_be_direct(self, run: Run) -> bool:
-        """Return whether a cell may go the short way; connect to the agents for it, unless that was done."""
-        short = self.calls.short
-        if not short.direct.is_possible:
-            short.connect()
-            return False
-        return short.is_idle and run.shape == self.control.shape and not self.watchdog.troubles
-
-    def _run_directly(self, run: Run, content: dict[str, Any], grace: float, presses: list[object]) -> None:
-        """Run a cell on the short way; it goes on on the long one if it is not over in a moment."""
-        begin = {"code": run.code, "grace": grace, "timeout": None, "began": time.time(), "apart": False}
-        cell, short = ShortCell(run, content, begin), self.calls.short
-        run.start_clock()
-        if not short.direct.make(cell, presses):
-            run.task = loop().submit(self.supervisor.execute(run, content, grace, None))
-        elif cell.opened:
-            run.incarnations = cell.incarnations
-            run.task = loop().submit(self.supervisor.execute_opened(run, content, grace, None, cell.ends))
-            run.task.add_done_callback(lambda _: short.release(cell))
-        else:
-            for rank, end in cell.ends.items():
-                run.take_end(rank, end)
-            self.supervisor.turns.note_wrote(run.capture.names.sure.union(run.writes))
-            run.task.set_result(None)
-
-    def register(self, runs: Sequence[Run]) -> None:
-        """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""
-        for run in runs:
-            self.supervisor.add(run)
-        try:
-            self.require_live()
-        except PoolError:
-            # It may have ended before they were there: `lose_all` did not find them.
-            for run in runs:
-                self.supervisor.discard(run)
-            raise
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:

@@ -128,7 +128,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
         listener = functools.partial(_record, tape, view.on_event) if is_live else tape
     with pool.stopping():
         with display.DelayedView("values") as late:
-            run = pool.begin_cell(
+            run = pool.submission.begin_cell(
                 cell.code,
                 capture,
                 ranks=cell.ranks,
@@ -275,7 +275,9 @@ def debug(pool: Pool, rank: int, count: int, namespace: dict[str, Any]) -> None:
     settle(pool, [rank])
     view = run_view(pool, [rank])
     with pool.stopping():
-        run = pool.begin_cell("%debug", Capture(), ranks=[rank], count=count, asks=True, listener=view.on_event)
+        run = pool.submission.begin_cell(
+            "%debug", Capture(), ranks=[rank], count=count, asks=True, listener=view.on_event
+        )
         try:
             pool.attend(run, background_prompts.looking(view.refresh))
         finally:

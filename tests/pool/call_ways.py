@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sky_jupyter.pool.execution.direct_calls import DirectCalls
+from sky_jupyter.pool.execution.run_submission import RunSubmission
 from sky_jupyter.pool.execution.short_call import ShortCall
 from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.execution.tasks import PoolTasks
-from sky_jupyter.pool.pool import Pool
 
 
 def note_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -30,9 +30,9 @@ def note_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for kind, name, way in (
         (ShortCalls, "send", "short"),
         (PoolTasks, "take_up", "opened"),
-        (Pool, "take_up", "opened"),
+        (RunSubmission, "take_up", "opened"),
         (PoolTasks, "begin", "long"),
-        (Pool, "begin_call", "long"),
+        (RunSubmission, "begin_call", "long"),
     ):
         noting(kind, name, way)
     directly = DirectCalls.make

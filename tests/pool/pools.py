@@ -34,7 +34,8 @@ def local_pool(
 
 def begin(pool: Pool, code: str, namespace: dict[str, Any] | None = None, **options: Any) -> Run:
     """Start a cell with what it needs of a namespace."""
-    return pool.begin_cell(code, collect(code, {} if namespace is None else namespace, pool.ledger), **options)
+    capture = collect(code, {} if namespace is None else namespace, pool.ledger)
+    return pool.submission.begin_cell(code, capture, **options)
 
 
 def run(pool: Pool, code: str, namespace: dict[str, Any] | None = None, **options: Any) -> CellResult:

@@ -184,7 +184,7 @@ def shown(pool: Pool, code: str) -> list[tuple[str, str]]:
             items.append(event.event)
 
     # What `collect` reads is transformed; what the nodes run is the cell itself.
-    pool.attend(pool.begin_cell(code, Capture(), listener=listen))
+    pool.attend(pool.submission.begin_cell(code, Capture(), listener=listen))
     return [(item["kind"], item.get("text") or item["data"]["text/plain"]) for item in items]
 
 
@@ -220,7 +220,7 @@ def test_every_result_of_a_cell_is_shown_and_the_last_is_its_own(pool: Pool) -> 
 
 
 def test_shell_lines_and_magics_run_on_the_nodes(pool: Pool) -> None:
-    result = pool.attend(pool.begin_cell("!echo from {rank}\n%time sum(range(10))", Capture()))
+    result = pool.attend(pool.submission.begin_cell("!echo from {rank}\n%time sum(range(10))", Capture()))
     assert "from 1" in result.stdout(1)
 
 
@@ -272,7 +272,7 @@ def test_a_syntax_error_on_the_node_is_the_cells_error(pool: Pool) -> None:
     from sky_jupyter.capture.collect import Capture
 
     with pytest.raises(CellError) as caught:
-        pool.attend(pool.begin_cell("x = = 1", Capture()))
+        pool.attend(pool.submission.begin_cell("x = = 1", Capture()))
     assert isinstance(caught.value.errors[0], SyntaxError)
 
 

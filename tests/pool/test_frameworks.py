@@ -249,7 +249,7 @@ def test_a_collective_in_a_call_of_one_rank_is_told_and_an_interrupt_frees_it(ja
     pids = run(jax_pool, "import os; os.getpid()", {}).values
     try:
         blob, capture = collect_value((gather, (), {}), {}, jax_pool.ledger)
-        call = jax_pool.begin_one(blob, capture, rank=1, listener=listen)
+        call = jax_pool.submission.begin_one(blob, capture, rank=1, listener=listen)
         assert eventually(lambda: bool(notices), 60)
         assert notices[0].startswith("rank 1 waits in process_allgather")
         assert "what it waits for may be rank 0, which this run leaves out" in notices[0]

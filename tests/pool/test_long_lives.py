@@ -104,7 +104,7 @@ def test_tracebacks_of_calls_leave_nothing_in_a_rank() -> None:
             for _ in range(8):
                 blob, capture = collect_value((fails, (), {}), {}, pool.ledger, label="call")
                 with pytest.raises(CellError):
-                    pool.attend(pool.begin_call(blob, capture))
+                    pool.attend(pool.submission.begin_call(blob, capture))
             counts.append(run(pool, count, count=1).head)
         # Not as many as there were calls; each would leave its code and syntax tree.
         # (What the shell makes once may come in between.)

@@ -100,13 +100,13 @@ def test_a_loop_in_a_loop_runs_on_its_rank_alone(pool: Pool) -> None:
 
 def test_large_arguments_are_brought_to_each_rank_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    begin_one = pool.begin_one
+    begin_one = pool.submission.begin_one
 
     def counting(blob: Any, *rest: Any, **more: Any) -> Any:
         sent.append(blob.size)
         return begin_one(blob, *rest, **more)
 
-    monkeypatch.setattr(pool, "begin_one", counting)
+    monkeypatch.setattr(pool.submission, "begin_one", counting)
     array, other = numpy.ones(1 << 20), numpy.zeros(1 << 20)
 
     def total(values: Any, number: int, more: Any = None) -> float:

@@ -122,13 +122,13 @@ def pulled(pool: Pool, name: str, namespace: dict[str, Any], **how: Any) -> None
 def sends(pool: Pool, code: str, namespace: dict[str, Any]) -> set[str]:
     """The names that a cell is sent; it runs."""
     capture = collect(code, namespace, pool.ledger)
-    pool.attend(pool.begin_cell(code, capture))
+    pool.attend(pool.submission.begin_cell(code, capture))
     return {binding.name for binding in capture.bindings}
 
 
 def notebook_runs(pool: Pool, code: str, namespace: dict[str, Any]) -> Any:
     """A cell of the nodes, told to the ledger as the magics do."""
-    run = pool.begin_cell(code, collect(code, namespace, pool.ledger))
+    run = pool.submission.begin_cell(code, collect(code, namespace, pool.ledger))
     result = pool.attend(run)
     pool.note_writes(run, namespace)
     return result

@@ -167,7 +167,7 @@ def test_calls_of_functions_see_it_whichever_thread_makes_them(pool, monkeypatch
         return os.environ.get("SOME_SWITCH")
 
     blob, capture = collect_value((look, (), {}), {}, pool.ledger)
-    assert pool.attend(pool.begin_call(blob, capture)).values == ["for calls", "for calls"]
+    assert pool.attend(pool.submission.begin_call(blob, capture)).values == ["for calls", "for calls"]
     seen: list[object] = []
     thread = threading.Thread(target=lambda: seen.append(pool.submit(look).result()))
     thread.start()

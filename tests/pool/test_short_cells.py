@@ -50,7 +50,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def cell(pool: Pool, code: str, **options: Any) -> CellResult:
     """Run a cell as a magic does; the notebook has no names."""
-    started = pool.begin_cell(code, collect(code, {}, pool.ledger), attended=True, **options)
+    started = pool.submission.begin_cell(code, collect(code, {}, pool.ledger), attended=True, **options)
     try:
         return pool.attend(started)
     finally:

@@ -466,7 +466,7 @@ def test_each_host_is_sent_its_part_only(world: World, shared: Pool) -> None:
 
     def go(code: str, *shard: str) -> list[Any]:
         capture = collect(code, names, shared.ledger, shard=shard, ranks=HOSTS)
-        return list(shared.attend(shared.begin_cell(code, capture)).values)
+        return list(shared.attend(shared.submission.begin_cell(code, capture)).values)
 
     world.link(rate="200mbit")
     with counted(world) as crossed:

@@ -184,7 +184,7 @@ def test_what_no_name_holds_makes_room_where_memory_is_short(pool: Pool) -> None
 def shard(pool: Pool, code: str, namespace: dict[str, Any], *names: str, **options: Any) -> Any:
     """Run a cell that is sent parts of names."""
     capture = collect(code, namespace, pool.ledger, shard=names, ranks=pool.spec.world_size)
-    return pool.attend(pool.begin_cell(code, capture, **options))
+    return pool.attend(pool.submission.begin_cell(code, capture, **options))
 
 
 def test_each_rank_is_sent_its_part_as_shard_cuts_it(pool: Pool, told: list[Event]) -> None:

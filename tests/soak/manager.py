@@ -79,7 +79,7 @@ class Manager:
         self.namespace.update(namespace)
         self._look()
         capture = collect(code, self.namespace, self.pool.ledger)
-        run = self.pool.begin_cell(code, capture, listener=self._note, **options)
+        run = self.pool.submission.begin_cell(code, capture, listener=self._note, **options)
         return self._began(run)
 
     def begin_call(self, one: bool, arguments: tuple[Any, ...]) -> str:
@@ -89,7 +89,7 @@ class Manager:
         self._look()
         ledger = self.pool.ledger.unsent() if one else self.pool.ledger
         blob, capture = collect_value((call, arguments, {}), {}, ledger, label="call")
-        begin = self.pool.begin_one if one else self.pool.begin_call
+        begin = self.pool.submission.begin_one if one else self.pool.submission.begin_call
         return self._began(begin(blob, capture, listener=self._note))
 
     def adopt(self, id: str) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...capture.ledger import Ledger
     from ..runs.result import CellResult
     from ..runs.run import Run
+    from .run_submission import RunSubmission
     from .tasks import TaskRun
 
 _LABEL = "a parallel loop"
@@ -65,9 +66,8 @@ class ExecutorContext(PoolContext, Protocol):
         """Return the record of which names the nodes have."""
         ...
 
-    def begin_one(
-        self, call: Blob, capture: Capture, *, rank: int | None, retries: int | None, listener: Listener
-    ) -> TaskRun: ...
+    @property
+    def submission(self) -> RunSubmission: ...
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None: ...
 
@@ -187,7 +187,7 @@ class PoolExecutor:
 
     def _start(self, call: Call, rank: int, blob: Blob, capture: Capture, ended: Callable[[], None]) -> None:
         try:
-            run = self.pool.begin_one(blob, capture, rank=rank, retries=0, listener=call.listener)
+            run = self.pool.submission.begin_one(blob, capture, rank=rank, retries=0, listener=call.listener)
         except Exception as error:
             self._done(call, rank, error)
             return

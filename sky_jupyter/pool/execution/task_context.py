@@ -34,6 +34,20 @@ class FunctionBundle:
         self.modules |= self.capture.modules
 
 
+class Submission(Protocol):
+    """The submission of runs as seen by calls."""
+
+    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run: ...
+
+    def ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
+        """Send what a run needs to its nodes."""
+        ...
+
+    def register(self, runs: Sequence[Run]) -> None:
+        """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""
+        ...
+
+
 class TaskContext(ValuesContext, Protocol):
     """The pool as seen by its calls."""
 
@@ -43,21 +57,14 @@ class TaskContext(ValuesContext, Protocol):
     @property
     def pythons(self) -> PoolPythons: ...
 
-    def register(self, runs: Sequence[Run]) -> None:
-        """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""
-        ...
-
-    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run: ...
+    @property
+    def submission(self) -> Submission: ...
 
     @property
     def shape(self) -> int: ...
 
     @property
     def is_guest(self) -> bool: ...
-
-    def ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
-        """Send what a run needs to its nodes."""
-        ...
 
     def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
         """Return what ranks are told besides of a function whose files they have."""

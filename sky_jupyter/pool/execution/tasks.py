@@ -278,8 +278,8 @@ class PoolTasks:
 
         Raises CaptureError if there is no room for it, or its code cannot be sent.
         """
-        carrier = self.pool.new_run([], ignore, capture)
-        return FunctionBundle(self.pool.ship(carrier, on_send, tick, function), capture, carrier)
+        carrier = self.pool.submission.new_run([], ignore, capture)
+        return FunctionBundle(self.pool.submission.ship(carrier, on_send, tick, function), capture, carrier)
 
     def discard(self, bundle: FunctionBundle) -> None:
         """Delete a bundle on the nodes."""
@@ -303,7 +303,7 @@ class PoolTasks:
                 owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
         contents = [order.bundle.content for order in orders]
-        self.pool.register(runs)
+        self.pool.submission.register(runs)
         loop().submit(self._attend(list(zip(runs, contents, owns, strict=True))))
         return runs
 
@@ -331,7 +331,7 @@ class PoolTasks:
         own |= {what: short.about[what] for what in ("timeout", "together") if what in short.about}
         run.together = "together" in own
         run.task.add_done_callback(lambda _: self.short.release(short))
-        self.pool.register([run])
+        self.pool.submission.register([run])
         loop().submit(self._attend([(run, short.function.content, own)]))
         return run
 
@@ -350,8 +350,8 @@ class PoolTasks:
             return own
         if not order.capture.modules <= bundle.modules:
             # Arguments of the user's own types need their modules on the nodes.
-            carrier = run.carrier = self.pool.new_run([], ignore, order.capture)
-            told = self.pool.ship(carrier, on_send, tick, blob)
+            carrier = run.carrier = self.pool.submission.new_run([], ignore, order.capture)
+            told = self.pool.submission.ship(carrier, on_send, tick, blob)
             own.update(arguments=told.pop("blob"), more=told.pop("manifest"))
             bundle.modules |= order.capture.modules
             bundle.content.update(told)
@@ -361,7 +361,7 @@ class PoolTasks:
             if order.capture.bindings or order.capture.imports:
                 own["more"] = order.capture.manifest(lambda blob: "")
             return own
-        carrier = run.carrier = self.pool.new_run([], ignore, order.capture)
+        carrier = run.carrier = self.pool.submission.new_run([], ignore, order.capture)
         try:
             told = values.ship(self.pool, carrier, blob, on_send, tick)
         except BaseException:

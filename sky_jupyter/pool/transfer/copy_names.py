@@ -27,11 +27,8 @@ from .pull_variable import PullContext
 _CARRIER = "_sky_copied"
 
 
-class CopyContext(PullContext, Protocol):
-    """The pool, which runs the cell that assigns."""
-
-    ledger: Ledger
-    modules: set[str]
+class CellSubmission(Protocol):
+    """The submission of cells."""
 
     def begin_cell(
         self,
@@ -44,6 +41,16 @@ class CopyContext(PullContext, Protocol):
     ) -> Run:
         """Start a cell on ranks."""
         ...
+
+
+class CopyContext(PullContext, Protocol):
+    """The pool, which runs the cell that assigns."""
+
+    ledger: Ledger
+    modules: set[str]
+
+    @property
+    def submission(self) -> CellSubmission: ...
 
     def attend(self, run: Run, tick: Tick = ...) -> CellResult:
         """Wait for a run and return its result; CellError where ranks failed."""
@@ -182,7 +189,7 @@ def copy(
         return Copied(source, tuple(targets), (), found.left)
     code = f"# copied from rank {source}: {', '.join(there)}\nglobals().update({_CARRIER}); del {_CARRIER}"
     capture = Capture((Binding(_CARRIER, "value", blob=blob),), names=analyse(code), namespace=namespace)
-    run = pool.begin_cell(code, capture, ranks=targets, on_send=listener, tick=tick)
+    run = pool.submission.begin_cell(code, capture, ranks=targets, on_send=listener, tick=tick)
     why = ""
     try:
         pool.attend(run, tick)
