@@ -48,7 +48,7 @@ class LocalPages:
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a page of a run's events; see `Pool.page`."""
+        """Return a page of a run's events; see `JournaledRuns.page`."""
         found = []
         for node, journal in self._journals(id).items():
             if nodes is not None and node not in nodes:
@@ -127,7 +127,7 @@ class KernelPages:
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a page of a run's events; see `Pool.page`."""
+        """Return a page of a run's events; see `JournaledRuns.page`."""
         asked = {"action": "log", "run": id, "rank": rank, "from": start, "count": count}
         if nodes is not None and len(nodes) == 1:
             asked["node"] = next(iter(nodes))

@@ -218,7 +218,7 @@ class RunEnds:
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a page of a run's events; see `Pool.page`."""
+        """Return a page of a run's events; see `JournaledRuns.page`."""
         pages = self._source.page(id, rank, start, count, nodes=nodes)
         for event in (event for page in pages for event in page.events if event.get("kind") == "end"):
             code = ((event.get("raised") or {}).get("state") or {}).get("exit_code")

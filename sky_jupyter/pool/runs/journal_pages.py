@@ -60,7 +60,7 @@ class Page:
 async def ask(
     control: Control, run: str, rank: int | None, nodes: Collection[int] | None, start: int, count: int
 ) -> list[Page]:
-    """Return a page from each node that answers; see `Pool.page`."""
+    """Return a page from each node that answers; see `JournaledRuns.page`."""
     asked = sorted(control.there if nodes is None else control.there & set(nodes))
     most = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(asked)))
     answers = await control.ask(rpc.READ_PAGE, asked, run=run, start=start, most=most) if asked else {}

@@ -104,7 +104,7 @@ class PagesContext(Protocol):
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a page of a run's events; see `Pool.page`."""
+        """Return a page of a run's events; see `JournaledRuns.page`."""
         ...
 
     def homes(self, id: str) -> dict[int, int]:
