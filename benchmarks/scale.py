@@ -33,7 +33,7 @@ REAL, SIMULATED = (2, 8, 16, 32, 64, 128, 256), (100, 300, 1000)
 MOST = {"ipyparallel": 128, "dask": 64}
 QUICK_REAL, QUICK_SIMULATED = (2, 4), (20,)
 LINES, CALLS, BYTES = 1000, 10_000, 1_000_000
-TIMES = 5
+TIMES, FLOODS = 5, 3
 # Thousand agents on a few processors are slow to answer.
 _SLOW = "5"
 _PATIENCE = 600.0
@@ -184,7 +184,7 @@ def _ours(nodes: int, is_simulated: bool, calls: int) -> dict[str, Any]:
         clock.figures["first byte"] = statistics.median(_first_byte(run, is_simulated) for _ in range(TIMES))
         memory = clock.memory
         flood = f"lines = {LINES}" if is_simulated else f"for n in range({LINES}): print('line', n)"
-        result = clock.take("flood", lambda: run(flood))
+        result = clock.take("flood", lambda: run(flood), FLOODS)
         told = sum(len(result.stdout(rank).splitlines()) for rank in range(nodes))
         clock.figures |= {"flood: lines lost": LINES * nodes - told, "notebook's MB": clock.memory}
         clock.figures["flood: more MB"] = clock.memory - memory
@@ -319,7 +319,7 @@ def ipyparallel(nodes: int, quick: bool) -> dict[str, float]:
         view = engine.client.broadcast_view()
         view.execute("x = 1", block=True)
         clock.take("empty cell", lambda: view.execute("x = 1", block=True), TIMES)
-        clock.take("flood", lambda: engine.run(f"for n in range({LINES}): print('line', n)"))
+        clock.take("flood", lambda: engine.run(f"for n in range({LINES}): print('line', n)"), FLOODS)
         clock.take("broadcast of 1 MB", lambda: view.push({"y": os.urandom(BYTES)}, block=True))
         clock.take("f() @ pool", lambda: view.apply_sync(_echo, 1), TIMES)
         count = CALLS // 20 if quick else CALLS
