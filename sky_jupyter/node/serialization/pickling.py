@@ -33,6 +33,7 @@ from ..protocol import shared_bytes
 from ..runtime.instance_info import variable
 from . import cell_sources, exceptions
 from .arrays import apart
+from .prefault import prefault
 from .received_objects import HELD, SentObjects, Unresolved
 from .reduce_by_value import reduce
 
@@ -119,7 +120,9 @@ def _mapped(path: str | PathLike[str], least: int) -> memoryview:
     with _opened(path) as file:
         if file.seek(0, 2) < least:
             raise ValueError(f"{path} is not a blob: it is shorter than a header")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    prefault(mapped)
+    return memoryview(mapped)
 
 
 def _opened(path: str | PathLike[str]) -> IO[bytes]:
