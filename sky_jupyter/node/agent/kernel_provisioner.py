@@ -16,7 +16,7 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import KernelProvisionerBase
 
 from ...util.background_tasks import BackgroundTasks
-from ..kernel.forkserver import READY
+from ..kernel.forkserver import ready_file
 from ..system.processes import kill_group, signal_group
 from ..system.stopped_processes import GONE, state_of
 
@@ -84,21 +84,26 @@ class Forkserver:
     def _silent(self) -> str:
         return "the process that forks the kernels (forkserver) does not answer"
 
-    def _ready(self) -> bool:
-        return os.path.exists(f"{self._path}{READY}")
+    def _last_fork(self) -> int | None:
+        """Return the time of the forkserver's last fork, or of its start; None while it imports."""
+        try:
+            return ready_file(self._path).stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
 
     async def _answered(self, asked: asyncio.Future[Any]) -> None:
         """Wait for the forkserver's answer; raise ConnectionError on timeout.
 
-        The time of its initial imports does not count.
+        The time of its initial imports does not count, nor that in which it forks for others: hundreds of kernels that
+        start on a few processors leave it little of them.
         """
-        waited = 0.0
+        waited, seen = 0.0, self._last_fork()
         while waited < _FORK_PATIENCE:
             await asyncio.wait([asked], timeout=_LOOK)
             if asked.done():
                 return
-            if self._ready():
-                waited += _LOOK
+            before, seen = seen, self._last_fork()
+            waited = waited + _LOOK if seen == before and seen is not None else 0.0
         raise ConnectionError(f"{self._silent}, for {_FORK_PATIENCE:g} s")
 
     async def fork(self, request: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]], dict[str, str]]:

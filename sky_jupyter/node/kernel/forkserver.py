@@ -47,7 +47,7 @@ _LOOK = 0.05
 
 def listen(path: Path) -> socket.socket:
     """Return the listening socket; agents may connect before the imports end."""
-    Path(f"{path}{READY}").unlink(missing_ok=True)
+    ready_file(path).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     os.chmod(path, 0o600)
@@ -65,6 +65,11 @@ def preload(modules: Iterable[str]) -> dict[str, str]:
             failed[module] = f"{type(error).__name__}: {error}"
             traceback.print_exc()
     return failed
+
+
+def ready_file(path: str | Path) -> Path:
+    """Return the file that is there once the forkserver at a socket has imported all; each fork sets its time."""
+    return Path(f"{path}{READY}")
 
 
 def serve(listener: socket.socket, orders: Callable[[], tuple[Iterable[str], float]]) -> None:
@@ -85,7 +90,7 @@ def serve(listener: socket.socket, orders: Callable[[], tuple[Iterable[str], flo
         failed = preload(modules)
         # Imported modules are never freed: freezing them saves forks from copying their pages in a collection.
         gc.freeze()
-    Path(f"{listener.getsockname()}{READY}").touch(mode=0o600)
+    ready_file(listener.getsockname()).touch(mode=0o600)
     _Server(listener, failed, exit_timeout).run()
 
 
@@ -181,6 +186,8 @@ class _Server:
         self.pipes[pid] = ours
         self.asked_by[pid] = connection
         self.tell(connection, {"id": request["id"], "pid": pid, "preload_failed": self.failed})
+        with contextlib.suppress(OSError):
+            os.utime(ready_file(self.listener.getsockname()))
 
     def become_kernel(self, request: dict[str, Any], parent: int, end: int) -> None:
         """Turn the forked child into a rank's kernel; never return."""
