@@ -84,8 +84,8 @@ class Forkserver:
     def _silent(self) -> str:
         return "the process that forks the kernels (forkserver) does not answer"
 
-    def _last_fork(self) -> int | None:
-        """Return the time of the forkserver's last fork, or of its start; None while it imports."""
+    def _last_progress(self) -> int | None:
+        """Return the time of the last kernel that the forkserver forked or reaped; None while it imports."""
         try:
             return ready_file(self._path).stat().st_mtime_ns
         except FileNotFoundError:
@@ -94,15 +94,15 @@ class Forkserver:
     async def _answered(self, asked: asyncio.Future[Any]) -> None:
         """Wait for the forkserver's answer; raise ConnectionError on timeout.
 
-        The time of its initial imports does not count, nor that in which it forks for others: hundreds of kernels that
-        start on a few processors leave it little of them.
+        The time of its initial imports does not count, nor that in which it works for others: hundreds of kernels that
+        start, or end, on a few processors leave it little of them.
         """
-        waited, seen = 0.0, self._last_fork()
+        waited, seen = 0.0, self._last_progress()
         while waited < _FORK_PATIENCE:
             await asyncio.wait([asked], timeout=_LOOK)
             if asked.done():
                 return
-            before, seen = seen, self._last_fork()
+            before, seen = seen, self._last_progress()
             waited = waited + _LOOK if seen == before and seen is not None else 0.0
         raise ConnectionError(f"{self._silent}, for {_FORK_PATIENCE:g} s")
 

@@ -68,7 +68,10 @@ def preload(modules: Iterable[str]) -> dict[str, str]:
 
 
 def ready_file(path: str | Path) -> Path:
-    """Return the file that is there once the forkserver at a socket has imported all; each fork sets its time."""
+    """Return the file that is there once the forkserver at a socket has imported all.
+
+    Its time is that of the last kernel that was forked, or has ended.
+    """
     return Path(f"{path}{READY}")
 
 
@@ -186,8 +189,7 @@ class _Server:
         self.pipes[pid] = ours
         self.asked_by[pid] = connection
         self.tell(connection, {"id": request["id"], "pid": pid, "preload_failed": self.failed})
-        with contextlib.suppress(OSError):
-            os.utime(ready_file(self.listener.getsockname()))
+        self.show_progress()
 
     def become_kernel(self, request: dict[str, Any], parent: int, end: int) -> None:
         """Turn the forked child into a rank's kernel; never return."""
@@ -232,6 +234,7 @@ class _Server:
             self.leaving.pop(pid, None)
             # Processes that it started and left end with it, however it ended.
             processes.kill_group(pid, ended=True)
+            self.show_progress()
             connection = self.asked_by.pop(pid, None)
             if connection is not None:
                 text = processes.exit_text(status, used, short=short)
@@ -247,6 +250,11 @@ class _Server:
         while len(kills) > 2 and kills[1][0] < now - _OOM_WINDOW:
             kills.popleft()
         return kills[-1][1] > kills[0][1]
+
+    def show_progress(self) -> None:
+        """Set the time of the ready file, for agents whose requests wait."""
+        with contextlib.suppress(OSError):
+            os.utime(ready_file(self.listener.getsockname()))
 
     def tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
