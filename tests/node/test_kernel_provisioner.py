@@ -12,7 +12,7 @@ import pytest
 
 from sky_jupyter.node.agent import kernel_provisioner
 from sky_jupyter.node.agent.kernel_provisioner import Forkserver
-from sky_jupyter.node.kernel.forkserver import ready_file
+from sky_jupyter.node.kernel.forkserver import listen, ready_file
 
 LOOKS = round(kernel_provisioner._FORK_PATIENCE / kernel_provisioner._LOOK)
 
@@ -38,6 +38,17 @@ def looks_until_given_up(monkeypatch: pytest.MonkeyPatch, folder: Path, on_look:
 
     asyncio.run(ask())
     return looked
+
+
+def test_all_agents_of_a_machine_can_connect_before_the_forkserver_accepts_one(tmp_path: Path) -> None:
+    async def connect_all() -> None:
+        await asyncio.gather(*(Forkserver().connect(tmp_path / "fork") for _ in range(300)))
+
+    with listen(tmp_path / "fork") as listener:
+        asyncio.run(connect_all())
+        listener.setblocking(False)
+        for _ in range(300):
+            listener.accept()[0].close()
 
 
 def test_a_forkserver_that_forks_for_others_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

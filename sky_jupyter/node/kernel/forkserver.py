@@ -41,6 +41,8 @@ KERNEL_MODULES = (
 _MAX_LINE = 1 << 20
 # A process that the OOM killer ended may first have much memory to return.
 _OOM_WINDOW = 5.0
+# All agents of a machine connect at once. Where Linux has no room for one, asyncio takes its socket for connected.
+_BACKLOG = 4096
 # Poll interval while kernels have a deadline.
 _LOOK = 0.05
 
@@ -51,7 +53,7 @@ def listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     os.chmod(path, 0o600)
-    listener.listen(64)
+    listener.listen(_BACKLOG)
     return listener
 
 
