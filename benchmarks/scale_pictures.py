@@ -78,16 +78,29 @@ def picture(found: Mapping[str, Curve]) -> str:
 
 
 def main(lines: str) -> None:
-    """Write the pictures, and print the figures as a table in Markdown."""
+    """Write the pictures, and print the figures as tables in Markdown: ours, and those beside peers."""
     told = [json.loads(line) for line in Path(lines).read_text(encoding="utf-8").splitlines()]
     for name, whats in PICTURES.items():
         if found := curves(told, whats):
             (IMAGES / f"scale-{name}.svg").write_text(picture(found), encoding="utf-8")
     columns = sorted(told, key=lambda one: (one["delay"], one["nodes"]))
+    figures = dict.fromkeys(what for one in columns for what in one["ours"] if "others" not in what)
+    _print_table(columns, [("ours", what, what) for what in figures])
+    beside = [one for one in columns if set(one) & PEERS.keys() - {"ours"}]
+    shared = dict.fromkeys(what for one in beside for peer in PEERS if peer != "ours" for what in one.get(peer, ()))
+    if beside:
+        _print_table(beside, [(peer, what, f"{what}: {name}") for what in shared for peer, name in PEERS.items()])
+
+
+def _print_table(columns: Sequence[Mapping[str, Any]], rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print a table in Markdown; a row's peer, figure and name are given."""
     heads = [str(one["nodes"]) + (f", {one['delay'] * 1000:g} ms" if one["delay"] else "") for one in columns]
     print(f"| | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
-    for what in dict.fromkeys(what for one in columns for what in one["ours"] if "others" not in what):
-        print(f"| {what} | {' | '.join(_text(what, one['ours'].get(what)) for one in columns)} |")
+    for peer, what, name in rows:
+        values = [one.get(peer, {}).get(what) for one in columns]
+        if any(value is not None for value in values):
+            print(f"| {name} | {' | '.join(_text(what, value) for value in values)} |")
+    print()
 
 
 def _text(what: str, value: float | None) -> str:
