@@ -445,13 +445,17 @@ class Run:
             if outcome.status != "running":
                 self.questions.close_rank(rank)
         self.changed.set()
-        while self._unended and self._unended[-1].status != "running":
+        while self._unended and not self._works(self._unended[-1]):
             self._unended.pop()
         if not self._unended:
             self.elapsed = self._took()
             if not self.over.is_set():
                 self.events.ended(self.kind, f"{self.title or self.kind}: {self.how_ended}", self.elapsed)
             self.over.set()
+
+    def _works(self, outcome: Outcome) -> bool:
+        """Return whether a rank still works; a call that was begun again elsewhere has another outcome."""
+        return outcome.status == "running" and self.outcomes.get(outcome.rank) is outcome
 
     async def until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Wait on the loop for a condition; return False on a timeout."""
