@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,14 @@ from sky_jupyter.errors import CaptureError
 NAMES = ["a", "b.py", "c.log", "d[1].txt", "ab", "build", "b_py", "clog", "c++", "(a)"]
 PARTS = ["a", "b.py", "*.log", "*.py", "**", "a*", "?b", "build", "[ab]", "[!a]b", "d\\[1\\].txt", "*"]
 PARTS += ["c++", "(a)", "a.b$"]
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_of_others() -> None:
+    """Collect what earlier tests of this process left, of which a collection amid a test would warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def names(folder: Path) -> list[str]:
