@@ -69,9 +69,13 @@ SCRIPT = textwrap.dedent(
         threading.Thread(target=tell_of_wait, args=(mark,)).start()
         return future.result()
 
+    def functions_of(frame):
+        return [frame.f_code.co_name, *functions_of(frame.f_back)] if frame else []
+
     def tell_of_wait(mark):
         main = threading.main_thread().ident
-        while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+        # The start of this thread is waited for likewise.
+        while not {"wait", "result"} <= set(functions_of(sys._current_frames()[main])):
             time.sleep(0.01)
         with open(mark, "a") as file:
             file.write("waiting\\n")
