@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,36 @@ def test_a_host_whose_dd_counts_no_bytes_takes_files_too(server: Server, target_
             assert (tmp_path / f"put{number}").read_bytes() == source.read_bytes()
             machine.run("true")
             machine._shell._send(f"PATH={tmp_path / 'bin'}:$PATH")
+
+
+@pytest.mark.parametrize("late", ["the end of its input", "its input"])
+def test_a_channel_says_nothing_after_its_end(
+    server: Server, target_of: TargetOf, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """A server ends the whole connection over what it is sent for a channel that it has closed."""
+    from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
+
+    from sky_jupyter.machines.ssh.session import connect
+
+    kind = MSG_CHANNEL_EOF if late == "the end of its input" else MSG_CHANNEL_DATA
+    made, closed = threading.Event(), threading.Event()
+    with connect(target_of(server)) as session:
+        channel = session.channel("exec cat")
+        send = channel.transport._send_user_message
+
+        def send_late(message: Any) -> None:
+            if message.asbytes()[0] == kind:
+                made.set()
+                closed.wait(60)
+            send(message)
+
+        monkeypatch.setattr(channel.transport, "_send_user_message", send_late)
+        session.feed(channel, [b"input"])
+        assert made.wait(60)
+        channel.close()
+        # The server has taken note of its end.
+        assert session.run("true").status == 0
+        monkeypatch.undo()
+        closed.set()
+        for _ in range(3):
+            assert session.run("echo here").out.endswith(b"here\n")

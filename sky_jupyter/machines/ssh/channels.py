@@ -8,10 +8,12 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 from paramiko.buffered_pipe import PipeTimeout
+from paramiko.common import cMSG_CHANNEL_CLOSE as _CLOSE
+from paramiko.message import Message
 
 # Data bytes of a packet that every server must accept.
 PACKET = 1 << 15
@@ -149,8 +151,40 @@ class PacketPipe:
         return b"".join(parts)
 
 
+class _OrderedTransport:
+    """A channel's transport, which sends nothing for it after its CLOSE.
+
+    paramiko makes a message under a lock, and sends it after that. Where another thread closes the channel in between,
+    the message comes too late, and OpenSSH ends the whole connection (RFC 4254, section 5.3).
+    """
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self._transport = transport
+        self._sending = threading.Lock()
+        self._is_closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _send_user_message(self, message: Message) -> None:
+        with self._sending:
+            if not self._is_closed:
+                self._is_closed = message.packet.getbuffer()[:1] == _CLOSE
+                self._transport._send_user_message(message)
+
+
 class Channel(paramiko.Channel):
-    """paramiko's channel; closing it is no error if the connection has just broken."""
+    """paramiko's channel; closing it is no error if the connection has just broken.
+
+    `of` turns one of paramiko's into it.
+    """
+
+    @classmethod
+    def of(cls, channel: Any) -> Channel:
+        """Return a new channel as this class, before anything is sent for it."""
+        channel.__class__ = cls
+        channel.transport = _OrderedTransport(channel.transport)
+        return cast(Channel, channel)
 
     def close(self) -> None:
         """Close the channel."""

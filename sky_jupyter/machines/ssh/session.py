@@ -258,7 +258,7 @@ class Session:
         raise OSError("no answer")
 
     def _incoming(self, channel: Any, origin: tuple[str, int], place: tuple[str, int]) -> None:
-        channel.__class__ = Channel
+        channel = Channel.of(channel)
         accept = self._accepts.get(place[1])
         if accept is None:
             threading.Thread(target=channel.close, daemon=True).start()
@@ -350,7 +350,7 @@ class Session:
             ) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
-        channel.__class__ = Channel
+        channel = Channel.of(channel)
         if not addresses:
             # Nothing has come yet: the command is not asked for. A stream's other end may have sent some.
             channel.in_buffer = PacketPipe()
