@@ -34,6 +34,7 @@ LIBRARIES = {
     },
     "machines": {
         "_connect": "paramiko: an agent on a socket of our own",
+        "_send_user_message": "paramiko: a channel's messages, to send none after its end",
         "_channel_handler_table": "paramiko: the messages of a channel, to add one",
         "_tcp_handler": "paramiko: who takes connections that come from the other side",
     },

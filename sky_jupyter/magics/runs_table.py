@@ -42,7 +42,9 @@ def find(given: ParsedLine) -> tuple[Pool, str]:
     chosen = pools.all() if given.name is None else [pools.need(given.name)]
     if not chosen:
         raise PoolError("this notebook manages no pool; `%sky attach NAME` takes a kept one up")
-    known = {id: (facts["begin"].get("began") or 0.0, pool) for pool in chosen for id, facts in pool.runs().items()}
+    # The nodes may not know one yet that has just been detached.
+    known = {id: (time.time(), pool) for pool in chosen for id in list(pool.detached)}
+    known |= {id: (facts["begin"].get("began") or 0.0, pool) for pool in chosen for id, facts in pool.runs().items()}
     fitting = [id for id in _oldest_first(known, chosen) if id.startswith(given.target or "")]
     if not fitting:
         which = f"no run {given.target!r}" if given.target else "no run yet"

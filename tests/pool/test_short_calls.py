@@ -699,11 +699,16 @@ def test_a_task_that_comes_after_its_call_was_forgotten_begins_nothing(
     monkeypatch.setattr(PoolTasks, "_submit", lambda *given: (submitted.append(given), before(*given)))
     # With retries they go through Dask, and of many the journals are removed at once.
     sky.gather(*[counted().with_retries(1) for _ in range(2)]) >> pool
-    pool.calls.tidy()
     (_, client, sent, _), *_ = submitted
     run, *_ = sent[0]
     node = run.outcome.node
-    wait_until(lambda: not loop().call(pool.control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node])
+
+    def is_forgotten() -> bool:
+        # It is over for whoever waits for it, and tidied up after that.
+        pool.calls.tidy()
+        return not loop().call(pool.control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node]
+
+    wait_until(is_forgotten)
 
     async def submit_again() -> Any:
         before(pool.calls, client, sent[:1], {run.call: node})
