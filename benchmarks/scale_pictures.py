@@ -83,7 +83,7 @@ def main(lines: str) -> None:
     for name, whats in PICTURES.items():
         if found := curves(told, whats):
             (IMAGES / f"scale-{name}.svg").write_text(picture(found), encoding="utf-8")
-    columns = sorted(told, key=lambda one: (one["delay"], one["nodes"]))
+    columns = sorted(told, key=lambda one: (one["delay"], one["kind"], one["nodes"]))
     figures = dict.fromkeys(what for one in columns for what in one["ours"] if "others" not in what)
     _print_table(columns, [("ours", what, what) for what in figures])
     beside = [one for one in columns if set(one) & PEERS.keys() - {"ours"}]
