@@ -114,8 +114,9 @@ def processes() -> list[str]:
 def _kind(pid: str, argv: bytes) -> str:
     """What a process is; what we do not know is as whoever has started it."""
     while pid not in ("", "0"):
-        program = os.path.basename(_read(f"/proc/{pid}/cmdline").partition(b"\0")[0])
+        # One that has ended since has no command line any more.
         line = argv or _read(f"/proc/{pid}/cmdline")
+        program = os.path.basename(line.partition(b"\0")[0])
         known = next((kind for kind, mark in _KINDS.items() if mark in line), "uv" if program[:2] == b"uv" else "")
         if known:
             return known
