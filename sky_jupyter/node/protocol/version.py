@@ -6,7 +6,7 @@ format of blobs, journals, `host.json` or `pool.record`; another module of a cla
 Optional additions need no new number. A pool of another version is not attached to, but can be ended.
 """
 
-PROTOCOL = 10
+PROTOCOL = 11
 # Module name of a pool's root process on its command line (``python -m NAME FOLDER``). Other versions find running
 # pools by this name and end them: it never changes, wherever the module moves.
 HOST_PROCESS = "sky_jupyter.node.host"
