@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -45,6 +47,29 @@ def test_the_pages_of_a_large_value_are_mapped_before_it_is_used(tmp_path: Path)
     assert value[-1] == (2 << 20) - 1
 
 
+def test_a_value_that_calls_map_again_and_again_is_prefaulted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+
+    class Begun:
+        def __init__(self, target: Any, args: tuple[Any, ...], **options: Any) -> None:
+            begun.append(args)
+
+        def start(self) -> None: ...
+
+    monkeypatch.setattr(threading, "Thread", Begun)
+    paths = [write_blob(pack(numpy.full(2 << 20, number), {}).blob, tmp_path) for number in range(2)]
+    for again in range(3):
+        # Each run has a folder with links to them.
+        (folder := tmp_path / f"run{again}").mkdir()
+        for file in (one for one in tmp_path.iterdir() if one.is_file()):
+            (folder / file.name).hardlink_to(file)
+        for number, path in enumerate(paths):
+            assert pickling.load_blob(folder / path.name)[-1] == number
+    assert len(begun) == 2
+
+
 def test_small_values_and_very_large_ones_start_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefault, "_populate", None)
     path = tmp_path / "value"
@@ -52,7 +77,7 @@ def test_small_values_and_very_large_ones_start_no_thread(tmp_path: Path, monkey
         with path.open("wb") as file:
             file.truncate(size)
         with path.open("rb") as written, mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-            prefault.prefault(mapped)
+            prefault.prefault(mapped, written.fileno())
 
 
 def test_a_kernel_that_cannot_do_it_is_no_error() -> None:

@@ -121,7 +121,7 @@ def _mapped(path: str | PathLike[str], least: int) -> memoryview:
         if file.seek(0, 2) < least:
             raise ValueError(f"{path} is not a blob: it is shorter than a header")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    prefault(mapped)
+        prefault(mapped, file.fileno())
     return memoryview(mapped)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import sys
 import threading
 
@@ -11,13 +12,25 @@ import threading
 _LEAST, _MOST = 8 << 20, 4 << 30
 # The call holds the interpreter's lock: 4 MB take 0.2 ms.
 _PIECE = 4 << 20
+# Files that were mapped: a loop of calls maps those of its arguments in each, and may read little of them.
+_seen: set[tuple[int, int]] = set()
+_MOST_SEEN = 1000
 # From linux/mman.h, since Linux 5.14: it reads all pages, and copies none. The module mmap has no name for it.
 _MADV_POPULATE_READ = 22
 
 
-def prefault(mapped: mmap.mmap) -> None:
-    """Begin to map the pages of a large file that is in memory, in a thread."""
-    if sys.platform == "linux" and _LEAST <= len(mapped) <= _MOST:
+def prefault(mapped: mmap.mmap, file: int) -> None:
+    """Begin to map the pages of a large file that is in memory, in a thread, if it was not mapped before.
+
+    ``file`` is its descriptor: each run has another name for it.
+    """
+    if sys.platform != "linux" or not _LEAST <= len(mapped) <= _MOST:
+        return
+    facts = os.fstat(file)
+    if (which := (facts.st_dev, facts.st_ino)) not in _seen:
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen.add(which)
         threading.Thread(target=_populate, args=(mapped,), name="sky-prefault", daemon=True).start()
 
 
