@@ -104,6 +104,7 @@ class _Server:
 
     def __init__(self, listener: socket.socket, failed: dict[str, str], exit_timeout: float) -> None:
         self.listener = listener
+        self.ready = ready_file(listener.getsockname())
         self.failed = failed
         self.exit_timeout = exit_timeout
         # Our end of a pipe to each kernel: closing it makes the kernel exit in order.
@@ -256,7 +257,7 @@ class _Server:
     def show_progress(self) -> None:
         """Set the time of the ready file, for agents whose requests wait."""
         with contextlib.suppress(OSError):
-            os.utime(ready_file(self.listener.getsockname()))
+            os.utime(self.ready)
 
     def tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
