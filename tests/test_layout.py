@@ -20,7 +20,7 @@ PACKAGE = ROOT / "sky_jupyter"
 # Of a package that it may use, another may import this part alone. Which way imports run, import-linter sees.
 ONLY = {("display", "pool"): {"pool.base.events"}, ("server", "pool"): {"pool.registry"}}
 # Nodes have these besides Python.
-NODE_LIBRARIES = {"cloudpickle", "dask", "distributed", "ipykernel", "IPython", "jupyter_client", "psutil"}
+NODE_LIBRARIES = {"cloudpickle", "dask", "distributed", "ipykernel", "IPython", "jupyter_client", "orjson", "psutil"}
 NODE_LIBRARIES |= {"tornado", "traitlets", "zmq", "comm", "exceptiongroup", "msgpack"}  # what those bring
 HEAVY = ["distributed", "dask", "numpy", "IPython", "ipykernel", "jupyter_client", "zmq"]
 HEAVY += ["boto3", "paramiko", "kubernetes", "kubeflow", "jax", "keras", "torch", "pandas"]

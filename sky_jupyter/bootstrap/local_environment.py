@@ -46,6 +46,7 @@ NODE_NEEDS = (
     "exceptiongroup; python_version < '3.11'",
     "ipykernel>=7.3",
     "jupyter_client>=8.6",
+    "orjson>=3.10",
     "psutil",
 )
 # Of what has a URL some releases of uv print ``name==version (from url)``, others ``name @ url``.

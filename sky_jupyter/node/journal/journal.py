@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import itertools
-import json
 import os
 import re
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...util import json_codec
 from ...util.text import format_size
 from ..protocol.journal_events import Gap, Tally, is_count, parse
 from .segments import MAX_LINE, JournalPart, Line, Segment, filled, merged
@@ -104,10 +104,10 @@ class Journal:
     def _entry(self, event: dict[str, Any]) -> _Entry:
         event["seq"] = self.next
         try:
-            line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+            line = json_codec.dumps(event) + b"\n"
         except (TypeError, ValueError, RecursionError):
             event = _unwritable(event)
-            line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+            line = json_codec.dumps(event) + b"\n"
         self.next += 1
         return _Entry(line, _stream(event), self._learn(event))
 

@@ -7,11 +7,11 @@ or it is left out. Values that are too large are cut or replaced by a note.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from ...util import json_codec
 from ...util.text import cleaned, format_size
 from ...util.validate import is_number
 
@@ -49,7 +49,7 @@ class Gap:
 
     def read(self, start: int, most: int) -> tuple[bytes, int]:
         """Return one line that stands for all events from ``start`` on."""
-        return json.dumps(self.clipped(start, self.next).to_json(), separators=(",", ":")).encode() + b"\n", self.next
+        return json_codec.dumps(self.clipped(start, self.next).to_json()) + b"\n", self.next
 
     def clipped(self, first: int, next: int) -> Gap:
         """Return the part between two numbers, with an estimated size."""
@@ -97,7 +97,7 @@ def _tally(streams: Any) -> Tally:
 def parse(line: bytes | str) -> dict[str, Any] | None:
     """Parse a line; None if it is no JSON object."""
     try:
-        event = json.loads(line)
+        event = json_codec.loads(line)
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
@@ -288,7 +288,7 @@ def _size(value: Any) -> int | None:
         # Each event's number and rank.
         return len(str(value))
     try:
-        return len(json.dumps(value)) if _is_flat(value) else None
+        return len(json_codec.dumps(value)) if _is_flat(value) else None
     except (TypeError, ValueError, RecursionError):
         return None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import SkyError
 from ...node.protocol.journal_events import Gap, is_count, parse
+from ...util import json_codec
 from ..base.event_loop import in_thread
 from ..base.timeouts import TIMEOUTS
 from ..hosts.reachability import script_of
@@ -104,7 +104,7 @@ def _batch(lines: bytes, start: int) -> tuple[int, bytes]:
             continue
         gap = Gap.from_json(event) if event.get("kind") == "gap" else None
         if number > at:
-            parts.append(json.dumps(Gap(at, number, 0, "it could not be read").to_json()).encode() + b"\n")
+            parts.append(json_codec.dumps(Gap(at, number, 0, "it could not be read").to_json()) + b"\n")
         parts.append(line)
         at = number + 1 if gap is None else gap.next
     return at - start, b"".join(parts)
