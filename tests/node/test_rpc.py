@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sky_jupyter.errors import NodeLost
 from sky_jupyter.node.agent.agent import Agent
 from sky_jupyter.node.dask.shared_state import SharedStateExtension
 from sky_jupyter.node.protocol import rpc
@@ -107,6 +108,16 @@ def test_arguments_that_a_call_does_not_take_are_refused_before_it_is_sent(
 def test_a_call_ends_with_its_timeout_where_no_agent_answers() -> None:
     with pytest.raises(NoAnswer, match=r"has not answered in 0\.01 s"):
         asyncio.run(control().ask(dataclasses.replace(rpc.PING, timeout=0.01)))
+
+
+def test_a_client_that_is_closed_while_agents_are_awaited_tells_what_ended() -> None:
+    class Closing(Control):
+        async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
+            await self.close()
+
+    closing = Closing(object(), direct=True, generation=1)  # type: ignore[arg-type]
+    with pytest.raises(NodeLost, match="the host ended"):
+        asyncio.run(closing.connect("tls://127.0.0.1:1", Path(), 2, 5.0, lambda: "the host ended"))
 
 
 def control() -> Control:

@@ -239,10 +239,16 @@ class Control:
 
     # -- membership --------------------------------------------------------------------------------
 
+    @property
+    def _connected(self) -> Client:
+        """The client; raises OSError where it was closed meanwhile, as when the pool's processes end in a start."""
+        if self.client is None:
+            raise ConnectionAbortedError(self.why_closed)
+        return self.client
+
     async def _learn(self) -> None:
-        assert self.client is not None
         self._stale = False
-        workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
+        workers = (await self._connected.scheduler.identity(n_workers=-1))["workers"]
         named = {str(facts["name"]): address for address, facts in workers.items()}
         self._have({node: named[name] for name, node in self._names.items() if name in named})
         self.crowded = self.joining or len(named) > len(self.addresses)
@@ -337,8 +343,7 @@ class Control:
                     await asyncio.wait_for(self._learn(), SILENCE)
                 elif len(self.addresses) <= _MANY:
                     # Whether it answers; of many, the pings tell.
-                    assert self.client is not None
-                    await asyncio.wait_for(self.client.scheduler.identity(n_workers=0), SILENCE)
+                    await asyncio.wait_for(self._connected.scheduler.identity(n_workers=0), SILENCE)
         except (OSError, asyncio.TimeoutError, ValueError):
             # The next poll makes a new client.
             self._comm = None
@@ -411,11 +416,10 @@ class Control:
         for patience in (min(max(DOUBT, 2 * self._many_took), LATE_DOUBT), LATE_DOUBT):
             began = time.monotonic()
             try:
-                assert self.client is not None
                 # What is late is asked for by the scheduler itself.
                 branches = self._branches(list(left)) if not found and len(left) > _MANY else {}
                 request = {"workers": list(branches or left), "branches": branches, "patience": patience}
-                ask = getattr(self.client.scheduler, PING_MANY)(**request, **self._caller)
+                ask = getattr(self._connected.scheduler, PING_MANY)(**request, **self._caller)
                 with _typed():
                     answers = await asyncio.wait_for(ask, patience + SILENCE)
             except (OSError, asyncio.TimeoutError):
@@ -567,9 +571,8 @@ class Control:
         """Send a request to each of these addresses; return the answers."""
         if self.direct and len(places) <= _DIRECT and len(self.addresses) <= _MANY:
             return await asyncio.gather(*(self._call(place, call, arguments) for place in places))
-        assert self.client is not None
         with _typed():
-            answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=places)
+            answers = await self._connected.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=places)
         return [answers[place] for place in places]
 
     async def _call(self, address: str, call: AgentCall, arguments: dict[str, Any]) -> Any:
