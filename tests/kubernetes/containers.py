@@ -40,7 +40,8 @@ NODE, ROOT_NODE, BARE, NO_SHELL, JAX = (f"{PREFIX}sky-{name}:1" for name in ("no
 PAUSE = f"{PREFIX}sky-pause:1"
 # What an image for JAX and torch has besides Python, with what every node of a pool needs.
 PACKAGES = ("jax", "keras", "numpy", "torch", "scikit-learn")
-PACKAGES += ("cloudpickle", "cryptography", "dask", "distributed", "ipykernel", "jupyter_client", "psutil", "py-spy")
+PACKAGES += ("cloudpickle", "cryptography", "dask", "distributed", "ipykernel", "jupyter_client", "orjson", "psutil")
+PACKAGES += ("py-spy",)
 SITE = "usr/local/lib/python3.11/dist-packages"
 _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
