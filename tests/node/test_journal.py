@@ -51,6 +51,16 @@ def size_on_disk(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
+@given(st.lists(st.text(st.characters(), max_size=40), min_size=1, max_size=20))
+@settings(max_examples=50)
+def test_any_text_comes_back_also_after_a_crash(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    path = tmp_path_factory.mktemp("any") / "run.jsonl"
+    journal = Journal(path)
+    journal.append([{"rank": 0, "kind": "stream", "name": "stdout", "text": one} for one in texts])
+    assert [event["text"] for event in everything(journal)] == texts
+    assert [event["text"] for event in everything(Journal.reopen(path))] == texts
+
+
 # -- within the limit ------------------------------------------------------------------------------
 
 
