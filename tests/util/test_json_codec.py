@@ -29,7 +29,9 @@ def test_integers_of_more_than_64_bits_are_written_whole() -> None:
     assert json_codec.dumps([2**70]) == b"[%d]" % 2**70
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", datetime.date(2026, 1, 1)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, b"bytes", datetime.date(2026, 1, 1)], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_json_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         json_codec.dumps({"value": value})
