@@ -147,7 +147,8 @@ def pinned() -> list[str]:
 
 def _key(image: Image, beside: list[str]) -> str:
     machine = [platform.python_version(), sys.prefix, sys.base_prefix, sysconfig.get_platform(), platform.libc_ver()]
-    facts = json.dumps([image.digest, machine, beside])
+    # One of an earlier version may lack what nodes need now.
+    facts = json.dumps([image.digest, machine, beside, NODE_NEEDS])
     return hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
 
 

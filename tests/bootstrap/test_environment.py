@@ -331,6 +331,13 @@ def needed(names: Iterable[str]) -> set[str]:
     return found
 
 
+def test_an_environment_without_what_nodes_need_now_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = local_environment._key(Image(), [])
+    assert local_environment._key(Image(), []) == before
+    monkeypatch.setattr(local_environment, "NODE_NEEDS", (*local_environment.NODE_NEEDS, "more"))
+    assert local_environment._key(Image(), []) != before
+
+
 def test_what_the_notebook_imports_of_sky_jupyter_can_be_imported_on_nodes() -> None:
     # A module of the user's project, which goes along, may have `@sky.function` at its top.
     own = needed(metadata.requires("sky_jupyter") or ())

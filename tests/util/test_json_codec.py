@@ -21,6 +21,10 @@ def test_a_value_is_read_as_it_was_written(value: Any) -> None:
     assert json_codec.loads(line.decode()) == {"value": value}
 
 
+def test_numbers_that_json_does_not_have_become_null() -> None:
+    assert json_codec.dumps([float("nan"), float("inf")]) == b"[null,null]"
+
+
 def test_keys_that_are_no_strings_become_strings() -> None:
     assert json_codec.dumps({1: "one"}) == b'{"1":"one"}'
 
