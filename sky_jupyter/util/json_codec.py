@@ -1,7 +1,7 @@
 """JSON for journals: by orjson, and by Python's own module for what only that can read or write.
 
 Those are lone surrogates, integers of more than 64 bits (which orjson reads as floats) and keys that are no strings.
-Numbers that JSON does not have, such as NaN, become null. jupyter_client encodes the messages of kernels in the same way.
+Numbers that JSON does not have, such as NaN, become null. jupyter_client encodes kernels' messages in the same way.
 """
 
 from __future__ import annotations
