@@ -282,7 +282,7 @@ def test_another_python_gets_a_whole_environment(wheels: Path, cache: Path) -> N
         pytest.skip("there is no second Python on this machine")
     for name in ("cloudpickle", "dask", "distributed"):
         make_wheel(wheels, name, metadata.version(name))
-    for name in ("cryptography", "exceptiongroup", "ipykernel", "jupyter_client", "psutil"):
+    for name in ("cryptography", "exceptiongroup", "ipykernel", "jupyter_client", "orjson", "psutil"):
         make_wheel(wheels, name, "99.0")
     make_wheel(wheels, "sky_added")
     found = ensure(Image(python=version, pip=("sky_added",)), cache=cache)
