@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from sky_jupyter.node.agent.kernel_client import RankKernel
 from sky_jupyter.node.host.host import HostProcess, main
@@ -33,7 +34,6 @@ MODULE = "benchmarks.simulated"
 PROCESSES = "SKY_SIMULATED_PROCESSES"
 # Set, each agent says that it is alone in its process: messages are those of as many machines.
 APART = "SKY_SIMULATED_APART"
-MEMORY = Path("/dev/shm")
 # Lines that a kernel sends at once.
 _TOGETHER = 100
 _END = {"status": "ok", "bound": True, "writes": [], "modules": [], "imports": {}, "sizes": {}, "uses": {}}
@@ -219,20 +219,13 @@ def _folders_in_memory() -> Iterator[None]:
     So many nodes have a disk each elsewhere. On one disk of ext4, just after another pool's files were removed, each
     new file costs up to 0.2 ms, which is more than all else that an agent does for an empty cell.
     """
-    if not MEMORY.is_dir():
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="sky-simulated-", dir=memory) as folder,
+        mock.patch.dict(os.environ, TMPDIR=folder),
+        mock.patch.object(tempfile, "tempdir", folder),
+    ):
         yield
-        return
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="sky-simulated-", dir=MEMORY) as folder:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder
-        try:
-            yield
-        finally:
-            tempfile.tempdir = None
-            if before is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = before
 
 
 @contextlib.contextmanager
