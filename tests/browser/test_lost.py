@@ -30,6 +30,17 @@ pytestmark = [
 ]
 
 LIVE, PANEL = 1, 2
+# Tells whether the server runs the proxy in place of the page's kernel, and the page has noticed.
+PROXIED = """async () => {
+    const kernel = window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel;
+    if (!kernel) {
+        return false;
+    }
+    const { baseUrl, token } = kernel.serverSettings;
+    const address = `${baseUrl}jupyter-distributed/kernels/${kernel.id}`;
+    const answer = await fetch(address, { headers: { Authorization: `token ${token}` } });
+    return answer.ok && (await answer.json()).proxied;
+}"""
 # Tells which process is the kernel, for `kill_kernel`.
 LOAD = "%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())"
 CELLS = [
@@ -93,6 +104,8 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[lab.Serve
 @pytest.mark.skipif(not PROXY.is_dir(), reason="needs the Python package jupyter-distributed")
 def test_behind_a_proxy_the_run_is_drawn_as_the_notebook_has_it(server: lab.Server, chromium: Any) -> None:
     page = lab.Page(chromium, server.address("book.ipynb"))
+    # The peer's page puts the proxy in place of a kernel that is ready already, by a restart.
+    page.wait_until(lambda: page.page.evaluate(PROXIED))
     page.wait_until_ready()
     page.command("notebook:run-all-cells")
     view = View(page, LIVE)

@@ -106,7 +106,8 @@ class HostProcess:
                 self.say(event="failed", message=str(error), lines=error.lines)
             else:
                 self.say(event="failed", message=f"{type(error).__name__}: {error}")
-            traceback.print_exc()
+                # The manager shows the end of this log with the message above, which says all of a failed start.
+                traceback.print_exc()
         finally:
             self.end()
             if self.expired:
