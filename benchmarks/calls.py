@@ -20,7 +20,8 @@ SIZES = {"": 0, ", 1 KB": 1000, ", 1 MB": 1_000_000}
 # Calls a turn, and of those with 1 MB each.
 CALLS, LARGE_CALLS = 250, 25
 IN_A_ROW = 5000
-_IDLE = 3.0
+# Much of what an idle pool does, it does every few seconds.
+_IDLE = 10.0
 # What each job is called.
 JOBS = {
     "one": "f(x) >> pool",
