@@ -383,7 +383,7 @@ def test_the_end_has_its_time_too(caplog: pytest.LogCaptureFixture) -> None:
         host.suspend()
         pool.down()  # the host stands still: whoever waited for it would wait for ever
     assert any("did not end within 0.05 s" in record.getMessage() for record in caplog.records)
-    host.resume()
+    # It is killed beside what follows.
     wait_until(lambda: not host.is_running() and not pool_folders(pool.id))
 
 

@@ -176,6 +176,47 @@ def test_two_calls_that_come_while_the_connection_is_made_run_at_the_same_time(p
         assert sorted(threads.map(lambda _: meets() >> pool, range(2))) == [0, 1]
 
 
+def test_a_call_that_comes_as_another_is_opened_gets_another_rank(pool: Pool, tmp_path: Path) -> None:
+    @sky.function
+    def meets() -> int:
+        me = sky.instance_info().rank
+        (tmp_path / str(me)).touch()
+        sky.barrier("opened and new").wait()
+        return me
+
+    # The connection is made, and nothing is on its way.
+    echo(1) >> pool
+    wait_until(lambda: pool.calls.short.is_idle)
+    freed = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(lambda: meets() >> pool)
+            wait_until(lambda: list(tmp_path.iterdir()))
+            # The loop is late, as on a busy machine: it has not heard yet that the first call was opened.
+            loop().loop.call_soon_threadsafe(freed.wait)
+            wait_until(lambda: pool.calls.short.direct.rank == -1)
+            second = threads.submit(lambda: meets() >> pool)
+            wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        finally:
+            freed.set()
+        assert sorted([first.result(60), second.result(60)]) == [0, 1]
+
+
+def test_the_loop_chooses_no_rank_while_a_thread_does(pool: Pool) -> None:
+    short = pool.calls.short
+    assert rank_of() >> pool == 0
+    wait_until(lambda: short.is_idle)
+    with ThreadPoolExecutor(1) as threads:
+        with short.placing:
+            sent = threads.submit(lambda: (rank_of() > pool).result(60))
+            # The loop has taken it, or has not even begun.
+            short.direct.rank = 0
+        try:
+            assert sent.result(60) == 1
+        finally:
+            short.direct.rank = -1
+
+
 def test_calls_that_wait_at_their_rank_are_forgotten_when_they_are_cancelled(
     pool: Pool, ways: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ class CallsContext(Protocol):
 
     pool: TaskContext
     spare: SpareFiles
+    placing: threading.Lock
 
     @property
     def is_idle(self) -> bool:
@@ -165,9 +166,12 @@ class DirectCalls:
     def _make(self, call: DirectCall, presses: list[object]) -> bool:
         short = self._short
         pool, supervisor = short.pool, short.pool.supervisor
-        if not short.is_idle:
-            return False
-        ranks = call.ranks if call.everywhere else self._rank_for(call)
+        with short.placing:
+            if not short.is_idle:
+                return False
+            ranks = call.ranks if call.everywhere else self._rank_for(call)
+            if ranks and not call.everywhere:
+                self.rank = ranks[0]
         per_node = pool.spec.ranks_per_node
         nodes = dict.fromkeys(rank // per_node for rank in ranks)
         line = next(
@@ -175,9 +179,7 @@ class DirectCalls:
         )
         if line is None or not ranks:
             return False
-        if not call.everywhere:
-            self.rank = ranks[0]
-        elif not supervisor.take_turn_directly():
+        if call.everywhere and not supervisor.take_turn_directly():
             return False
         call.began = time.perf_counter()
         if not line.send(*call.packed(line.known, ranks, here=True, spare=short.spare)):

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -130,6 +131,11 @@ class ShortCalls:
         self._background = BackgroundTasks()
         # Of arguments and values.
         self.spare = SpareFiles()
+        # Held while a call's rank is chosen, until others see what it has to do. Else two calls get one rank, and wait
+        # for ever if the first waits for the second.
+        self.placing = threading.Lock()
+        # Ranks of calls that threads have opened, and that the loop has not counted yet.
+        self._handed: list[int] = []
         self.direct = DirectCalls(self)
 
     # -- any thread --------------------------------------------------------------------------------
@@ -306,7 +312,7 @@ class ShortCalls:
 
     def load_of(self, rank: int) -> int:
         """Return how many calls a rank has to do."""
-        return self._load.get(rank, 0) + (rank == self.direct.rank)
+        return self._load.get(rank, 0) + self._handed.count(rank) + (rank == self.direct.rank)
 
     @property
     def is_idle(self) -> bool:
@@ -317,10 +323,13 @@ class ShortCalls:
 
     def take_over(self, call: DirectCall) -> None:
         """Count a call that was made directly, and goes on on the long way."""
+        ranks = list(call.left) if call.sent else []
+        self._handed.extend(ranks)
 
         def take_over() -> None:
-            for rank in call.left if call.sent else ():
+            for rank in ranks:
                 self._load[rank] = self._load.get(rank, 0) + 1
+                self._handed.remove(rank)
             self._note_opened(call, 1)
 
         loop().loop.call_soon_threadsafe(take_over)
@@ -381,13 +390,15 @@ class ShortCalls:
                 if len(held) > _MOST_HELD:
                     break
                 continue
-            rank = min(ranks, key=lambda rank: (self.load_of(rank), rank))
-            if not call.everywhere and self.load_of(rank) >= call.function.ahead:
+            with self.placing:
+                rank = min(ranks, key=lambda rank: (self.load_of(rank), rank))
+                is_placed = call.everywhere or self.load_of(rank) < call.function.ahead
+                if is_placed:
+                    self._take(call, call.ranks or [rank], written)
+            if not is_placed:
                 held.append(call)
                 if not call.ranks or len(held) > _MOST_HELD:
                     break
-                continue
-            self._take(call, call.ranks or [rank], written)
         self._waiting.extendleft(reversed(held))
         for channel, parts in written.items():
             if parts:
