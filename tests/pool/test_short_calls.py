@@ -202,6 +202,35 @@ def test_a_call_that_comes_as_another_is_opened_gets_another_rank(pool: Pool, tm
         assert sorted([first.result(60), second.result(60)]) == [0, 1]
 
 
+@pytest.mark.parametrize("first", ["the short one", "the other one"])
+def test_a_call_that_dask_places_waits_for_no_short_one_that_takes_long(pool: Pool, tmp_path: Path, first: str) -> None:
+    @sky.function
+    def stays() -> int:
+        while not (tmp_path / "end").exists():
+            time.sleep(0.01)
+        return sky.instance_info().rank
+
+    ways = {"the short one": lambda: stays() > pool, "the other one": lambda: rank_of().with_retries(1) > pool}
+    sent = {which: ways[which]() for which in sorted(ways, key=lambda which: which != first)}
+    try:
+        where = sent["the other one"].result(60)
+    finally:
+        (tmp_path / "end").touch()
+    at = sent["the short one"].result(60)
+    assert where != at or first == "the other one"
+
+
+def test_calls_that_dask_places_and_that_wait_for_each_other_meet(pool: Pool) -> None:
+    @sky.function
+    def meets() -> int:
+        sky.barrier("placed and short").wait()
+        return sky.instance_info().rank
+
+    for _ in range(3):
+        sent = [meets() > pool, meets().with_retries(1) > pool]
+        assert sorted(one.result(60) for one in sent) == [0, 1]
+
+
 def test_the_loop_chooses_no_rank_while_a_thread_does(pool: Pool) -> None:
     short = pool.calls.short
     assert rank_of() >> pool == 0

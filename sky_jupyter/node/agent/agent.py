@@ -62,7 +62,7 @@ from .kernel_provisioner import Forkserver
 from .name_listing import NameListing
 from .run_turns import RunTurns
 from .shared_state_client import SharedStateProxy
-from .short_call_relay import ShortCallRelay
+from .short_call_relay import RelayedCall, ShortCallRelay
 from .stream_relay import StreamRelay
 from .task_calls import TaskRunner
 from .terminals import TerminalService
@@ -625,6 +625,10 @@ class Agent:
     def open_short(self, run: str) -> bool:
         """Give a short call a journal, unless it has one; return False for an unknown one."""
         return self.short.open(run)
+
+    def short_calls_of(self, rank: int) -> list[RelayedCall]:
+        """Return the short calls of one rank that a rank makes, or has to make."""
+        return self.short.calls_of(rank)
 
     def flush_soon(self) -> None:
         if self._flusher is None:

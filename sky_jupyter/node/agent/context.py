@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..journal.run_record import RunRecord
 from ..protocol.host_config import HostConfig
 from .kernel_client import RankKernel
+
+
+class CallAhead(Protocol):
+    """Short call of one rank, as others see it that wait for its rank.
+
+    Attributes
+    ----------
+    run : str
+        Its name here.
+    left : set of int
+        Its rank, until it has ended or was withdrawn.
+    record : RunRecord
+        Its journal, once it is opened.
+    """
+
+    run: str
+    left: set[int]
+    record: RunRecord | None
 
 
 class AgentContext(Protocol):
@@ -51,6 +69,10 @@ class AgentContext(Protocol):
 
     def open_short(self, run: str) -> bool:
         """Give a short call a journal, unless it has one; return False for an unknown one."""
+        ...
+
+    def short_calls_of(self, rank: int) -> Sequence[CallAhead]:
+        """Return the short calls of one rank that a rank makes, or has to make."""
         ...
 
     def known(self, run: str) -> RunRecord:

@@ -430,6 +430,12 @@ class ShortCallRelay:
 
     # -- the long way ------------------------------------------------------------------------------
 
+    def calls_of(self, rank: int) -> list[RelayedCall]:
+        """Return the calls of one rank that a rank makes, or has to make."""
+        lane = self._lanes[rank]
+        calls = [lane.running, *(call for _, call in lane.queue)]
+        return [call for call in calls if call is not None and not call.about.get("all")]
+
     def open(self, run: str) -> bool:
         """Give a call a journal, with what is known of it, unless it has one; return False for an unknown call."""
         call = self._active.get(run) or self._quiet.pop(run, None) or self._over.pop(run, None)

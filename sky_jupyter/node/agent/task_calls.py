@@ -14,11 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from distributed import Reschedule
+
 if TYPE_CHECKING:
     from .context import AgentContext
     from .kernel_client import RankKernel
 
-_PAUSE = 0.05
+_PAUSE, _LOOK = 0.05, 0.01
 # Seconds after an ignored interrupt until a blocking collective is aborted, and again until the kernel is killed.
 _PATIENCE = 1.0
 # Ids of calls that are remembered, cancelled ones and those that are over and forgotten: they may arrive late.
@@ -47,6 +49,9 @@ class TaskRunner:
         self.stopped: dict[str, dict[str, Any]] = {}
         # Calls that are not to be started, should they arrive.
         self.cancelled: OrderedDict[str, None] = OrderedDict()
+        # Attempts whose tasks Dask has here; calls that wait for a place, with what begins them.
+        self.held: set[str] = set()
+        self._placing: dict[str, Callable[[], None]] = {}
         # Calls that were looked for in vain: should their frames arrive, they have begun elsewhere.
         self.missed: OrderedDict[str, None] = OrderedDict()
 
@@ -57,14 +62,26 @@ class TaskRunner:
 
         The rank with the least to do is chosen unless one is given. A known attempt is not started again: a repeated
         call waits for the same end.
+
+        Raises Reschedule for a call that another node may run sooner.
         """
         name = attempt_name(call, self.agent.node, self.agent.incarnation)
         if name not in self.agent.runs and not self.agent.open_short(name):
             if call in self.cancelled:
                 return {"attempt": None}
-            self.begin(call, name, content, self.choose(rank))
+            self._placing[call] = lambda: self.begin(call, name, content, self.choose(rank))
+            try:
+                if rank is None:
+                    await self.find_place(call)
+                self.begin_placed(call)
+            finally:
+                self._placing.pop(call, None)
         record = self.agent.runs[name]
-        await record.over.wait()
+        self.held.add(name)
+        try:
+            await record.over.wait()
+        finally:
+            self.held.discard(name)
         return {"attempt": name, "node": self.agent.node}
 
     async def sky_find_calls(self, calls: Sequence[str]) -> dict[str, str]:
@@ -74,6 +91,8 @@ class TaskRunner:
         """
         names = {call: attempt_name(call, self.agent.node, self.agent.incarnation) for call in calls}
         for call in calls:
+            # What is not here will be begun elsewhere.
+            self.begin_placed(call)
             # One of all ranks has no attempts.
             self.agent.open_short(call)
         known = {call: name for call, name in names.items() if name in self.agent.runs or self.agent.open_short(name)}
@@ -115,6 +134,30 @@ class TaskRunner:
         if rank is not None:
             return ranks[rank]
         return min(ranks.values(), key=lambda item: (not item.entered, item.waiting, item.number))
+
+    async def find_place(self, call: str) -> None:
+        """Wait while a call would be behind short calls, of which Dask does not know; give it back if one takes long.
+
+        Such a one is opened, and Dask has it, too: what is given back then goes to another node, if one is free.
+
+        Raises Reschedule for a call that is given back.
+        """
+        ahead = self.agent.short_calls_of(self.choose(None).number)
+        while call in self._placing and self.choose(None).waiting:
+            left = [one for one in ahead if one.left and one.run not in self.held]
+            if not left:
+                return
+            if any(one.record is not None for one in left):
+                # Its task may be on its way, or have no room here.
+                await asyncio.sleep(_PAUSE)
+                if call in self._placing and any(one.left for one in left):
+                    raise Reschedule
+            await asyncio.sleep(_LOOK)
+
+    def begin_placed(self, call: str) -> None:
+        """Begin a call that waits for a place."""
+        if (begin := self._placing.pop(call, None)) is not None:
+            begin()
 
     def begin(self, call: str, name: str, content: dict[str, Any], rank: RankKernel) -> None:
         """Open a call's journal and queue it on a rank."""
