@@ -220,6 +220,27 @@ def test_a_call_that_dask_places_waits_for_no_short_one_that_takes_long(pool: Po
     assert where != at or first == "the other one"
 
 
+@pytest.mark.parametrize("way", [">", ">>"])
+def test_a_call_that_comes_as_its_rank_begins_a_long_one_is_made_by_another(
+    pool: Pool, tmp_path: Path, way: str
+) -> None:
+    @sky.function
+    def stays() -> int:
+        while not (tmp_path / "end").exists():
+            time.sleep(0.01)
+        return sky.instance_info().rank
+
+    with ThreadPoolExecutor(1) as threads:
+        long = stays().with_retries(1).on(0) > pool
+        try:
+            # The notebook does not know yet what rank 0 is at.
+            call = rank_of() > pool if way == ">" else threads.submit(lambda: rank_of() >> pool)
+            assert call.result(60) in (0, 1)
+        finally:
+            (tmp_path / "end").touch()
+        assert long.result(60) == 0
+
+
 def test_calls_that_dask_places_and_that_wait_for_each_other_meet(pool: Pool) -> None:
     @sky.function
     def meets() -> int:

@@ -16,6 +16,7 @@ from ...node.protocol import shared_bytes
 from ...node.protocol import short_call_frames as frames
 from ...node.protocol.shared_bytes import AnyBytes, SharedBytes, SpareFiles
 from ..base.timeouts import TIMEOUTS
+from .short_call import ShortCall
 
 if TYPE_CHECKING:
     from .short_call_channels import CallChannel, DirectLine
@@ -189,8 +190,15 @@ class DirectCalls:
             return False
         call.sent, call.ranks, call.left = True, ranks, set(ranks)
         call.incarnations.update((node, line.incarnations[node]) for node in nodes)
+        is_asked = False
         while call.left and not call.opened:
             self._await(call, line, per_node)
+            if isinstance(call, ShortCall) and not call.sent and not call.opened:
+                call.unsend()
+                return False
+            if call.left and call.is_late and not is_asked and not presses and self._is_behind(call):
+                is_asked = line.send(frames.pack(frames.WITHDRAW, [call.id]), [])
+                continue
             call.opened = bool(call.left) and (call.opened or bool(presses) or call.is_late or not line.is_open)
         if call.opened:
             # A call of all ranks keeps its turn.
@@ -208,6 +216,10 @@ class DirectCalls:
                 return [rank]
         return []
 
+    def _is_behind(self, call: DirectCall) -> bool:
+        """Return whether a call's rank may be at another call or a cell, while other ranks may have nothing to do."""
+        return isinstance(call, ShortCall) and not call.stays and self.rank in self._short.pool.supervisor.busy_ranks()
+
     def _await(self, call: DirectCall, line: DirectLine, per_node: int) -> None:
         """Take what comes next on a line; frames of other calls are of no interest any more."""
         try:
@@ -217,6 +229,8 @@ class DirectCalls:
                 if kind in (frames.DONE, frames.DONE_ALL):
                     for value in rest[0] if kind == frames.DONE_ALL else [rest]:
                         call.take(value, line.incarnations, per_node)
+                elif kind == frames.WITHDRAWN:
+                    call.sent = False
                 elif kind in (frames.OPENED, frames.REFUSED):
                     call.opened = True
                     # One that was refused has not begun; of all ranks, others have.

@@ -216,6 +216,11 @@ class ShortCall:
         return "together" in self.about
 
     @property
+    def stays(self) -> bool:
+        """Whether it is for its ranks, and others may not make it."""
+        return self.everywhere or "rank" in self.about
+
+    @property
     def is_waited(self) -> bool:
         """Whether a thread waits for it alone."""
         return self.on_over is _wake

@@ -661,10 +661,11 @@ class ShortCalls:
                 behind.setdefault(call.ranks[0], []).append(call)
             elif call.is_late:
                 self._open(call)
+        busy = self.pool.supervisor.busy_ranks()
         for rank, (first, *others) in behind.items():
             if self._is_stuck(rank, first):
                 # What stays though it was asked to move has begun.
-                if not self._opened[rank] or not self._move(first):
+                if not (self._opened[rank] or rank in busy) or not self._move(first):
                     self._open(first)
                 for call in others:
                     self._move(call)
@@ -683,7 +684,7 @@ class ShortCalls:
 
         One that is for its rank stays.
         """
-        if call.moving or "rank" in call.about:
+        if call.moving or call.stays:
             return False
         call.moving = True
         self._withdraw(call)
