@@ -207,7 +207,7 @@ def long(args: Sequence[str]) -> int:
     """Run what takes minutes, and a soak of an hour, with seeds drawn at random."""
     os.environ.setdefault("SKY_SOAK_SECONDS", "3600")
     os.environ.setdefault("SKY_SOAK_SEED", str(random.randrange(1 << 30)))
-    os.environ.setdefault("HYPOTHESIS_PROFILE", "default")
+    os.environ.setdefault("HYPOTHESIS_PROFILE", "random")
     return pytest(["-m", "long or soak", *args])
 
 

@@ -38,8 +38,10 @@ POOL_FOLDER = re.compile(r"sky-[0-9a-f]{8}-\w{8}\Z")
 # Nothing of what is collected is garbage, and looking for it takes a third of the time.
 gc.disable()
 
-# The same examples each day: a failure then comes from a change. HYPOTHESIS_PROFILE=default draws others.
-settings.register_profile("fixed", derandomize=True, database=None)
+# The same examples each day: a failure then comes from a change. HYPOTHESIS_PROFILE=random draws others. On a busy
+# machine any example may take long.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # A shell script's `&` and nohup leave it ignored, and children inherit that: tests of interrupts would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -197,11 +197,20 @@ def test_the_readmes_pictures_are_there_and_small() -> None:
     assert all((ROOT / name).stat().st_size < 120_000 for name in names)
 
 
+# A shell without history: IPython's thread that saves it has, at times, aborted a process that ended at once.
+SHELL = """
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+"""
+
+
 def test_loading_the_extension_imports_neither_the_api_nor_what_starts_pools() -> None:
     """`%load_ext` is what each notebook waits for first."""
     code = (
-        "import sys\nfrom IPython.core.interactiveshell import InteractiveShell\n"
-        "InteractiveShell.instance().run_line_magic('load_ext', 'sky_jupyter')\n"
+        f"import sys\n{SHELL}"
+        "shell.run_line_magic('load_ext', 'sky_jupyter')\n"
         "names = ('api', 'pool.pool', 'pool.hosts.remote_host', 'pool.lifecycle.lifecycle', 'bootstrap.host_probe')\n"
         "print([name for name in names if f'sky_jupyter.{name}' in sys.modules])"
     )
@@ -229,9 +238,8 @@ WHOLE = {"errors", "util"}
 def loaded(*lines: str) -> list[str]:
     """Return the modules that loading the extension imports in a notebook's process, and the lines after it."""
     code = [
-        "import sys, ipykernel.zmqshell",
-        "from IPython.core.interactiveshell import InteractiveShell",
-        "shell, before = InteractiveShell.instance(), set(sys.modules)",
+        f"import sys, ipykernel.zmqshell{SHELL}",
+        "before = set(sys.modules)",
         "shell.run_line_magic('load_ext', 'sky_jupyter')",
         *lines,
         "print(*sorted(sys.modules.keys() - before))",
@@ -274,8 +282,7 @@ def test_what_plain_cells_do_before_there_is_a_pool_imports_no_more() -> None:
 def test_loading_the_extension_waits_for_no_collection_of_all_objects(collects: bool) -> None:
     """A notebook has many objects, and all of them are looked at."""
     code = (
-        "import gc\nfrom IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
+        f"import gc\n{SHELL}"
         f"if not {collects}: gc.disable()\n"
         "found = []\ngc.callbacks.append(lambda phase, info: found.append(info['generation']))\n"
         "import sky_jupyter\n"

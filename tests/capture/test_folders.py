@@ -60,7 +60,7 @@ LINES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=5), deeper=st.lists(LINES, max_size=2))
 @example(lines=[], deeper=["/**", "!**/"])
 @example(lines=["[z-a]", "[[a]", "c.log"], deeper=["!a-", "**/*/**"])
@@ -89,7 +89,7 @@ def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(negated=st.sampled_from(["", "", "!", "^"]), parts=st.lists(st.sampled_from(SETS), min_size=1, max_size=4))
 @example(negated="", parts=["[:alpha:]"])
 @example(negated="!", parts=["[:alnum:]", "_"])

@@ -24,7 +24,7 @@ from sky_jupyter.errors import CaptureError
 from sky_jupyter.node.serialization.global_names import nested_code
 from tests.capture.cells import NAMES, Globals, calls, cell, definitions, initial, shallow, statement
 
-SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(suppress_health_check=list(HealthCheck))
 FOUND_BEFORE = [
     "c[a] += (a := 1)",
     "(a): a = (a := 1)",

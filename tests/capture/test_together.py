@@ -132,7 +132,7 @@ def known(notebook: Notebook, source: str) -> bool:
     return all(one in notebook.namespace for one in analyse(source).reads if one in NAMES)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     cells=st.lists(
         st.one_of(st.tuples(st.just("plain"), MAKE), st.tuples(st.just("sky"), st.one_of(CHANGE, TIE))), max_size=12
@@ -153,7 +153,7 @@ def test_what_the_notebook_makes_and_the_nodes_change_is_as_in_one_process(
     assert shape(*(notebook.node[each] for each in made)) == shape(*(one[each] for each in made))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     cells=st.lists(
         st.one_of(st.tuples(st.just("plain"), st.one_of(MAKE, CHANGE, TIE)), st.tuples(st.just("sky"), look)),

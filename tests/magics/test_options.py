@@ -763,7 +763,7 @@ def test_a_message_repeats_at_most_80_letters_of_what_was_typed(line):
     assert len(str(caught.value)) < 2000
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(line=_LINES, word=st.sampled_from([None, "", *VERBS]))
 @example(line="--config '\0'", word=None)
 @example(line="--plugins jax(", word="up")
@@ -810,7 +810,7 @@ _TOML = st.recursive(
 _KEYS = st.sampled_from([*(flag.lstrip("-") for flag in _FLAGS if len(flag) > 2), "nodez", "target", "verb", "pool"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     table=st.dictionaries(_KEYS, _TOML, max_size=4),
     variables=st.dictionaries(st.text(max_size=4), _TOML, max_size=2),
@@ -824,7 +824,7 @@ def test_whatever_a_file_holds_is_a_request_or_a_refusal(tmp_path_factory, table
     assert answer(f"--config {path}", word)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(content=st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)), section=st.text(max_size=6))
 def test_a_file_of_any_bytes_is_a_request_or_a_refusal(tmp_path_factory, content, section):
     path = tmp_path_factory.getbasetemp() / "bytes.toml"

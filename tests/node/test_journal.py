@@ -442,7 +442,7 @@ files = st.lists(lines, max_size=8).map(b"".join)
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(files)
 def test_lines_of_raises_nothing_but_value_errors(data: bytes) -> None:
     with contextlib.suppress(ValueError):
@@ -450,7 +450,7 @@ def test_lines_of_raises_nothing_but_value_errors(data: bytes) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.dictionaries(
         st.sampled_from(["000000000000", "000000000003", "000000000009", "held", "mark", "999999999999999999"]), files
@@ -485,7 +485,7 @@ def covered(journal: Journal) -> None:
             assert rounds < 100
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_journal_cut_or_overwritten_anywhere_gives_no_number_twice(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -212,7 +212,7 @@ def assert_sound(event: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(kinds, contents)
 def test_no_message_raises_and_what_comes_of_it_is_sound(kind: str, content: Any) -> None:
     event = event_of(kind, content)
@@ -228,7 +228,7 @@ def test_no_message_raises_and_what_comes_of_it_is_sound(kind: str, content: Any
             assert_sound(event)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(values, values, values)
 def test_no_header_raises(kind: Any, parent: Any, content: Any) -> None:
     for message in (
@@ -242,7 +242,7 @@ def test_no_header_raises(kind: Any, parent: Any, content: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(kinds, contents), max_size=5))
 def test_what_comes_of_messages_can_be_journalled(
     tmp_path_factory: pytest.TempPathFactory, said: list[tuple[str, Any]]

@@ -120,6 +120,25 @@ def test_a_client_that_is_closed_while_agents_are_awaited_tells_what_ended() -> 
         asyncio.run(closing.connect("tls://127.0.0.1:1", Path(), 2, 5.0, lambda: "the host ended"))
 
 
+def test_a_look_that_takes_long_refuses_no_agents_that_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine one look may take longer than agents have to come."""
+    late = control()
+
+    async def learn(_: Control) -> None:
+        late.addresses.update({0: "tls://127.0.0.1:1", 1: "tls://127.0.0.1:2"})
+
+    async def ask(*_: object) -> dict[int, str]:
+        return {0: "a", 1: "b"}
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    for name, does in {"_dial_unless": nothing, "_learn": learn, "ask": ask, "_beat": nothing}.items():
+        monkeypatch.setattr(Control, name, does)
+    asyncio.run(late.connect("tls://127.0.0.1:1", Path(), 2, 0.0, str))
+    assert late.up.is_set()
+
+
 def control() -> Control:
     """One that is not connected: nobody is told of anything."""
     return Control(object(), direct=True, generation=1)  # type: ignore[arg-type]

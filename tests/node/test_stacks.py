@@ -221,7 +221,7 @@ lines = st.one_of(
 
 @given(st.lists(lines, max_size=60).map("\n".join))
 @example('Stack (most recent call first):\n  File "\x1b[2J", line 99999999999 in \u202e\n')
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_file_is_read_without_harm(text: str) -> None:
     for dump in stack_dump.read_dumps(text):
         assert len(dump.frames) <= stack_dump.MAX_FRAMES
@@ -233,7 +233,7 @@ def test_any_file_is_read_without_harm(text: str) -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_have_a_reference(data: bytes) -> None:
     assert 0 <= stack_dump.reference_end(data) <= len(data)
 
@@ -253,7 +253,7 @@ json_values = st.recursive(
 @given(json_values.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=100))
 @example(b"[" * 100_000)
 @example(json.dumps([{"os_thread_id": 1, "frames": [{"name": None, "filename": 3, "module": []}]}]).encode())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_report_of_py_spy_is_read_without_harm(data: bytes) -> None:
     frames, native = stack_sampling.read_report(data, 1)
     assert all(isinstance(line, int) and (file + name).isprintable() for file, line, name in frames)

@@ -43,7 +43,7 @@ def ask(action: str, **more: Any) -> dict[str, Any]:
     return frontend_requests.answer({"action": action, **more})
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(content=JSON)
 def test_anything_at_all_is_answered(content):
     reply = frontend_requests.answer(content)
@@ -51,7 +51,7 @@ def test_anything_at_all_is_answered(content):
     assert reply["message"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     action=st.sampled_from(HARMLESS),
     more=st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["all", "events", "text", [0], 0, 1, -1])),
@@ -123,7 +123,7 @@ def test_a_node_that_answers_nonsense_is_named(answer):
         journal_pages.read(3, answer, None, 10)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(lines=st.lists(JSON.map(json.dumps) | st.text(), max_size=5), count=st.integers(1, 10))
 def test_a_page_of_any_lines_is_read(lines, count):
     data = "\n".join(lines).encode(errors="replace")

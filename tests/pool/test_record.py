@@ -139,7 +139,7 @@ def test_a_link_in_the_place_of_a_record_is_not_followed(row: PoolRow, tmp_path:
         PoolRecord.read(row)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 10_000), junk=st.binary(max_size=20))
 def test_a_broken_record_is_told_and_breaks_nothing(row: PoolRow, cut: int, junk: bytes) -> None:
     path = path_of(row)

@@ -778,7 +778,7 @@ def loose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(table=st.sampled_from(sorted(_COLUMNS)), data=st.data())
 def test_whatever_a_row_holds_it_is_a_row_or_a_warning(loose: Path, table: str, data: st.DataObject) -> None:
     dead = {"owner": 4_000_000, "owner_started": 1.0, "began": 1.0, "owner_since": 1.0, "host_pid": 4_000_001}

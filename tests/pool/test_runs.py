@@ -448,7 +448,7 @@ def batches(draw: st.DrawFn) -> tuple[Any, Any, Any, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(batches(), max_size=6), st.booleans())
 def test_no_batch_raises_nor_breaks_a_view_nor_a_later_batch(said: list[Any], anywhere: bool) -> None:
     model, view = RunModel("pool", [0, 1]), TerminalRunView([0, 1], results=True)

@@ -149,8 +149,8 @@ class Control:
             took = time.monotonic() - began
             if why := broken():
                 raise NodeLost(why)
-            if time.monotonic() > end:
-                absent = sorted(set(range(nodes)) - set(self.addresses))
+            absent = sorted(set(range(nodes)) - set(self.addresses))
+            if absent and time.monotonic() > end:
                 raise NodeLost(f"the agents of nodes {format_ranks(absent)} did not start within {timeout:.0f} s")
             # The scheduler has to tell of all that are there, and to let others in meanwhile.
             await asyncio.sleep(max(_POLL, _PART * took))
