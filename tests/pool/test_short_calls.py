@@ -241,6 +241,22 @@ def test_a_call_that_comes_as_its_rank_begins_a_long_one_is_made_by_another(
         assert long.result(60) == 0
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_calls_that_dask_places_wait_for_no_cell_of_other_ranks(pool: Pool, tmp_path: Path, rank: int) -> None:
+    end = tmp_path / "end"
+    cell = underway(
+        pool,
+        f"import time\nfrom pathlib import Path\nwhile not Path({str(end)!r}).exists(): time.sleep(0.01)",
+        ranks=[rank],
+    )
+    try:
+        sent = [rank_of().with_retries(1) > pool for _ in range(3)]
+        assert [one.result(60) for one in sent] == [1 - rank] * 3
+    finally:
+        end.touch()
+        pool.attend(cell)
+
+
 def test_calls_that_dask_places_and_that_wait_for_each_other_meet(pool: Pool) -> None:
     @sky.function
     def meets() -> int:

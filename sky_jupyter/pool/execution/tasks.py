@@ -424,7 +424,7 @@ class PoolTasks:
         from ...node.agent.dask_worker import call, rank_resource
         from ...node.dask.scheduler import CALL, RETRIES
 
-        control = self.pool.control
+        control, anywhere = self.pool.control, self._places()
         groups: dict[Any, list[tuple[TaskRun, dict[str, Any], dict[str, Any]]]] = {}
         for item in sent:
             left = max(0, item[0].retries - item[0].losses)
@@ -432,19 +432,34 @@ class PoolTasks:
         for (rank, node, left), items in groups.items():
             self._sent += 1
             keys = [f"{CALL}-{run.call}-{self._sent}" for run, _, _ in items]
-            where: dict[str, Any] = {}
+            where = anywhere
             if node is not None and node in control.addresses:
                 # Another one may run it where this one is lost.
                 where = {"workers": [control.addresses[node]], "allow_other_workers": True}
             elif rank is not None:
                 where = {"resources": {rank_resource(rank): 1}}
-            elif control.crowded:
-                where = {"workers": list(control.addresses.values())}
             calls = [run.call for run, _, _ in items]
             contents, owns = [content for _, content, _ in items], [own for _, _, own in items]
             with dask.annotate(**{RETRIES: left}):
                 futures = client.map(call, calls, contents, owns, [rank] * len(items), key=keys, pure=False, **where)
             self._futures.update(zip(calls, futures, strict=True))
+
+    def _places(self) -> dict[str, Any]:
+        """Return where calls go that are for no rank, as Dask has it, which knows nothing of cells.
+
+        Not to nodes whose ranks are all at cells, if there are others.
+        """
+        control, per_node = self.pool.control, self.pool.spec.ranks_per_node
+        cells = [run for run in self.pool.supervisor.registered if not isinstance(run, TaskRun)]
+        at_cells = {rank for run in cells for rank in run.left}
+        free = [
+            address
+            for node, address in control.addresses.items()
+            if not at_cells.issuperset(range(node * per_node, (node + 1) * per_node))
+        ]
+        if 0 < len(free) < len(control.addresses):
+            return {"workers": free, "allow_other_workers": True}
+        return {"workers": list(control.addresses.values())} if control.crowded else {}
 
     async def _watch(self, client: Client, runs: Sequence[TaskRun]) -> None:
         """Wait until all calls are over, or the client is replaced."""
