@@ -135,10 +135,16 @@ def test_an_agent_keeps_nothing_of_a_place_that_it_lost(tmp_path: Path) -> None:
             scheduler.kill()
             assert eventually(lambda: not scheduler.is_running())  # noqa: B023
             run(pool, str(number), count=number)
-        psutil.Process(pool.status()[0]["pid"]).send_signal(signal.SIGURG)
-        assert eventually(told.exists)
-        # The one that it has, and maybe the one before.
-        assert int(told.read_text()) <= 2
+        agent = psutil.Process(pool.status()[0]["pid"])
+
+        def count() -> int:
+            told.unlink(missing_ok=True)
+            agent.send_signal(signal.SIGURG)
+            assert eventually(told.exists)
+            return int(told.read_text())
+
+        # The one that it has, and maybe the one before; on a busy machine others are still closing.
+        assert eventually(lambda: count() <= 2)
 
 
 @pytest.mark.slow
