@@ -76,7 +76,9 @@ class TaskRunner:
                 self.begin_placed(call)
             finally:
                 self._placing.pop(call, None)
-        record = self.agent.runs[name]
+        if (record := self.agent.runs.get(name)) is None:
+            # It was begun by who looked for it, stopped, and forgotten.
+            return {"attempt": None}
         self.held.add(name)
         try:
             await record.over.wait()
