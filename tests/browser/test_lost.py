@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 LIVE, PANEL = 1, 2
-# Tells whether the server runs the proxy in place of the page's kernel, and the page has noticed.
+# Tells whether the server runs the proxy in place of the page's kernel.
 PROXIED = """async () => {
     const kernel = window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel;
     if (!kernel) {

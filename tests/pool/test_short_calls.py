@@ -22,6 +22,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError
 from sky_jupyter.node.protocol import rpc
+from sky_jupyter.node.protocol import short_call_frames as frames
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.execution import short_call, short_calls
 from sky_jupyter.pool.execution.direct_calls import DirectCalls
@@ -63,6 +64,14 @@ def naps(seconds: float, mark: str = "") -> float:
         Path(mark).touch()
     time.sleep(seconds)
     return seconds
+
+
+@sky.function
+def stays(end: str) -> int:
+    """Run until a file is there."""
+    while not Path(end).exists():
+        time.sleep(0.01)
+    return sky.instance_info().rank
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +213,10 @@ def test_a_call_that_comes_as_another_is_opened_gets_another_rank(pool: Pool, tm
 
 @pytest.mark.parametrize("first", ["the short one", "the other one"])
 def test_a_call_that_dask_places_waits_for_no_short_one_that_takes_long(pool: Pool, tmp_path: Path, first: str) -> None:
-    @sky.function
-    def stays() -> int:
-        while not (tmp_path / "end").exists():
-            time.sleep(0.01)
-        return sky.instance_info().rank
-
-    ways = {"the short one": lambda: stays() > pool, "the other one": lambda: rank_of().with_retries(1) > pool}
+    ways = {
+        "the short one": lambda: stays(str(tmp_path / "end")) > pool,
+        "the other one": lambda: rank_of().with_retries(1) > pool,
+    }
     sent = {which: ways[which]() for which in sorted(ways, key=lambda which: which != first)}
     try:
         where = sent["the other one"].result(60)
@@ -224,14 +230,8 @@ def test_a_call_that_dask_places_waits_for_no_short_one_that_takes_long(pool: Po
 def test_a_call_that_comes_as_its_rank_begins_a_long_one_is_made_by_another(
     pool: Pool, tmp_path: Path, way: str
 ) -> None:
-    @sky.function
-    def stays() -> int:
-        while not (tmp_path / "end").exists():
-            time.sleep(0.01)
-        return sky.instance_info().rank
-
     with ThreadPoolExecutor(1) as threads:
-        long = stays().with_retries(1).on(0) > pool
+        long = stays(str(tmp_path / "end")).with_retries(1).on(0) > pool
         try:
             # The notebook does not know yet what rank 0 is at.
             call = rank_of() > pool if way == ">" else threads.submit(lambda: rank_of() >> pool)
@@ -239,6 +239,25 @@ def test_a_call_that_comes_as_its_rank_begins_a_long_one_is_made_by_another(
         finally:
             (tmp_path / "end").touch()
         assert long.result(60) == 0
+
+
+def test_a_call_whose_connection_breaks_as_it_is_asked_for_goes_on(
+    pool: Pool, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = DirectLine.send
+
+    def breaks(line: DirectLine, data: bytes, shared: Any) -> bool:
+        if [kind for kind, *_ in frames.Frames().feed(data)] == [frames.WITHDRAW]:
+            line.close()
+        return send(line, data, shared)
+
+    naps(0.0) >> pool
+    wait_until(lambda: pool.calls.short.is_idle)
+    monkeypatch.setattr(DirectLine, "send", breaks)
+    monkeypatch.setattr(DirectCalls, "_is_behind", lambda *_: True)
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: naps(0.5) >> pool).result(60) == 0.5
+    assert ways[-1] == "opened"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

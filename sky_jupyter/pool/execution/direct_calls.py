@@ -64,6 +64,11 @@ class DirectCall(Protocol):
         ...
 
     @property
+    def stays(self) -> bool:
+        """Whether it is for its ranks, and others may not make it."""
+        ...
+
+    @property
     def key(self) -> bytes:
         """The key of its function; of no meaning if it has none."""
         ...
@@ -190,22 +195,31 @@ class DirectCalls:
             return False
         call.sent, call.ranks, call.left = True, ranks, set(ranks)
         call.incarnations.update((node, line.incarnations[node]) for node in nodes)
-        is_asked = False
-        while call.left and not call.opened:
-            self._await(call, line, per_node)
-            if isinstance(call, ShortCall) and not call.sent and not call.opened:
-                call.unsend()
-                return False
-            if call.left and call.is_late and not is_asked and not presses and self._is_behind(call):
-                is_asked = line.send(frames.pack(frames.WITHDRAW, [call.id]), [])
-                continue
-            call.opened = bool(call.left) and (call.opened or bool(presses) or call.is_late or not line.is_open)
+        if not self._follow(call, line, per_node, presses):
+            return False
         if call.opened:
             # A call of all ranks keeps its turn.
             short.take_over(call)
             return True
         if call.everywhere:
             supervisor.leave_turn_directly()
+        return True
+
+    def _follow(self, call: DirectCall, line: DirectLine, per_node: int, presses: list[object]) -> bool:
+        """Wait until a call is over or opened; return False if it was given back, and is to be sent by the loop."""
+        is_asked = False
+        while call.left and not call.opened:
+            self._await(call, line, per_node)
+            if isinstance(call, ShortCall) and not call.sent and not call.opened:
+                call.unsend()
+                return False
+            is_late = call.is_late
+            if call.left and is_late and line.is_open and not (is_asked or presses) and self._is_behind(call):
+                # If it is not given back, its rank has begun it.
+                is_asked = True
+                line.send(frames.pack(frames.WITHDRAW, [call.id]), [])
+                continue
+            call.opened = bool(call.left) and (call.opened or bool(presses) or is_late or not line.is_open)
         return True
 
     def _rank_for(self, call: DirectCall) -> list[int]:
@@ -218,7 +232,7 @@ class DirectCalls:
 
     def _is_behind(self, call: DirectCall) -> bool:
         """Return whether a call's rank may be at another call or a cell, while other ranks may have nothing to do."""
-        return isinstance(call, ShortCall) and not call.stays and self.rank in self._short.pool.supervisor.busy_ranks()
+        return not call.stays and self.rank in self._short.pool.supervisor.busy_ranks()
 
     def _await(self, call: DirectCall, line: DirectLine, per_node: int) -> None:
         """Take what comes next on a line; frames of other calls are of no interest any more."""

@@ -36,7 +36,7 @@ class ShortCell:
         By rank, the event that its run would have been told.
     """
 
-    everywhere = True
+    everywhere = stays = True
     key = arguments = b""
 
     def __init__(self, run: Run, content: dict[str, Any], begin: dict[str, Any]) -> None:
