@@ -258,6 +258,8 @@ def test_a_call_whose_connection_breaks_as_it_is_asked_for_goes_on(
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(lambda: naps(0.5) >> pool).result(60) == 0.5
     assert ways[-1] == "opened"
+    # The next tests have a new connection.
+    pool.calls.short.close()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
