@@ -1,4 +1,4 @@
-"""Requests to a kernel on its control channel, and the connection of the kernel that a process is."""
+"""Requests to a kernel on its control channel."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def ask(connection: Mapping[str, Any], content: Mapping[str, Any], patienc
 async def evaluate(
     connection: Mapping[str, Any], request: Mapping[str, Any], patience: float = _SLOW
 ) -> dict[str, Any]:
-    """Have a kernel's main thread do something, behind the cells that its notebook has sent.
+    """Evaluate a request in a kernel's main thread, after the cells sent before it.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ async def _message(channel: Any, id: str, kind: str, patience: float) -> dict[st
 
 
 def connection_of(pid: int) -> dict[str, Any] | None:
-    """Return what the connection file of the kernel with this process id has; None if it is no kernel.
+    """Return the connection file's content of a kernel's process; None without one.
 
     The file is for its user's eyes only: whoever can read it may ask the kernel.
     """

@@ -1,4 +1,4 @@
-"""Pages of runs' output for who does not manage the pool: from local journals, or through the manager's kernel.
+"""Pages of runs' output: from local journals, or through the manager's kernel.
 
 Both are what `pool.runs.log_reader` reads, as `Pool` is.
 """
@@ -74,7 +74,7 @@ class LocalPages:
         return bool(wanted) and wanted <= {rank for journal in journals for rank in _ranks_of(journal)}
 
     def _journals(self, run: str) -> dict[int, Journal]:
-        """Return the run's journal of each node; of a call that was tried again, the last."""
+        """Return the run's journal of each node; after a retry, that of the last try."""
         found = {}
         for folder in sorted(Path(self._row.folders[0]).glob("n*/journal"))[:_MAX_NODES]:
             number = folder.parent.name[1:]
@@ -145,7 +145,7 @@ class KernelPages:
 
 
 def follow(source: PagesContext, run: str, lines: int | None, wait: Callable[[], None]) -> Iterator[tuple[int, str]]:
-    """Yield the last lines of each rank's output, and then what comes, until the run is over.
+    """Yield the last lines of each rank's output, and new ones until the run ends.
 
     Parameters
     ----------

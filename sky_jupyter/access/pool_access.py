@@ -1,4 +1,4 @@
-"""Pools of other processes: found, read, and acted on through the kernels that manage them."""
+"""Pools of other processes: find them, read them, ask their managers' kernels."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class PoolAccess:
         return asyncio.run(kernel_requests.ask(connection, {**content, "pool": row.name}))
 
     def evaluate(self, row: PoolRow, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the main thread of the kernel that manages a pool do something; see `kernel_requests.evaluate`.
+        """Evaluate a request in the kernel that manages a pool; see `kernel_requests`.
 
         Raises PoolError if no kernel of this machine manages it, or the kernel refuses.
         """
@@ -122,10 +122,10 @@ class PoolAccess:
 
     @contextlib.contextmanager
     def log(self, row: PoolRow) -> Iterator[PagesContext]:
-        """Yield what brings pages of output of a pool's runs; the pool stays with its manager."""
+        """Yield a reader of a pool's runs' output; the pool keeps its manager."""
         from . import log_pages
 
-        if row.provider == "local" and row.is_here and row.folders:
+        if row.is_local and row.is_here and row.folders:
             yield log_pages.LocalPages(row)
         elif row.owner_lives:
             self.manager(row)
@@ -158,7 +158,7 @@ class PoolAccess:
 
     @contextlib.contextmanager
     def attached(self, row: PoolRow) -> Iterator[Pool]:
-        """Manage a pool that nobody manages for the time of the block; it goes on without a manager.
+        """Manage a pool without a manager while the block runs; it goes on without one.
 
         Raises PoolError if somebody manages it by now, it cannot be reached, or this access attaches to none.
         """

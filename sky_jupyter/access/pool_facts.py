@@ -78,7 +78,7 @@ def of_runs(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
 def active(registry: Registry, row: PoolRow) -> list[RunRow]:
     """Return the runs that go on on a pool, as far as is known here."""
     on = registry.running_runs(row.id, SHOWN_RUNS)
-    if row.owner_lives or row.provider != "local":
+    if row.owner_lives or not row.is_local:
         return on
     # Nobody was there to record how they ended; their nodes know.
     left = running(row)
@@ -86,6 +86,6 @@ def active(registry: Registry, row: PoolRow) -> list[RunRow]:
 
 
 def _cost(registry: Registry, pool: str) -> dict[str, Any] | None:
-    """Return what a pool had cost when its manager last looked; readers count on from there."""
+    """Return a pool's cost when its manager last looked; readers count on from it."""
     rows = cost_rows.of(registry, pool)
     return pool_cost.to_json(pool_bill.account(rows, at=max((row.at for row in rows), default=0.0)))

@@ -1,4 +1,4 @@
-"""Requests of a terminal to a pool: through the kernel that manages it, or a pool that this process manages."""
+"""Requests of a terminal to a pool: through its manager's kernel, or in process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class TerminalLine(Protocol):
 
 
 class KernelLine:
-    """Way through the control channel of the kernel that manages the pool; an async context manager.
+    """Connection to the control channel of the kernel that manages the pool.
+
+    It is an async context manager.
 
     Parameters
     ----------

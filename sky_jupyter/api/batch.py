@@ -138,7 +138,7 @@ class ChunkSizer:
         self.size = 1
 
     def begin(self, seconds: float | None) -> None:
-        """Begin with what is known of the function's calls of other batches: the seconds that one takes."""
+        """Start with the seconds that a call of the function took in other batches."""
         if self.seconds is None and seconds is not None:
             self.seconds, self.size = seconds, self._fits(seconds)
 
@@ -521,7 +521,7 @@ class Batch:
             time.sleep(_TICK)
 
     def _take_ended(self) -> None:
-        """Drop tasks that nobody will take; those that are not over, but were opened, go on, to be stopped."""
+        """Drop tasks whose results nobody will fetch; opened ones run on, to be stopped."""
         with contextlib.suppress(queue.Empty):
             while True:
                 sent = self._ended.get_nowait()

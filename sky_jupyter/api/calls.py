@@ -1,4 +1,4 @@
-"""Functions that run on a pool, and their bound calls: `Function`, `PendingCall`, `Group` and `gather`.
+"""Functions of a pool and their calls: `Function`, `PendingCall`, `gather`.
 
 The operators send them.
 """

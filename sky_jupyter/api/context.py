@@ -1,4 +1,4 @@
-"""Protocols of calls and their functions, as what runs them sees these; `calls` has the classes."""
+"""Protocols of functions and calls for what runs them; `calls` has the classes."""
 
 from __future__ import annotations
 

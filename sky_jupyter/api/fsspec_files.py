@@ -68,7 +68,10 @@ class RankFiles(AbstractFileSystem):
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """Return a path in its plain form: relative to the ranks' working folder, absolute, or below ``~``."""
+        """Return a path as the node takes it: relative, absolute, or below ``~``.
+
+        Relative ones begin in the ranks' working folder.
+        """
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         text = stringify_path(path).removeprefix("skyrank://")
@@ -179,7 +182,7 @@ class RankFiles(AbstractFileSystem):
 
 
 class RankFile(AbstractBufferedFile):
-    """File of a rank's node, open for reading; how far it has been read is shown where that takes long."""
+    """File on a rank's node, open for reading; a slow read shows its progress."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._read_bytes, self._spent, self._ended = 0, 0.0, False
@@ -198,7 +201,7 @@ class RankFile(AbstractBufferedFile):
         return b"".join(parts)
 
     def _show(self, size: int) -> None:
-        """Show how much has been read, of which this is the newest; libraries may read in threads of theirs."""
+        """Show how much has been read, this many bytes more; any thread."""
         self._read_bytes += size
         if self._spent < _LATE or self.closed or self._ended:
             return

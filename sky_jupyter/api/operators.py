@@ -1,4 +1,4 @@
-"""What the operators do with their right operand: capture, send, show, wait for and stop calls."""
+"""Operators of calls: capture, send, show, wait for and stop a call."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def _view_of(live: Pool, call: BoundCall[Any]) -> RunView:
 
 
 def _opened_run(live: Pool, call: BoundCall[Any], sent: ShortCall) -> tuple[RunView, Run] | None:
-    """Have a broadcast that was opened go on as a run; return None if it was not sent."""
+    """Continue an opened broadcast as a run; return None if it was not sent."""
     if not sent.sent:
         return None
     view = _view_of(live, call)
@@ -352,7 +352,7 @@ def _opened_batch(live: Pool, call: BoundCall[Any], sent: ShortCall, title: str)
 
 
 def _run_opened(opened: Batch, presses: int) -> Any:
-    """Wait for a call of one rank that goes on as a task, interrupted so often, and return its value."""
+    """Wait for an opened call of one rank, already interrupted; return its value."""
     with opened as batch:
         batch.pressed = presses
         values: dict[int, Any] = {}
@@ -373,7 +373,7 @@ def run_all(
 
 
 def _submit_short(live: Pool, call: BoundCall[T]) -> Future[T] | None:
-    """Submit a call on the short way, and return its future; None if it is not for it."""
+    """Submit a call on the short way; return its future, or None if it may not."""
     sent = short_way.begin(live, call)
     if sent is None:
         return None
@@ -383,7 +383,7 @@ def _submit_short(live: Pool, call: BoundCall[T]) -> Future[T] | None:
     held = calls_view.HeldView(live, f"{name_of(call)} > {live.spec.name}")
 
     def take(sent: ShortCall) -> None:
-        """Handle a call that is over, or goes on, in the thread that sets futures' results."""
+        """Handle a call that is over or opened, in the thread that settles futures."""
         try:
             if not sent.opened:
                 settle(future, lambda: sent.values()[0])

@@ -1,4 +1,6 @@
-"""Which calls go the short way, and how they are waited for; docs/design-calls.md says why.
+"""Which calls are short calls, and how a thread waits for one.
+
+docs/design-calls.md says why.
 
 `make` alone decides. All else is sent the long way, and so is a short call that was opened: one that takes long,
 prints, fails, or whose connection broke.
@@ -38,7 +40,7 @@ def begin(
     everywhere: bool = False,
     notes: list[Event] | None = None,
 ) -> ShortCall | None:
-    """Return a call for the short way, to be sent by `run` or `submit`; None for one that is not for it.
+    """Return a short call for `run` or `submit` to send; None if it cannot be one.
 
     Parameters
     ----------
@@ -64,7 +66,10 @@ def begin(
 def make(
     live: Pool, calls: Sequence[BoundCall[Any]], *, everywhere: bool = False, notes: list[Event] | None = None
 ) -> ShortCall | None:
-    """Return calls of one function as one for the short way; None if they are not for it. See `begin`."""
+    """Return calls of one function as one short call; None if they cannot be one.
+
+    See `begin`.
+    """
     short, call = live.calls.short, calls[0]
     if not short.are_possible or call.retries is not None or live.pythons.reader:
         # Dask retries; it alone waits for nodes that are to come back. Where nodes have another Python, the long way
@@ -110,7 +115,7 @@ def make(
 def _arguments(
     live: Pool, calls: Sequence[BoundCall[Any]], alone: bool, has_own_lists: bool
 ) -> tuple[AnyBytes, frozenset[str]] | None:
-    """Return the pickle of calls' arguments, and modules that they need; None if they do not go in a frame.
+    """Return calls' pickled arguments and their modules; None if no frame holds them.
 
     ``alone`` and ``has_own_lists`` tell that the function has no object, or no plain value, that they could share.
     """
@@ -138,7 +143,7 @@ def _arguments(
 
 
 def _is_atom(value: Any) -> bool:
-    """Return whether a value can share nothing that changes: it is an atom, or a tuple of such."""
+    """Return whether a value shares nothing mutable: an atom, or a tuple of atoms."""
     kind = type(value)
     return kind in _ATOMS or (kind is tuple and len(value) <= 1000 and all(map(_is_atom, value)))
 

@@ -1,4 +1,4 @@
-"""Packages that are installed on a machine already, as in a container's image, and what an environment adds to them.
+"""Packages that a machine has already, and what an environment adds to them.
 
 uv plans here, against the names, versions and requirements that the machine reports: a build that no index has, such as
 a vendor's torch, counts as it is, and the machine needs no index of its own.
@@ -64,7 +64,7 @@ class InstalledPackages:
         return hashlib.blake2b(json.dumps([self.folders, self.packages]).encode(), digest_size=12).hexdigest()
 
     def paths(self) -> str:
-        """Return the text of a ``.pth`` file that puts them behind an environment's own packages."""
+        """Return a ``.pth`` file that puts them behind an environment's own packages."""
         return "".join(f"import site; site.addsitedir({folder!r})\n" for folder in self.folders)
 
 
@@ -92,7 +92,7 @@ def lacking(
     on_line: OnLine,
     stop: threading.Event | None = None,
 ) -> list[str]:
-    """Return the requirements by which installed packages lack what is asked for, each with its version.
+    """Return the requirements that installed packages do not meet, with versions.
 
     What is installed keeps its version, unless it is asked for in another. Raise BootstrapError, with uv's message, if
     there is no such set.
@@ -123,7 +123,10 @@ def lacking(
 
 
 def _describe(tree: Path, name: str, version: str, needs: Sequence[str], extras: Sequence[str]) -> str:
-    """Write a package's metadata for uv, and return it as a constraint; empty if it has no valid version."""
+    """Write a package's metadata for uv; return it as a constraint.
+
+    Return nothing if its version is not valid.
+    """
     try:
         Version(version)
     except InvalidVersion:

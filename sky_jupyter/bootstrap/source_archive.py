@@ -45,7 +45,7 @@ def own() -> Package:
 
 
 def unpack_script(folder: str, size: int) -> str:
-    """Return shell text that reads an archive and unpacks it in a folder: whole, or not at all.
+    """Return shell text that unpacks an archive from stdin: all of it, or nothing.
 
     Parameters
     ----------

@@ -339,7 +339,10 @@ def _named(pickled: bytes, buffers: Sequence[memoryview], tell: Tell) -> Blob:
 
 
 def blob_of(path: Path, tell: Tell = untold) -> Blob:
-    """Return a blob that a rank has written to a file, which may be removed then; nothing is unpickled."""
+    """Return the blob of a file that a rank wrote; it unpickles nothing.
+
+    The file may be removed then.
+    """
     pickled, buffers = read_blob(path)
     return _named(bytes(pickled), buffers, tell)
 

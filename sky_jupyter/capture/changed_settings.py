@@ -44,7 +44,7 @@ _SECRET = re.compile(
 
 
 class Settings:
-    """Settings of the notebook's process, polled for one pool; `SettingsStart` says from when on they count."""
+    """Process settings of the notebook, polled for one pool; see `SettingsStart`."""
 
     def __init__(self) -> None:
         self._of, self._version = secrets.token_hex(4), 0
@@ -57,7 +57,9 @@ class Settings:
         self._seen = process_settings.read(["env"] if SettingsStart.of_process else FAMILIES)
 
     def follow(self, modules: Collection[str] = (), code: str = "") -> tuple[dict[str, Any], list[str]]:
-        """Poll the settings; return those to send with a run, and warnings about others, each once.
+        """Poll the settings; return those to send with a run, and new warnings.
+
+        Each warning is returned once.
 
         Parameters
         ----------

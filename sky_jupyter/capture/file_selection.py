@@ -116,7 +116,10 @@ def _rules_above(folder: Path) -> list[Rule]:
 
 
 def _repository_mark(folder: Path) -> str:
-    """Return a path that is there while the folder is a repository's; git writes into `.git` all the time."""
+    """Return a path that exists as long as a folder is a git repository.
+
+    Not `.git` itself: git writes into that all the time.
+    """
     mark = os.path.join(folder, ".git")
     return os.path.join(mark, "HEAD") if os.path.isdir(mark) else mark
 

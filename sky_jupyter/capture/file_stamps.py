@@ -1,4 +1,4 @@
-"""Stamps of the files and folders that an answer rests on: while they hold, it need not be worked out again."""
+"""Stamps of files and folders: while they hold, a cached answer is valid."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileStamps:
 
 
 def _stamp(path: str) -> Stamp | None:
-    """Return the times of a path's last changes (nanoseconds), its size and its inode; None where it is not."""
+    """Return a path's change times (nanoseconds), size and inode; None if missing."""
     try:
         info = os.stat(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Bracket expressions of ``.gitignore``, as git reads them: ``[a-f]``, ``[!x]``, ``[[:digit:]_]``.
+"""Bracket expressions of ``.gitignore``: ``[a-f]``, ``[!x]``, ``[[:digit:]_]``.
 
 pathspec gives them to `re` nearly unchanged, which has no classes such as ``[:alpha:]`` and no escapes of this kind.
 They are written anew from the characters that they stand for.
@@ -31,7 +31,7 @@ _Ranges = list[tuple[str, str]]
 
 
 def plain_brackets(line: str) -> str | None:
-    """Return a line whose bracket expressions are simple, or None if git lets it match nothing."""
+    """Return a line with simple brackets only, or None if git lets it match nothing."""
     out, at = "", 0
     while at < len(line):
         if line[at] == "[":
@@ -51,7 +51,7 @@ def plain_brackets(line: str) -> str | None:
 
 
 def _read(line: str, at: int) -> tuple[bool, _Ranges, int] | None:
-    """Return if an expression is negated, its ranges, and where it ends; None if it is not one."""
+    """Return an expression's negation, ranges and end; None if it is not one."""
     negated = line[at : at + 1] in ("!", "^")
     begin = at = at + negated
     ranges: _Ranges = []

@@ -278,7 +278,7 @@ def _imports_of_module(module: Module) -> Imports:
 
 @functools.lru_cache(10_000)
 def _imports_of_file(file: Path, package: str, mtime_ns: int, ctime_ns: int, size: int) -> Imports:
-    """Return the imports of a file, which is read once in a process for all pools until it changes."""
+    """Return a file's imports, cached in this process until the file changes."""
     return imports_of(_text(file), package)
 
 

@@ -264,7 +264,7 @@ class Ledger:
 
     @property
     def has_replaced(self) -> bool:
-        """Whether the notebook has replaced values that share objects, and has not sent the new ones."""
+        """Whether the notebook has replaced shared values, and not sent the new ones."""
         return bool(self._past)
 
     def replaced(self, ids: Collection[int]) -> Iterator[tuple[str, Any, str | None, Unit]]:
@@ -310,7 +310,7 @@ class Ledger:
             self._imports[name] = full, *(one for one in every if one.startswith(f"{full}."))
 
     def knows_of(self, name: str) -> bool:
-        """Return whether a name that the notebook lacks concerns it; most of these are builtins."""
+        """Return whether a name that the notebook lacks was once in it; most never were."""
         return name in self._old or name in self._imports or name in self._uses
 
     def hides_builtin(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Names in code objects and in strings: shell lines, magics, format strings, annotations, ``eval``.
+"""Names in code and strings: magics, shell lines, annotations, ``eval``.
 
 Those in strings are guesses: a string may mean something else.
 """

@@ -158,7 +158,7 @@ class _Look:
     at: float = field(default_factory=time.perf_counter)
 
     def holds(self, within: float = 0.0) -> bool:
-        """Tell whether all is as it was; files need not be looked at again ``within`` so many seconds."""
+        """Tell whether all is as it was, by a look at most ``within`` seconds old."""
         if self.state != _import_state():
             return False
         now = time.perf_counter()
@@ -438,7 +438,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _import_state() -> tuple[object, ...]:
-    """Return what tells that Python would search for modules elsewhere, or has loaded others."""
+    """Return the state of Python's import system: it changes with what is loaded."""
     try:
         here = os.getcwd()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which settings of this process ranks follow: those of a notebook from its start on, or later ones alone.
+"""Which settings ranks follow: all of a notebook's process, or later ones alone.
 
 Loading the extension says so, and needs nothing else of what follows settings (`changed_settings`).
 """

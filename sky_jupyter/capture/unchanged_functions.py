@@ -1,4 +1,4 @@
-"""Whether a function, with all that it reads, is as it was: a look at identities, where those suffice.
+"""Whether a function and all that it reads are unchanged, by their identities.
 
 Pickling would tell as well, and takes a hundred times as long. Values that may change in place are not for this.
 """
@@ -27,7 +27,7 @@ class Unchanged:
 
     @classmethod
     def of(cls, value: Any, names: Iterable[str], namespace: Mapping[str, Any]) -> Unchanged | None:
-        """Return the identities of a value, with names that its functions read; None if these do not suffice.
+        """Return the identities of a value and what it reads; None if they do not do.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The commands of ``sky-jupyter``: each prints what it found and returns the exit status."""
+"""Commands of ``sky-jupyter``: each prints its findings and returns a status."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def write(text: str, *, whole: bool = True) -> None:
 
 
 def after_bars(line: str) -> str:
-    """Return what is left of a line without an end: of a bar that draws itself anew, the last drawing."""
+    """Return what a terminal shows of an unfinished line: a bar's last drawing."""
     return line[line.rfind("\r", 0, -1) + 1 :]
 
 

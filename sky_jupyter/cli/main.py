@@ -1,4 +1,4 @@
-"""The command line of ``sky-jupyter``: read it, run the command, tell errors in a line."""
+"""Command line of ``sky-jupyter``: parse it, run the command, report errors."""
 
 from __future__ import annotations
 

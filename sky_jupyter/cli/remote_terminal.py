@@ -116,7 +116,7 @@ class RemoteTerminal:
             self._listen()
 
     async def _resize(self) -> None:
-        """Pass on the window's sizes, one at a time: of those that come meanwhile, the last."""
+        """Send the window's sizes one at a time, and skip all but the latest."""
         while True:
             await self._resized.wait()
             self._resized.clear()

@@ -1,4 +1,4 @@
-"""``sky-jupyter torchrun --pool NAME train.py``: an unchanged script on a pool, from a terminal.
+"""``sky-jupyter torchrun --pool NAME train.py``: run a script on a pool.
 
 Where a notebook's kernel manages the pool, that kernel begins the run, as a detached one, and this program follows its
 output. Otherwise the program manages the pool for as long as the script runs.
@@ -82,7 +82,7 @@ def run(access: PoolAccess, verb: str, words: Sequence[str]) -> int:
 
 
 def _line(verb: str, words: Sequence[str]) -> tuple[str | None, str]:
-    """Return the pool's name, and the line of ``%sky`` that means the same, with absolute paths."""
+    """Return the pool's name, and the same line of ``%sky`` with absolute paths."""
     from ..magics import parse_script_line
     from ..magics.option_table import options_of, switches_of
     from ..magics.parsing import HelpRequested, parse
@@ -107,7 +107,7 @@ def _line(verb: str, words: Sequence[str]) -> tuple[str | None, str]:
 
 
 def _follow(access: PoolAccess, row: PoolRow, run: str) -> int:
-    """Print what a run prints; pass each Ctrl-C on to it. The third one leaves it behind."""
+    """Print a run's output; pass each Ctrl-C to it, and leave it at the third."""
     from ..access.log_pages import follow
 
     pressed: list[int] = []
@@ -142,7 +142,7 @@ def _follow(access: PoolAccess, row: PoolRow, run: str) -> int:
 
 
 def _require_live(access: PoolAccess, row: PoolRow, run: str) -> None:
-    """Raise PoolError if nobody will end a run: it is not known as over, and its pool is gone."""
+    """Raise PoolError if a run's pool has ended, and the run with it."""
     # Looked for only after the manager's death: nobody else records the end of what died with it.
     rows = access.registry.pools() if row.owner_lives else access.rows()
     if row.id not in [one.id for one in rows]:
@@ -150,7 +150,7 @@ def _require_live(access: PoolAccess, row: PoolRow, run: str) -> None:
 
 
 def _is_begun(source: PagesContext, run: str) -> bool:
-    """Return whether the nodes have begun a run; the others of a local pool are waited for."""
+    """Return whether a run has begun: on all nodes of a local pool, on one of others."""
     from ..access.log_pages import LocalPages
 
     with contextlib.suppress(PoolError):
@@ -159,13 +159,13 @@ def _is_begun(source: PagesContext, run: str) -> bool:
 
 
 def _is_over(access: PoolAccess, run: str) -> bool:
-    """Return whether a run is known to have ended: it may be interrupted before it begins, or a node be lost."""
+    """Return whether the registry knows that a run has ended; it need not have begun."""
     known = access.registry.run(run)
     return known is not None and known.state != "running"
 
 
 class RunEnds:
-    """Pages of a run whose ends are noted as they pass: there may be much output behind a rank's end.
+    """Pages of a run that note its ranks' ends: output may follow a rank's end.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class RunEnds:
 
 
 def _say(failures: Mapping[str, Sequence[int]]) -> None:
-    """Say on standard error how scripts failed; their own last lines have been printed."""
+    """Print on standard error how scripts failed, after their own last lines."""
     sys.stdout.flush()
     for text, ranks in failures.items():
         print(f"sky-jupyter: {rank_label(ranks)}: {cleaned(text)}", file=sys.stderr)

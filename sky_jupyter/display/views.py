@@ -196,7 +196,10 @@ def _run_view(title: str, ranks: Sequence[int], *, results: bool, pool: str, uns
 
 
 def can_be_let_go(view: RunView) -> bool:
-    """Tell whether another thread can draw a view, once ``view.let_go()`` was called; others need a cell that waits."""
+    """Tell whether another thread may draw a view after ``view.let_go()``.
+
+    Other views need a cell that waits.
+    """
     return hasattr(view, "let_go")
 
 

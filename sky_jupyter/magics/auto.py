@@ -1,4 +1,4 @@
-"""``%sky auto``: plain cells run on a pool until it is turned off; and which cells are plain.
+"""``%sky auto``: run plain cells on a pool until it is turned off.
 
 A transformer of IPython's input replaces a plain cell by a call that runs it on the pool. The state lives in the
 kernel alone: nothing is written to the notebook, and a new kernel begins with it off. Pages show and change it by a
@@ -40,7 +40,9 @@ _EXIT = re.compile(r"(?:exit|quit)(?:\s*\(\s*\))?\s*\Z")
 
 
 class Auto:
-    """Whether plain cells run on a pool, on which one, and with which options; held by the magics.
+    """Whether plain cells run on a pool, which pool, and with which options.
+
+    The magics hold it.
 
     Parameters
     ----------
@@ -61,7 +63,10 @@ class Auto:
         self._told: dict[str, Any] = {}
 
     def turn_on(self, given: ParsedLine, pool: str, line: str = "") -> None:
-        """Run plain cells on this pool from the next one on; ``line`` is shown to pages, without secrets."""
+        """Run plain cells on this pool from the next one; pages are shown ``line``.
+
+        It has no secrets.
+        """
         # The pool is there: later cells ask for it, and for no other nodes or packages.
         self.given = replace(given, verb=None, pool={}, name=pool, target=None)
         self.line = line
@@ -88,7 +93,7 @@ class Auto:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave cells as they are inside the context, such as those that are on their way to the nodes."""
+        """Leave cells as they are inside the context: they are on their way already."""
         self._aside += 1
         try:
             yield
@@ -115,7 +120,10 @@ class Auto:
     transform.has_side_effects = True  # type: ignore[attr-defined]
 
     def _is_plain(self, lines: list[str]) -> bool:
-        """Tell whether a cell, or some of its lines, goes to the pool; only of what a person runs."""
+        """Tell whether a cell, or some of its lines, goes to the pool.
+
+        Only what a person runs does.
+        """
         self._forget_earlier()
         if self._running and not _is_around(self._running[0].raw_cell):
             return False
@@ -127,7 +135,7 @@ class Auto:
         return not content.get("silent") and bool(content.get("store_history", True)) and goes_to_nodes(lines)
 
     def _forget_earlier(self) -> None:
-        """Forget cells of an earlier request: they are over, whether or not IPython has said so."""
+        """Forget the cells of an earlier request: they are over, told or not."""
         request = self._message().get("header", {}).get("msg_id")
         if request != self._request:
             self._running, self._request = [], request
@@ -225,7 +233,10 @@ def _noted(lines: list[str]) -> list[str]:
 
 
 def _parts(lines: list[str]) -> list[tuple[bool, int, list[str]]]:
-    """Split a cell at the lines that stay: whether a part goes to the nodes, where it begins, and its lines."""
+    """Split a cell at the lines that stay in the notebook.
+
+    Each part has whether it goes to the nodes, its first line's number, and its lines.
+    """
     here: set[int] = set()
     # IPython takes such a line by itself, whatever brackets stand in it.
     plain = [_BRACKETS.sub(" ", line) if line.startswith(("%", "!")) else line for line in lines]

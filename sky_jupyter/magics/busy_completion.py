@@ -1,4 +1,6 @@
-"""Tab and Shift-Tab while a cell runs: pages ask on the kernel's control channel, as docs/actions.md has it.
+"""Tab and Shift-Tab while a cell runs, asked on the kernel's control channel.
+
+docs/actions.md has the messages.
 
 The kernel itself answers ``complete_request`` and ``inspect_request`` when its cell is over.
 """
@@ -56,7 +58,7 @@ def describer(inspector: CellInspector) -> Handler:
 
 
 async def _answered(answer: Callable[[Content], Content], content: Content) -> control_channel.Reply:
-    """Return the answer to a valid question, made in a thread: the control channel takes others meanwhile."""
+    """Answer a valid question in a thread: the control channel takes others then."""
     code, cursor = content.get("code"), content.get("cursor_pos")
     if not isinstance(code, str) or len(code) > _MOST_CODE:
         return control_channel.refusal(f"'code' is a text of at most {_MOST_CODE:,} letters")

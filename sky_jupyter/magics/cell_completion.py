@@ -1,4 +1,4 @@
-"""Tab, Shift-Tab and ``name?`` in ``%%sky`` cells: what the nodes have, then what the notebook has.
+"""Tab, Shift-Tab and ``name?`` in ``%%sky`` cells, from nodes and notebook.
 
 Nothing here starts a pool, or raises into the notebook.
 """
@@ -35,7 +35,7 @@ _SKY_CELL = re.compile(r"%%sky(?:\s(?P<line>.*))?\Z", re.DOTALL)
 
 
 class CellInspector:
-    """Answers for the cells of one shell; made when there is a pool to ask (`cell_questions`).
+    """Completion and inspection in one shell's cells; made with the first pool.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class CellInspector:
         return {"completions": completions, "ordered": True, "matched_fragment": fragment, "suppress": suppressed}
 
     def busy_completions(self, text: str, cursor: int) -> remote_completion.Completions | None:
-        """Return what the nodes know, for a page that asks while the notebook's kernel is busy.
+        """Return the nodes' completions, for a page whose kernel is busy.
 
         The notebook's own names are left out: the thread that runs a cell may change them meanwhile.
         """
@@ -135,7 +135,10 @@ class CellInspector:
     # -- inspection --------------------------------------------------------------------------------
 
     def inspected(self, text: str, cursor: int, detail: int, patience: float | None = None) -> dict[str, Any] | None:
-        """Return what the nodes know of the name at the cursor, as a mimebundle; see `remote_completion.inspect`."""
+        """Return what the nodes know of the name at the cursor, as a mimebundle.
+
+        See `remote_completion.inspect`.
+        """
         if (asked := self.asked(text, cursor)) is None:
             return None
         pool, rank, cell = asked
@@ -148,7 +151,7 @@ class CellInspector:
         return bundle
 
     def answer_question(self, source: str, given: ParsedLine) -> bool:
-        """Show what is known of a name, if a cell consists of ``name?`` or ``name??``; return if it does.
+        """Answer a cell that is ``name?`` or ``name??``; return whether it is one.
 
         Parameters
         ----------
@@ -181,7 +184,7 @@ class CellInspector:
 
 
 def pool_options(shell: Any, cell: str) -> ParsedLine | None:
-    """Return the options with which a cell would run on a pool; None if it would run in the notebook.
+    """Return a cell's options for its pool; None for a cell of the notebook.
 
     Parameters
     ----------
@@ -218,7 +221,7 @@ def _parsed(line: str) -> ParsedLine:
 
 
 def _pool_and_rank(given: ParsedLine) -> tuple[Pool, int] | None:
-    """Return the pool and the rank that a cell's options mean; None without a live pool."""
+    """Return the pool and rank that a cell's options name; None without a live pool."""
     pool = pools.current if given.name is None else pools.get(given.name)
     if pool is None:
         return None

@@ -1,4 +1,4 @@
-"""Tab, Shift-Tab and ``name?``: IPython and pages are given ways to ask `cell_completion`, which loads with a pool.
+"""Hooks of Tab, Shift-Tab and ``name?``; `cell_completion` loads with a pool.
 
 Without a pool nothing is known of cells that run on one: then there is no answer, and nothing to import for it.
 """
@@ -90,7 +90,7 @@ class CellQuestions:
     # -- inspection --------------------------------------------------------------------------------
 
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *more: Any, **options: Any) -> Any:
-        """Answer a page's request (Shift-Tab); the kernel's own method answers for other cells."""
+        """Answer a page's Shift-Tab; the kernel's own method answers for other cells."""
         bundle = None
         # An interrupt is for this question alone.
         with contextlib.suppress(Exception, KeyboardInterrupt):

@@ -41,7 +41,7 @@ def run_code(shell: Any, inspector: CellInspector, code: str, given: ParsedLine)
 
 
 def run_script(shell: Any, given: ParsedLine) -> None:
-    """Run a script on a pool; start the pool if there is none, with what the launcher's options ask for."""
+    """Run a script on a pool; start a pool for the launcher's options if none lives."""
     assert given.script is not None
     script = given.script.found()
     for path in given.include:
@@ -116,7 +116,7 @@ def numbered(line: str, body: str) -> str:
 
 
 def to_python(shell: Any, code: str, count: int) -> str:
-    """Transform a cell as IPython does; refuse one that is no Python, as the notebook would.
+    """Transform a cell as IPython does; refuse invalid Python as the notebook would.
 
     Parameters
     ----------

@@ -50,7 +50,10 @@ with_body.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def sky_cell(text: str) -> SkyCell | None:
-    """Return the parts of a cell with a ``%%sky`` line, which only comments may precede; else None."""
+    """Return a cell's parts if it begins with a ``%%sky`` line; else None.
+
+    Comments may precede the line.
+    """
     start = 0
     for line in text.splitlines(keepends=True):
         start += len(line)

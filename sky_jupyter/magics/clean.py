@@ -44,7 +44,7 @@ def here() -> str:
         raise PoolError(f"this machine: pool {starting[0].name!r} is coming up; nothing has been removed")
     # Who has this registry has these folders, and may use what is in them unseen.
     for row in rows:
-        if row.provider == "local" and not row.is_here:
+        if row.is_local and not row.is_here:
             raise PoolError(
                 f"this machine: pool {row.name!r} runs {row.where}, and may use what would be removed: end it there; "
                 "nothing has been removed"

@@ -1,4 +1,4 @@
-"""``%debug RANK``: IPython's magic also debugs the failure of a rank; whatever else it is given is IPython's."""
+"""``%debug RANK``: IPython's ``%debug``, for the failures of ranks too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RankDebug:
         self._ours: Any = None
 
     def install(self) -> None:
-        """Replace IPython's magic, once: IPython loads it when it is first looked for, which takes milliseconds."""
+        """Replace IPython's magic, once; it loads at the first look-up, in milliseconds."""
         if self._ours is not None:
             return
         self._own = self._shell.find_line_magic(_NAME)
@@ -72,7 +72,7 @@ class RankDebug:
 
 
 def pool_of(rank: int) -> Pool:
-    """Return the pool on which a rank has a failure to debug: the current one, or else another.
+    """Return the pool with a failure of this rank: the current one, or another.
 
     Raises UsageError, which names the ranks that have one.
     """

@@ -1,4 +1,4 @@
-"""Which lines start a local pool, whose host begins while the rest of the package is imported.
+"""Lines that start a local pool: its host starts while the package is imported.
 
 Only the words are looked at here: what is wrong with them is said later, and the host is ended then.
 """

@@ -1,4 +1,4 @@
-"""What pools have left on other machines, when their start or end was cut short: how it is told of, and ended."""
+"""Leftovers of pools on other machines, after a start or end was cut short."""
 
 from __future__ import annotations
 

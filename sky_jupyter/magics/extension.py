@@ -1,4 +1,4 @@
-"""Load and unload the extension: what is put into a shell, and taken out of it again.
+"""Load and unload the extension: install its hooks in a shell, and remove them.
 
 This and what it imports is all that `%load_ext sky_jupyter` waits for.
 """

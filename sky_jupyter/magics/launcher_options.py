@@ -1,4 +1,4 @@
-"""The options of launchers, as ``torch.distributed.run`` and ``accelerate launch`` list them."""
+"""Options that ``torch.distributed.run`` and ``accelerate launch`` list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that a notebook left: what loading the extension and `%sky status` say of them."""
+"""Pools that a notebook left: told of at loading and by `%sky status`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def kept(row: PoolRow) -> str:
 
 
 def _kept(registry: Registry, row: PoolRow) -> str:
-    near = row.provider == "local"
+    near = row.is_local
     text = f"pool {row.name}: {row.nodes} {row.provider} node{'s' if row.nodes > 1 else ''}, "
     text += "kept" if row.keep else "left by its notebook until its lease ends"
     if not row.is_here:

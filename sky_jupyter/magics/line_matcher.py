@@ -1,4 +1,4 @@
-"""What IPython's completer asks on each line: ours are completed by `option_completion`, others are not looked at."""
+"""Matcher for IPython's completer: passes ``%sky`` lines to `option_completion`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``%sky logs``: show what a run printed, or the own log of a node's machine, or write it to files."""
+"""``%sky logs``: show or save what a run printed, or a node's machine's own log."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write(pool: Pool, run: str, ranks: Collection[int], to: str) -> str:
 def of_machines(
     pool: Pool, nodes: Collection[int], *, previous: bool = False, last: int | None = None, to: str | None = None
 ) -> str:
-    """Return the own logs of nodes' machines, each under its name; or write them to files, and say what was written.
+    """Return the own logs of nodes' machines by name; or save them, and say where.
 
     Raises PoolError if the provider has no such logs, or the pool no such node.
     """

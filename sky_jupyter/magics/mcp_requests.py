@@ -1,4 +1,4 @@
-"""Requests of agents that need the kernel's main thread: run a cell, read a value.
+"""Requests of MCP clients for the kernel's main thread: run a cell, read a value.
 
 They come on the shell channel, so they wait their turn behind the notebook's cells. `answer` is what a request
 evaluates; see `access.kernel_requests.evaluate`.
@@ -68,7 +68,7 @@ def answer(text: str) -> Answer:
 
 
 class _OwnText(io.StringIO):
-    """Text that the thread prints which made this; that of other threads goes on to a stream.
+    """Capture the text of the thread that made this; pass on that of others.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def _value(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _must_be_free(pool: Pool) -> None:
-    """Raise PoolError while something runs: waiting for it here would block the notebook."""
+    """Raise PoolError while something runs: to wait would block the notebook."""
     on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
     if on:
         raise PoolError(f"pool {pool.spec.name} is busy with run {', '.join(on)}; wait until it is over")

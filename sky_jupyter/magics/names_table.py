@@ -1,4 +1,4 @@
-"""``%sky names``: the names that the nodes have, what they are, and where each comes from."""
+"""``%sky names``: the nodes' names, what they are, and where each comes from."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def _targets(verb: str) -> list[str]:
     with contextlib.closing(registry), contextlib.suppress(PoolError):
         if verb not in _OF_KEPT:
             return [run.id for run in registry.runs(limit=_RUNS)]
-        rows = [row for row in registry.pools() if (row.keep or row.provider != "local") and not row.is_mine]
-        return [*live, *(row.name for row in rows if row.host_lives or row.provider != "local")]
+        rows = [row for row in registry.pools() if row.may_outlive and not row.is_mine]
+        return [*live, *(row.name for row in rows if row.host_lives or not row.is_local)]
     return live
 
 
@@ -124,7 +124,7 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
 
 
 def matches(context: CompletionContext) -> dict[str, Any]:
-    """Return what IPython's completer is to offer on a line of ours, and nothing else."""
+    """Return the completions on a line of ``%sky``; none on other lines."""
     paths = path_completion.complete(context.line_with_cursor[: context.cursor_position])
     if paths is not None:
         offered = [SimpleCompletion(text=text, type="path") for text in paths[1]]

@@ -129,7 +129,10 @@ Places = tuple[int | slice, ...]
 
 
 def places(text: str) -> Places:
-    """Read what `ranks` does, and ``"-1"``, ``"::2"`` and ``"all"``; ValueError for another form."""
+    """Parse ranks as `ranks` does, and ``"-1"``, ``"::2"`` and ``"all"``.
+
+    Raises ValueError for another form.
+    """
     found: list[int | slice] = []
     for part in map(str.strip, text.split(",")):
         if part == "all":

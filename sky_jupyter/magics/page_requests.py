@@ -1,4 +1,4 @@
-"""Requests of pages and terminals that a kernel answers from the loading on; what answers comes with the first one."""
+"""Requests of pages and terminals to the kernel; handlers load at the first one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that run scripts: ``%sky run``, ``%sky torchrun`` and ``%sky accelerate launch``.
+"""Parse ``%sky run``, ``%sky torchrun`` and ``%sky accelerate launch``.
 
 Before the script stand the launcher's own options, as it reads them, and ours; all behind the script is the script's.
 The tables are those of ``torch.distributed.run`` and ``accelerate launch``, which need not be installed here.
@@ -178,7 +178,7 @@ def _restarts(script: Script, text: str, prog: str) -> Script:
 
 
 def _processes(script: Script, text: str, prog: str) -> Script:
-    """Read accelerate's number of all processes, which are shared out among the nodes."""
+    """Read accelerate's number of all processes, and divide it by the nodes."""
     if not text.isdecimal() or not 0 < int(text) <= _MOST_PER_NODE * 1024:
         raise UsageError(f"{prog}: --num_processes takes a number above 0, not {text!r}")
     return replace(script, processes=int(text))

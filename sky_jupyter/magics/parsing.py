@@ -516,7 +516,7 @@ def _make_provider(pool: dict[str, Any], prog: str) -> None:
 
 
 def _special_options() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return flag and providers of each option that is for some providers only, by its key."""
+    """Return flag and providers of each option that only some providers have, by key."""
     kinds: dict[str, tuple[str, tuple[str, ...]]] = {switch.key: (switch.flag, ("ssh",)) for switch in HOST_SWITCHES}
     for kind, options in PROVIDER_OPTIONS.items():
         for option in options:

@@ -1,4 +1,4 @@
-"""What the notebook's own cells do while there are pools: what they assign counts from then on."""
+"""Names that the notebook's own cells assign while pools live."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _rows(ways: Sequence[tuple[str, str]]) -> list[str]:
 
 def ways_to_managed(row: PoolRow) -> str:
     """Say how a pool that another notebook manages can be used."""
-    over = f", `%sky attach {row.name} --take-over` takes it over" if row.keep or row.provider != "local" else ""
+    over = f", `%sky attach {row.name} --take-over` takes it over" if row.may_outlive else ""
     return f"pool {row.name!r} is managed by {row.who}; `%sky join {row.name}` runs cells there as its guest{over}"
 
 

@@ -1,4 +1,4 @@
-"""What runs the lines of ``%sky`` and ``%%sky``, and the cells of `%sky auto`: imported at the first of them."""
+"""Lines of ``%sky`` and ``%%sky``, and cells of `%sky auto`; loads at the first."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
-        """Run the cell on every rank of a pool of nodes, or look after pools; ``%%sky?`` shows all options."""
+        """Run a cell on every rank of a pool, or manage pools; see ``%%sky?``."""
         if pools.all() or not early_start.is_local_start(line, is_cell=cell is not None):
             self.lines.sky(line, cell)
             return
@@ -83,7 +83,10 @@ class SkyMagics(Magics):
         raise UsageError(f"%%local takes no options, not {shortened(line, line)!r}")
 
     def auto_cell(self, code: str) -> None:
-        """Run a plain cell, or a part of it, on the pool of `%sky auto`; its transformer has cells call this."""
+        """Run a plain cell, or part of one, on the pool of `%sky auto`.
+
+        Its transformer makes cells call this.
+        """
         self._ran_auto = True
         self.lines.auto_cell(code)
 

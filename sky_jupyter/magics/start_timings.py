@@ -14,7 +14,7 @@ _MOST_NODES = 8
 
 
 def table(timings: Sequence[StartTiming], whole: tuple[float, float] | None = None) -> str:
-    """Return the parts of a start in the order in which they began, in seconds to two decimals.
+    """Return a table of a start's parts in order of their begin, in seconds.
 
     Parameters
     ----------

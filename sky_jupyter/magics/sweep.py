@@ -1,4 +1,4 @@
-"""``%sky sweep``: end machines that were made for pools, and that nobody has any more."""
+"""``%sky sweep``: terminate machines of pools that nobody owns any more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING = (
 
 
 def lines(chosen: str | None, provider: Provider | None, *, all_regions: bool) -> Iterator[str]:
-    """End what nobody has any more; yield what was done, and what was left, a line each.
+    """Terminate unowned machines; yield a line for each, ended or left.
 
     Parameters
     ----------
@@ -95,7 +95,10 @@ def _at(
     *,
     all_regions: bool,
 ) -> Iterator[str]:
-    """End strays at one provider; ``seen`` has the machines that others of the same account have shown."""
+    """Terminate strays at one provider; add what it shows to ``seen``.
+
+    That has the machines that providers of the same account have shown.
+    """
 
     def look() -> list[orphaned_machines.Stray]:
         places = provider.all_regions() if all_regions else regions

@@ -43,7 +43,7 @@ def targets(first: str | None, second: str | None) -> tuple[str | None, str | No
 
 
 def write(pool: Pool, run: str | None, file: str | None) -> str:
-    """Write the trace of a run, or of all that is known of a pool; say what was written.
+    """Write the trace of a run, or of a pool's whole history; say what was written.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def _common(row: EventRow) -> dict[str, Any]:
 
 
 def _spans(rows: Iterable[EventRow]) -> Iterator[dict[str, Any]]:
-    """Yield complete events, of which those of one thread are apart or inside each other.
+    """Yield complete events; those of one thread do not overlap, or are nested.
 
     Readers drop what is neither. Ends come with the network's delay, so that a state may seem to begin before the
     last one has ended.

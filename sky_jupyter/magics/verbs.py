@@ -1,4 +1,4 @@
-"""The verbs of ``%sky``: each calls what `session` and the pools do, and prints what came of it."""
+"""Verbs of ``%sky``: each calls `session` and prints the result."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ class Verbs:
             print("nothing runs on it; `%sky runs` lists what ran, and `%sky wait RUN` brings a result back")
 
     def _manage(self, guest: Pool, *, take_over: bool) -> Pool:
-        """Become the manager of a pool whose guest this notebook is; if that is refused, stay its guest."""
+        """Become the manager of a pool that this notebook is a guest of, or stay guest."""
         name = guest.spec.name
         if on := [id for id, detached in guest.detached.items() if not detached.run.over.is_set()]:
             raise PoolError(

@@ -1,1 +1,1 @@
-"""The MCP server: live pools as tools of an agent, over stdio or behind Jupyter Server."""
+"""MCP server: live pools as tools of an agent, over stdio or Jupyter Server."""

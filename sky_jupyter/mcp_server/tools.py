@@ -150,7 +150,7 @@ class PoolTools:
             int | None, Field(description="A page begins here: `next` of an earlier page.", ge=0, lt=1 << 53)
         ] = None,
     ) -> dict[str, Any]:
-        """Read a page of what a run printed, with tracebacks; without `start`, the end of it.
+        """Read a page of a run's output and tracebacks; without `start`, the end of it.
 
         Where a node's `cut` is true, one text was longer than a page; its rest is on no page.
         """
@@ -210,7 +210,10 @@ class PoolTools:
             float, Field(description="Seconds to wait for its end; it goes on after that.", ge=0, le=_MOST_WAIT)
         ] = 20.0,
     ) -> dict[str, Any]:
-        """Run a cell on the ranks of a pool. It sees the notebook's names as a %%sky cell does; the last expression of each rank is in its output."""  # noqa: E501
+        """Run a cell on the ranks of a pool.
+
+        It sees the notebook's names as a %%sky cell does; the last expression of each rank is in its output.
+        """
         row = await to_thread.run_sync(self._access.find, pool)
         request = {"action": "run", "code": code, "ranks": ranks, "timeout": timeout}
         began = await to_thread.run_sync(self._access.evaluate, row, request)
@@ -241,7 +244,7 @@ def _is_over(source: PagesContext, run: str) -> bool:
 
 
 def _page(page: Page, most: int, *, tail: bool) -> dict[str, Any]:
-    """Return a page as JSON: its text by rank in the order of events, cut to so many letters."""
+    """Return a page as JSON: text by rank, in order of events, cut to a length."""
     texts = [(event["seq"], event.get("rank"), plain(text_of(event))) for event in page.events]
     ends = {str(event["rank"]): event["status"] for event in page.events if event["kind"] == "end"}
     texts = [one for one in texts if one[2]]

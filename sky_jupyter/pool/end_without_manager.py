@@ -38,7 +38,7 @@ def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:
     row = next((row for row in registry.pools() if row.id == id), None)
     if row is None:
         return "the pool has ended already"
-    if row.provider == "local":
+    if row.is_local:
         _end_local(registry, row)
         return f"pool {row.name}: ended"
     unsure = _end_far(registry, row, prompts)

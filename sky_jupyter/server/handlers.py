@@ -173,7 +173,7 @@ class TerminalHandler(SkyHandler):
 
 
 def terminal_command(pool: str, rank: int) -> list[str]:
-    """Return the program of a terminal on a rank's node; it stays until what went wrong has been read."""
+    """Return the program of a rank's terminal; after an error it waits to be read."""
     program = Path(sys.executable).with_name("sky-jupyter")
     words = [str(program)] if program.exists() else [sys.executable, "-m", "sky_jupyter"]
     return ["/bin/sh", "-c", _READ_FIRST, "sh", *words, "shell", pool, str(rank)]

@@ -1,4 +1,4 @@
-"""``POST /sky-jupyter/mcp``: the MCP server's streamable HTTP, behind Jupyter's authentication and XSRF check.
+"""``POST /sky-jupyter/mcp``: streamable HTTP, behind Jupyter's authentication.
 
 The SDK's transport is an ASGI application; the handler calls it with the request, without its credentials. There are no
 sessions: each request is answered by itself, in JSON.
@@ -79,7 +79,7 @@ class McpEndpoint:
             await asyncio.to_thread(access.close)
 
     async def stop(self) -> None:
-        """End the MCP server, if it has been started; a kernel that does not answer delays that no longer."""
+        """Stop the MCP server if it runs; a kernel without an answer cannot delay that."""
         self._stopped.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=_ENDS)

@@ -19,7 +19,7 @@ _MAX_NODES = 256
 
 def local(row: PoolRow, run: str) -> list[dict[str, Any]] | None:
     """Return the newest output of a run by rank; None if its journals are elsewhere."""
-    if row.provider != "local" or not row.is_here or not row.folders:
+    if not row.is_local or not row.is_here or not row.folders:
         return None
     folders = sorted(Path(row.folders[0]).glob("n*/journal"))[:_MAX_NODES]
     paths = [path for folder in folders for path in Journal.found(folder) if path.stem == run]

@@ -65,7 +65,7 @@ class SharedRunView:
         return TerminalRunView(ranks, results=False)
 
     def on_event(self, event: Event) -> None:
-        """Show an event of one of the calls; what troubles the pool is said once, and not with each call."""
+        """Show an event of one of the calls; show the pool's troubles only once."""
         if isinstance(event, OutputEvent):
             kind, rank, self._run = event.event["kind"], event.rank, event.run
             if kind == "end":
@@ -158,7 +158,7 @@ def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> SharedRun
 
 
 class HeldView:
-    """Place in a notebook's cell for what calls print after the cell, as nobody waits for them.
+    """Place in a cell for what calls print after it has ended: nobody waits for them.
 
     Front ends drop what begins to be shown when its cell is over. So the view begins as the cell ends, if the calls
     have not ended by then.

@@ -1,4 +1,4 @@
-"""Run cells on a pool: send what they read, show what they print, and bind what comes of them."""
+"""Run cells on a pool: send what they read, show their output, bind results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from ..pool.runs.result import CellError, CellResult
 from ..pool.runs.run import Run
 from ..spec.options import DEFAULT_GRACE
 from ..util.text import format_size, rank_label
-from .background_runs import BackgroundView, notify_at_end
+from .background_view import BackgroundView
 from .pools import renew_taken
+from .run_end_notifications import notify_at_end
 
 if TYPE_CHECKING:
     from ..pool.pool import Detached, Pool
@@ -90,7 +91,7 @@ class Cell:
 
 
 def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
-    """Run a cell on a pool that is live; show it to its end and bind its result, or let it go.
+    """Run a cell on a live pool; show it to its end and bind its result, or detach.
 
     Parameters
     ----------
@@ -164,7 +165,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
 
 
 def command_code(command: str) -> str:
-    """Return the code by which a rank runs a command of the shell; its first line is the run's title."""
+    """Return code that runs a shell command on a rank; line 1 is the run's title."""
     from ..node.runtime import shell_command
 
     title = " ".join(command.split())
@@ -233,7 +234,7 @@ def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str 
 
 
 def _note_failures(pool: Pool, run: Run) -> None:
-    """Note which ranks keep a failure: until their next cell, and not without the kernel that had it."""
+    """Note which ranks keep a failure to debug, until their next cell or kernel."""
     pool.failed.difference_update(run.outcomes)
     pool.failed.update(rank for rank, outcome in run.outcomes.items() if outcome.status in _DEBUGGED)
 
@@ -287,7 +288,10 @@ def debug(pool: Pool, rank: int, count: int, namespace: dict[str, Any]) -> None:
 
 
 def settle(pool: Pool, ranks: Sequence[int] | None = None) -> None:
-    """Wait until the pool has repaired what the last run broke, with a view of it; see `Pool.settle`."""
+    """Wait, with a view, until the pool has repaired what the last run broke.
+
+    See `Pool.settle`.
+    """
     if not pool.is_unsettled:
         return
     with display.DelayedView("new kernels", failed="not there", pool=pool.spec.name) as late:
@@ -371,7 +375,10 @@ def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
 
 
 def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = None, elapsed: float = 0.0) -> Any:
-    """Return the view of a run; ``shown`` are the ranks whose output is shown, ``elapsed`` how long it has gone on."""
+    """Return a run's view, with the output of the ranks in ``shown``.
+
+    ``elapsed`` is how long the run has gone on, in seconds.
+    """
     name = pool.spec.name
     title = f"sky · {name}" if name != "default" else "sky"
     seen = [rank for rank in ranks if shown is None or rank in shown]
@@ -425,7 +432,7 @@ def only_there(pool: Pool) -> set[str]:
 
 
 def listing(what: str, names: Iterable[str]) -> str:
-    """Return a few of the names with what there is to say of them; empty if there are none."""
+    """Return the first few names and what is said of them; empty if there are none."""
     shown = sorted(names)
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
     return f"{what}: {', '.join(shown[:_NAMES_SHOWN])}{more}" if shown else ""

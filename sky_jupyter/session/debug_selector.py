@@ -1,4 +1,7 @@
-"""What a page's selector of the debugged rank shows and changes: a request on the control channel (docs/actions.md)."""
+"""Selector of the debugged rank: a page's request on the control channel.
+
+docs/actions.md has the messages.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class DebugSelector:
         self._told: dict[str, Any] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return what pages show: the pool, how many ranks it has, and which one is debugged."""
+        """Return what pages show: the pool, its number of ranks, and the debugged one."""
         pool = self._target.pool or pools.current
         return {
             "pool": pool.spec.name if pool else None,
@@ -44,7 +47,7 @@ class DebugSelector:
             self._kernel.session.send(self._kernel.iopub_socket, CHANGED, state, parent={}, ident=CHANGED.encode())
 
     async def answer(self, content: dict[str, Any]) -> control_channel.Reply:
-        """Answer a page: the state, after ``rank`` (null for the notebook) where that is given."""
+        """Return the state, after a change to ``rank`` (null: notebook) where given."""
         rank = content.get("rank")
         name = content.get("pool")
         if name is not None and not isinstance(name, str):
@@ -61,7 +64,7 @@ class DebugSelector:
 
 
 def install(shell: Any, target: DebugTarget | None) -> DebugSelector | None:
-    """Have pages show and change the debugged rank; None if this process has no pages that debug."""
+    """Let pages show and change the debugged rank; None if no page here debugs."""
     if target is None:
         return None
     selector = DebugSelector(shell.kernel, target)

@@ -1,4 +1,4 @@
-"""The page's debugger on a rank: which rank it is, and what pages and ranks say to each other.
+"""The page's debugger on a rank: which one, and the messages both ways.
 
 A page talks to the notebook's kernel, in the Debug Adapter Protocol. While a rank is chosen, its requests go to the
 debugger in that rank's kernel. A page knows a cell by a hash of its text, and a rank by the code that it runs: both
@@ -69,7 +69,7 @@ class _File:
 
 
 class DebugTarget:
-    """What the page's debugger debugs: the notebook's kernel, or a rank; made by `install`.
+    """Debug target of the page: the notebook's kernel or a rank; see `install`.
 
     Its requests and its state are the control thread's.
 
@@ -135,7 +135,7 @@ class DebugTarget:
             self.changed()
 
     async def turn_back(self) -> None:
-        """Debug the notebook's own kernel again, once no cell runs; on the control thread."""
+        """Debug the notebook's own kernel again, once no cell runs; control thread."""
         if await self._choose(None, 0):
             # The kernel starts its debugger on the main thread, and this thread waits for that: until a cell that runs
             # has ended, it would answer nobody.
@@ -162,7 +162,7 @@ class DebugTarget:
         return found
 
     async def _choose(self, pool: Pool | None, rank: int) -> bool:
-        """Debug another rank, or the notebook's kernel; return whether its debugger has to be turned on."""
+        """Debug another rank or the kernel; return whether to turn its debugger on."""
         async with self._turn:
             if (pool, rank) == (self._pool, self._rank) and self._is_on:
                 return False

@@ -1,4 +1,4 @@
-"""Completion and inspection by jedi, from the sources of the cells that a pool has run."""
+"""Completion and inspection by jedi, from the sources of a pool's cells."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def is_loaded() -> bool:
 
 
 def is_ready() -> bool:
-    """Return whether jedi is loaded, and does nothing else just now: then it answers soon."""
+    """Return whether jedi is loaded and idle: then it answers soon."""
     return _loaded.is_set() and not _working.locked()
 
 
@@ -109,7 +109,7 @@ def settle(patience: float = _LATE) -> None:
 
 
 def warm(is_wanted: Callable[[], bool]) -> None:
-    """Load jedi in the background, unless it works already: its first answer is a second late otherwise.
+    """Load jedi in the background: else its first answer is a second late.
 
     Parameters
     ----------

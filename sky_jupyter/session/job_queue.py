@@ -1,4 +1,4 @@
-"""Jobs of a batch scheduler before there is a pool: shown, or submitted and left in the queue, and taken up by name.
+"""Jobs of a batch scheduler before their pool starts: show, submit, take up.
 
 The spec of a pool whose job was left in the queue is kept beside the registry until its job is taken up or gone.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def preview(spec: PoolSpec) -> str:
-    """Return the script of a pool's job, and whether the scheduler would take it; submit nothing."""
+    """Return a job's script, and whether the scheduler accepts it; submit nothing."""
     return str(_of_jobs(spec, "--dry-run").preview(spec))
 
 
@@ -37,7 +37,7 @@ def submit(spec: PoolSpec) -> str:
 
 
 def left(name: str | None) -> PoolSpec | None:
-    """Return the spec of a pool whose job waits in a queue, or runs, and was taken up by nobody; None if none does.
+    """Return the spec of a queued or running job that nobody took up; None if none.
 
     Parameters
     ----------

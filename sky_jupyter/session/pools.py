@@ -136,12 +136,12 @@ def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callab
 
 
 def restart_pool(pool: Pool) -> None:
-    """Give all ranks new kernels on the same machines, with a view of it; see `Pool.restart`."""
+    """Start new kernels for all ranks, with a view; see `Pool.restart`."""
     _restart(pool, pool.restart)
 
 
 def renew_taken(pool: Pool) -> None:
-    """Recreate a pool that broke because machines of it were taken away; wait for it if it does so by itself."""
+    """Recreate a pool whose machines were taken away, or wait until it has done so."""
     if why := pool.lifecycle.failure.taken_away():
         told = _show if pool.spec.options.console else _log.info
         told(f"pool {pool.spec.name} is recreated: {why}")
@@ -161,7 +161,7 @@ def _restart(pool: Pool, restart: Callable[[Listener, Tick], None]) -> None:
 
 
 def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
-    """End a pool and forget it; show ranks that take long if its start was shown, or ``tell`` them."""
+    """End a pool and forget it; show, or ``tell``, which ranks take long."""
     pool.lifecycle.refuse_guest("ended")
     told = tell or (_show if pool.spec.options.console else _log.info)
     pool.down(lambda text: told(f"pool {pool.spec.name}: {text}"))
@@ -169,12 +169,15 @@ def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
 
 
 def _show(text: str) -> None:
-    """Print a line of a pool; standard output of scripts is their own, as at a pool's start."""
+    """Print a line of a pool: on standard error where standard output is a script's."""
     print(text, file=None if in_notebook() else sys.stderr)
 
 
 def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
-    """Stop a pool's machines and forget the pool here; return what was done, and until when the disks stay."""
+    """Stop a pool's machines and forget the pool; return what was done.
+
+    The text says until when the disks stay.
+    """
     name = pool.spec.name
     pool.lifecycle.refuse_guest("stopped")
     from ..pool.lifecycle import stop_start
@@ -193,7 +196,7 @@ def stop_pool(pool: Pool, tell: Callable[[str], None]) -> str:
 
 
 def start_stopped(name: str | None = None) -> Pool:
-    """Start the machines of a stopped pool and the pool on them, and make it the current one.
+    """Start a stopped pool's machines, and the pool on them; make it current.
 
     Raises PoolError if there is no such pool, or its machines cannot be started now.
     """
@@ -218,7 +221,7 @@ def start_stopped(name: str | None = None) -> Pool:
 
 
 def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:
-    """Attach to the kept pool of this name that nobody manages; None if none, or if it has ended meanwhile."""
+    """Attach to the kept pool of this name; None if it is managed, or has ended."""
     registry = Registry()
     try:
         # One whose processes were killed leaves its name, and its folder.
@@ -237,8 +240,11 @@ def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None
 
 
 def _ends(row: PoolRow) -> bool:
-    """Return whether a local pool has just ended; wait for its host, which removes the folder first."""
-    is_gone = row.provider == "local" and bool(row.folders) and not os.path.isdir(row.folders[0])
+    """Return whether a local pool has just ended; wait for its host to clean up.
+
+    The host removes the folder first.
+    """
+    is_gone = row.is_local and bool(row.folders) and not os.path.isdir(row.folders[0])
     return is_gone and row.host_ends_within(TIMEOUTS.end.host_process)
 
 
@@ -257,7 +263,7 @@ def kept_row(name: str) -> PoolRow | None:
 
 
 def managed_row(name: str) -> PoolRow | None:
-    """Return the newest pool of this name that another live process manages here; None if there is none."""
+    """Return the newest pool of this name of another live manager; None without one."""
     registry = Registry()
     try:
         rows = [row for row in registry.pools() if row.name == name and row.is_here and row.owner_lives]
@@ -283,7 +289,7 @@ def _take_in(pool: Pool) -> None:
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: threading.Event | None = None) -> Pool:
-    """Attach to a kept pool that lives, or start one in its job in a queue, and make it the current one.
+    """Attach to a kept pool, or start one in its queued job; make it current.
 
     Parameters
     ----------
@@ -306,7 +312,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     """
     registry = Registry()
     try:
-        rows = [row for row in registry.pools() if row.keep or row.provider != "local"]
+        rows = [row for row in registry.pools() if row.may_outlive]
         rows = [row for row in rows if not row.is_mine]
         rows = [row for row in rows if name is not None or (row.outlives and pools.get(row.name) is None)]
         rows.sort(key=lambda row: row.is_here)
@@ -339,7 +345,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
         with _failing(view, "not attached"), person.answering(_until(given_up, view.refresh)) as tick:
             pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
     except SkyError as error:
-        if row.provider != "local":
+        if not row.is_local:
             told = str(error).partition("\n")[0]
             again = f"%sky up --provider {row.provider} …"
             pools.miss(Gone(row.name, f"pool {row.name!r} was not attached to ({told})", again))
@@ -350,7 +356,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
 
 
 def join_pool(name: str, *, given_up: threading.Event | None = None) -> Pool:
-    """Become a guest of a pool that another notebook manages, and make it the current one.
+    """Join a pool that another notebook manages, as its guest; make it current.
 
     Parameters
     ----------
@@ -391,7 +397,7 @@ def managed_by(row: PoolRow) -> str:
 
 
 def _row_to_join(name: str) -> PoolRow:
-    """Return the pool of this name or id that can be joined; raise PoolError if there is none."""
+    """Return the pool of this name or id to join; raise PoolError if there is none."""
     registry = Registry()
     try:
         rows = registry.pools()
@@ -410,7 +416,7 @@ def _row_to_join(name: str) -> PoolRow:
         raise PoolError(f"pool {row.name!r} is managed by this notebook: `%%sky --name {row.name}` uses it")
     if row.state in _UNJOINED:
         raise PoolError(f"pool {row.name!r} {_UNJOINED[row.state]}; {managed_by(row)}")
-    if row.provider == "local" and row.is_here and not (row.host_lives and (row.keep or row.owner_lives)):
+    if row.is_local and row.is_here and not (row.host_lives and (row.keep or row.owner_lives)):
         raise PoolError(f"pool {row.name!r} has ended with the notebook that managed it")
     return row
 
@@ -424,7 +430,7 @@ _UNJOINED = {
 
 
 def leave_pool(pool: Pool) -> None:
-    """End the use of a pool as its guest; raise PoolError for a pool that this process manages."""
+    """Leave a pool as its guest; raise PoolError if this process manages it."""
     if not pool.is_guest:
         name = pool.spec.name
         raise PoolError(f"this notebook manages pool {name!r}, and is not a guest: `%sky down {name}` ends it")
@@ -434,7 +440,7 @@ def leave_pool(pool: Pool) -> None:
 
 
 def _elsewhere(name: str) -> str:
-    """Return which other computer can attach to a pool, if machines of our providers carry its name or id."""
+    """Return which other computer can attach to a pool, by its machines' tags."""
     registry = Registry()
     with contextlib.closing(registry), contextlib.suppress(Exception):
         for purchase in provider_accounts.of(registry):
@@ -497,7 +503,7 @@ def copy_names(
     targets: Sequence[int] | None,
     namespace: dict[str, Any],
 ) -> str:
-    """Copy names from one rank to others, by default those that they lack; describe it in lines.
+    """Copy names from one rank to others, by default to those without; describe it.
 
     There is a view of it if it takes long.
     """

@@ -1,4 +1,4 @@
-"""Completion and inspection of the nodes' names: by an idle rank, else from the sources of the pool's cells."""
+"""Completion and inspection of nodes' names: by an idle rank, or from sources."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def complete(pool: Pool, rank: int, code: str, cursor: int, patience: float = _J
 def inspect(
     pool: Pool, rank: int, code: str, cursor: int, detail: int, patience: float | None = None
 ) -> dict[str, Any] | None:
-    """Return what a rank knows of the name at the cursor, as a mimebundle; see `complete`.
+    """Return what a rank knows of the name at the cursor, as a mimebundle.
+
+    See `complete`.
 
     Parameters
     ----------
@@ -111,7 +113,7 @@ def inspect(
 
 
 def complete_path(pool: Pool, nodes: Sequence[int], path: str) -> list[str] | None:
-    """Return the nodes' paths that begin as this one does; None if they do not answer at once.
+    """Return the nodes' paths with this beginning; None without an answer at once.
 
     Parameters
     ----------
@@ -145,7 +147,7 @@ def _of_rank(pool: Pool, rank: int, patience: float, **question: Any) -> dict[st
 
 
 def _sound_matches(found: Any) -> list[tuple[str, str]]:
-    """Return what is sound of a rank's matches: ranks run the user's code, so their answers are validated."""
+    """Return the valid ones of a rank's matches: ranks run the user's code."""
     pairs = (
         [one for one in found if isinstance(one, (list, tuple)) and len(one) == 2]
         if isinstance(found, (list, tuple))
@@ -157,7 +159,7 @@ def _sound_matches(found: Any) -> list[tuple[str, str]]:
 
 
 def _sound_bundle(data: Any) -> dict[str, Any] | None:
-    """Return the texts of a rank's mimebundle, without what a page would run; None if it has none."""
+    """Return the texts of a rank's mimebundle, without scripts; None if it has none."""
     found = {kind: data[kind] for kind in _SHOWN if isinstance(data.get(kind), str)} if isinstance(data, dict) else {}
     return found if "text/plain" in found else None
 

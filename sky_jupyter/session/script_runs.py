@@ -1,4 +1,4 @@
-"""Run an unchanged script on a pool: as a run like a cell's, whose ranks start fresh processes."""
+"""Run an unchanged script on a pool: a run whose ranks start new processes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _per_node(pool: Pool, script: Script) -> int:
 
 
 def _shared_out(script: Script, nodes: int) -> Script:
-    """Return the script with a number of processes on each node instead of one of all."""
+    """Return the script with its processes for each node, instead of for all."""
     if script.processes is None:
         return script
     if script.processes % nodes:
@@ -234,7 +234,7 @@ def _shared_out(script: Script, nodes: int) -> Script:
 
 
 def _config(script: Script) -> str | None:
-    """Return the text of the file of ``accelerate config`` that is meant; None if there is none."""
+    """Return the text of the file of ``accelerate config``; None if there is none."""
     own = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface", "accelerate", "default_config.yaml")
     path = absolute(script.config) if script.config else own
     if not script.config and (not path.is_file() or "--cpu" in script.options):

@@ -1,1 +1,1 @@
-"""Show widgets of ranks in the notebook's pages: an optional part of agents and pools."""
+"""Widgets of ranks in the notebook's pages: an optional part of agents and pools."""

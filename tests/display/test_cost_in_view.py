@@ -8,7 +8,7 @@ import time
 import pytest
 
 from sky_jupyter.display import views
-from sky_jupyter.display.model import html, saved_output
+from sky_jupyter.display.model import run_html, saved_output
 from sky_jupyter.display.model.run_model import RunModel
 from sky_jupyter.display.notebook import pool_panel
 from sky_jupyter.display.notebook.deltas import Feed
@@ -28,11 +28,11 @@ def test_a_runs_header_has_the_cost_in_each_form() -> None:
     assert "cost" not in saved_output.to_json(model.state(10), "v")
     model.cost = lambda: cost(1.5, 13.2)
     said = "$1.50 so far, $13.20 an hour"
-    assert html.to_text(model.snapshot(10)).splitlines()[0].endswith(f"running · {said}")
-    assert said in html.to_html(model.snapshot(10))
+    assert run_html.to_text(model.snapshot(10)).splitlines()[0].endswith(f"running · {said}")
+    assert said in run_html.to_html(model.snapshot(10))
     assert saved_output.to_json(model.state(10), "v")["cost"]["total"] == 1.5
     model.cost = lambda: cost(None, None)
-    assert html.to_text(model.snapshot(10)).endswith("price unknown")
+    assert run_html.to_text(model.snapshot(10)).endswith("price unknown")
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(7500, "2 h 05"), (1170, "20"), (-5, "0")])
@@ -40,7 +40,7 @@ def test_a_runs_header_has_what_a_scheduler_leaves_of_the_pool_s_time(seconds: f
     model = RunModel("sky", [0])
     model.cost = lambda: TimeLeft(1000.0 + seconds, 1000.0)
     said = f"{said} min of the allocation left"
-    assert html.to_text(model.snapshot(10)).splitlines()[0].endswith(f"running · {said}")
+    assert run_html.to_text(model.snapshot(10)).splitlines()[0].endswith(f"running · {said}")
     page = saved_output.to_json(model.state(10), "v")["cost"]
     assert (page["ends"] - page["at"], page["text"]) == (seconds, said)
 

@@ -17,7 +17,7 @@ from tests.magics.notebook import Notebook, notebook
 
 RUN = "application/vnd.sky.run.v1+json"
 PATIENCE = 60.0
-QUICK = "import sky_jupyter.session.background_runs as runs\nruns.LONG = 0.0"
+QUICK = "import sky_jupyter.session.run_end_notifications as ends\nends.LONG = 0.0"
 
 
 class Listener:

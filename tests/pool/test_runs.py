@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sky_jupyter as sky
-from sky_jupyter.display.model import html
+from sky_jupyter.display.model import run_html
 from sky_jupyter.display.model.run_model import RunModel
 from sky_jupyter.display.terminal.line_view import TerminalRunView
 from sky_jupyter.node.journal.journal import Journal
@@ -124,9 +124,9 @@ def test_a_gap_is_shown_where_output_is_missing(tmp_path: Path) -> None:
     assert lines[0] == "line 0"
     assert lines[place - 1] == f"line {place - 1}"
     assert lines[-1] == "line 499"
-    shown = html.to_text(model.snapshot(1000), 1000)
+    shown = run_html.to_text(model.snapshot(1000), 1000)
     assert lines[place] in shown
-    assert lines[place] in html.to_html(model.snapshot(1000), 1000)
+    assert lines[place] in run_html.to_html(model.snapshot(1000), 1000)
     assert heard.run.over.is_set()
     assert heard.notices == []
 
@@ -299,7 +299,7 @@ def test_an_image_of_no_possible_size_is_shown(width: str) -> None:
     line = '{"seq": 0, "rank": 0, "kind": "display", ' + shown + "}"
     heard.run.take(0, 0, 1, (line % width).encode())
     model.on_event(heard.events[0])
-    assert "<img" in html.to_html(model.snapshot(10))
+    assert "<img" in run_html.to_html(model.snapshot(10))
 
 
 # -- with a pool -----------------------------------------------------------------------------------
@@ -466,8 +466,8 @@ def test_no_batch_raises_nor_breaks_a_view_nor_a_later_batch(said: list[Any], an
         fed.take(*batch)
     assert errors == []
     final = model.snapshot(100)
-    html.to_html(final).encode()
-    html.to_text(final).encode()
+    run_html.to_html(final).encode()
+    run_html.to_text(final).encode()
     outcomes = list(fed.outcomes.values())
     for outcome in outcomes:
         "".join([*outcome.stdout, *outcome.stderr]).encode()
@@ -534,13 +534,13 @@ def test_a_view_says_that_a_rank_asks_or_is_stopped_until_it_goes_on() -> None:
     run.questions.on_ask = [].append  # type: ignore[assignment]
 
     def said() -> list[str]:
-        return html.header(model.snapshot(10))[3:]
+        return run_html.header(model.snapshot(10))[3:]
 
     run.take(0, 0, 1, encoded(ask(0, "q")))
     assert said() == ["running", "rank 0 asks"]
     run.take(1, 0, 1, encoded(stopped(0, "r", rank=1)))
     assert said() == ["running", "rank 0 asks", "rank 1 stopped"]
-    assert "rank 1 stopped" in html.to_html(model.snapshot(10))
+    assert "rank 1 stopped" in run_html.to_html(model.snapshot(10))
     run.take(0, 1, 1, encoded(asked(1, "q")))
     assert said() == ["running", "rank 1 stopped"]
     run.take(1, 1, 1, encoded(end(1, rank=1)))

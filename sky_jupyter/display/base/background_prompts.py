@@ -1,4 +1,4 @@
-"""Questions beside a run: the answer may come late or never, and nothing waits for it.
+"""Questions beside a run: the answer may come late or never; nothing waits.
 
 A front end has one line for an answer, which belongs to the cell that runs: it is asked for while the main thread waits
 for a run, and again by the next run if there was no answer. Output goes on meanwhile.
@@ -54,7 +54,7 @@ class BackgroundPrompts:
         self._line: _Line | None = None
 
     def ask(self, text: str, *, password: bool = False, verbatim: bool = False) -> Future[str | None]:
-        """Ask a person from any thread; the answer is None at once if nobody can be asked.
+        """Ask a person, from any thread; the future's answer is None if nobody can be.
 
         Cancel the future to withdraw the question.
 
@@ -199,7 +199,7 @@ class _TerminalLine:
 
 
 def _hide_typing() -> list[Any] | None:
-    """Make the terminal show nothing of what is typed; return its settings before, or None if that fails."""
+    """Turn off a terminal's echo; return its former settings, or None on failure."""
     try:
         import termios
 

@@ -1,4 +1,4 @@
-"""Front ends: which one there is, and what it draws; docs/view.md has the sources of these facts."""
+"""Front ends: which one is there, and what it draws; see docs/view.md."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Slot:
         self._send = functools.partial(_publish, kernel, kernel.get_parent("shell"), self._id, update=True)
 
     def show(self, bundle: dict[str, Any]) -> None:
-        """Show a bundle of what each front end can draw; main thread only, until it is let go."""
+        """Show a bundle with a form for each front end; main thread, before release."""
         from IPython.display import display
 
         shown, update = drawable(bundle), bool(self._id)
@@ -85,7 +85,7 @@ def _publish(kernel: Any, parent: Any, id: str, bundle: dict[str, Any], *, updat
 
 
 def _is_direct(shell: Any) -> bool:
-    """Tell whether IPython would send an output as it is, to pages that have all that was printed before.
+    """Tell whether an output may be sent as it is: no hook, nothing left to flush.
 
     Its own way waits until another thread has flushed both streams, which takes longer than all else of an output.
     """

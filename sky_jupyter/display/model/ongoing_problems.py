@@ -6,7 +6,7 @@ from ...pool.base.events import TroubleEvent
 
 
 class Troubles:
-    """Current problems by subject; held by the view of a start, or of calls. Any thread."""
+    """Current problems by subject, of a start's or calls' view; any thread."""
 
     def __init__(self) -> None:
         self._events: dict[str, TroubleEvent] = {}

@@ -1,4 +1,4 @@
-"""How a pool outlives the notebook's kernel: a page says so of a run when its kernel has ended."""
+"""How a pool outlives the notebook's kernel, in words for the run's view."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from ...util import pool_cost
 from ...util.pool_cost import PoolCost, TimeLeft
 from ...util.text import cleaned
 from . import ansi
-from .html import RankView, RunViewModel, State
 from .ongoing_problems import Troubles
 from .outliving import Outliving
+from .run_html import RankView, RunViewModel, State
 from .transcript import OutputPart, RankOutput, Rich
 
 # Limit of recorded changes from one rank to another in the order of lines.

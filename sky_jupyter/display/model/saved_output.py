@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from . import html
-from .html import State
+from . import run_html
+from .run_html import State
 from .run_model import RankState, RunModel, RunState
 from .transcript import Rich
 
@@ -33,7 +33,7 @@ def run_state(states: Iterable[State], *, finished: bool) -> State:
     """Return the state of a run as a whole."""
     found = set(states)
     goes_on = not finished or "running" in found
-    return next((state for state in html.TROUBLES if state in found), "running" if goes_on else "done")
+    return next((state for state in run_html.TROUBLES if state in found), "running" if goes_on else "done")
 
 
 def to_json(state: RunState, view: str) -> dict[str, Any]:
@@ -108,15 +108,15 @@ def _forms(model: RunModel, view: str, most_text: int | None) -> dict[str, Any]:
         shown = model.snapshot(lines)
         done = {
             MIME: whole,
-            "text/html": html.to_html(shown, lines),
-            "text/plain": html.to_text(shown, lines, colours=False),
+            "text/html": run_html.to_html(shown, lines),
+            "text/plain": run_html.to_text(shown, lines, colours=False),
         }
         if texts + sum(len(done[kind]) for kind in ("text/html", "text/plain")) - _pictures(shown) <= most_text:
             break
     return done
 
 
-def _pictures(shown: html.RunViewModel) -> int:
+def _pictures(shown: run_html.RunViewModel) -> int:
     """Return about how much of a view's HTML is rich items."""
     richs = [part for view in shown.ranks for part in (*view.segments, view.result) if isinstance(part, Rich)]
     return sum(len(value) for rich in richs for value in rich.data.values() if isinstance(value, str))
@@ -142,7 +142,7 @@ def _told(rank: RankState) -> dict[str, Any]:
     return {"dropped": rank.dropped, "stream": rank.stream, "next": rank.next}
 
 
-def _ended(view: html.RankView) -> dict[str, Any]:
+def _ended(view: run_html.RankView) -> dict[str, Any]:
     """Return the fields on how a rank ended."""
     return {name: text for name, text in {"note": view.note, "traceback": view.traceback}.items() if text}
 

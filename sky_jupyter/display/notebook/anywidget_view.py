@@ -21,7 +21,7 @@ from typing import Any
 from ...pool.base.events import Event
 from ..base import frontends
 from ..base.frontends import Slot
-from ..model import html, saved_output
+from ..model import run_html, saved_output
 from ..model.run_model import RunModel
 from .deltas import Feed
 from .run_view import Sender
@@ -102,7 +102,7 @@ class WidgetRunView:
         frontends.allow_widgets()
         view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
         shown = self.model.snapshot(0)
-        self._slot.show({_VIEW: view, "text/plain": html.to_text(shown, 0, colours=False)})
+        self._slot.show({_VIEW: view, "text/plain": run_html.to_text(shown, 0, colours=False)})
 
     def finish(self, elapsed: float) -> None:
         """Replace the widget by the static bundle, and close it."""

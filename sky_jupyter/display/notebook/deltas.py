@@ -240,7 +240,7 @@ class Feed:
         self._send({**content, "entries": entries}, [data] if data else [])
 
     def _changed_price(self) -> dict[str, Any]:
-        """Return the cost if its price per hour has changed: pages count on by themselves."""
+        """Return the cost if the hourly price has changed: pages count on themselves."""
         cost = self.model.priced()
         if cost is None or cost["hourly"] == self._hourly:
             return {}

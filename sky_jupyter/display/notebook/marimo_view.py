@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...pool.base.events import Event, TroubleEvent
-from ..model import html
+from ..model import run_html
 from ..model.run_model import StartModel
 from .anywidget_view import WidgetRunView
 
@@ -55,7 +55,7 @@ class MarimoRunView(WidgetRunView):
 
         last = self.model.snapshot(_LINES)
         if last.notices or any(view.segments or view.state != "done" for view in last.ranks):
-            marimo.output.append(marimo.Html(html.to_html(last, _LINES)))
+            marimo.output.append(marimo.Html(run_html.to_html(last, _LINES)))
 
 
 class MarimoStartView:
@@ -86,7 +86,7 @@ class MarimoStartView:
             return
         self._next = now + _INTERVAL
         what = self._now + (f" ({self._model.pace})" if self._model.pace else "")
-        about = " · ".join(filter(None, [html.duration(now - self.began), what, *troubles]))
+        about = " · ".join(filter(None, [run_html.duration(now - self.began), what, *troubles]))
         if self._spinner is None:
             spinner = marimo.status.spinner(title=self.title, subtitle=about, remove_on_exit=True)
             self._spinner = self._shown.enter_context(spinner)
@@ -98,6 +98,6 @@ class MarimoStartView:
         import marimo
 
         self._shown.close()
-        text = f"{self.title} · {ready} · {html.duration(time.perf_counter() - self.began)}"
+        text = f"{self.title} · {ready} · {run_html.duration(time.perf_counter() - self.began)}"
         troubles = () if ok else self._model.troubles
-        marimo.output.append(marimo.Html(html.html_start(text, state="done" if ok else "failed", below=troubles)))
+        marimo.output.append(marimo.Html(run_html.html_start(text, state="done" if ok else "failed", below=troubles)))

@@ -17,7 +17,7 @@ from ...util.text import rank_label
 from ..base import frontends
 from ..base.frontends import in_notebook
 from ..model import ansi
-from ..model import html as render
+from ..model import run_html as render
 
 MIME = "application/vnd.sky.pool.v1+json"
 VERSION = 1

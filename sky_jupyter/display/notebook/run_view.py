@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ...util import control_channel
 from ..base.frontends import Slot
-from ..model import html, saved_output
+from ..model import run_html, saved_output
 from ..model.run_model import RunModel
 from .deltas import Feed
 
@@ -102,8 +102,8 @@ class LiveRunView:
             {
                 # Where no answer to a page arrives, as behind some proxies, this is all that it draws.
                 saved_output.MIME: saved_output.to_json(self.model.state(_LIVE_LINES), self.id),
-                "text/html": html.to_html(shown, _LIVE_LINES),
-                "text/plain": html.to_text(shown, _LIVE_LINES, colours=False),
+                "text/html": run_html.to_html(shown, _LIVE_LINES),
+                "text/plain": run_html.to_text(shown, _LIVE_LINES, colours=False),
             }
         )
         # A large view takes its time to draw and to send: never more than a fifth of it.
@@ -200,7 +200,7 @@ views = Views()
 
 
 def install(kernel: Any) -> None:
-    """Install the handler of pages' requests in a kernel that has none yet, if it can have one."""
+    """Install the handler of pages' requests in a kernel that has none yet."""
     if not control_channel.register(kernel, REQUEST, lambda content, request: (views.answer(content), ())):
         return
 

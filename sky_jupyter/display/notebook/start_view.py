@@ -12,7 +12,7 @@ from typing import Any
 
 from ...pool.base.events import Event, TroubleEvent
 from ..base.frontends import Slot
-from ..model import html
+from ..model import run_html
 from ..model.run_model import StartModel
 from . import pool_panel
 
@@ -62,13 +62,13 @@ class NotebookStartView:
     def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say that the pool is ready, or why not."""
         slow = [event for event in self._model.done if event.elapsed >= _SLOW]
-        phases = ", ".join(f"{event.phase} {html.duration(event.elapsed)}" for event in slow)
+        phases = ", ".join(f"{event.phase} {run_html.duration(event.elapsed)}" for event in slow)
         self._say(ready, "done" if ok else "failed", f" ({phases})" if len(slow) > 1 else "")
 
-    def _say(self, what: str, state: html.State, more: str = "") -> None:
-        text = " · ".join(filter(None, [self.title, what, html.duration(time.perf_counter() - self.began)]))
+    def _say(self, what: str, state: run_html.State, more: str = "") -> None:
+        text = " · ".join(filter(None, [self.title, what, run_html.duration(time.perf_counter() - self.began)]))
         troubles = () if state == "done" else self._model.troubles
-        page = html.html_start(text, state=state, aside=more, below=troubles)
+        page = run_html.html_start(text, state=state, aside=more, below=troubles)
         plain = "\n".join([text + more, *troubles])
         bundle: dict[str, Any] = {"text/html": page, "text/plain": plain}
         if self.pool and state == "running" and time.perf_counter() - self.began >= _LASTS:

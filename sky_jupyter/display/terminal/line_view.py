@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from ...util.text import cleaned, format_ranks, visible
 from ..model import ansi
-from ..model.html import duration
+from ..model.run_html import duration
 from ..model.run_model import StartModel
 from ..model.transcript import CONTROL, Streams, Transcript
 from .bottom_rows import is_terminal, writable

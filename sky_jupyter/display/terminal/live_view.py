@@ -19,9 +19,9 @@ from rich.text import Text
 from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from ...util.pool_cost import PoolCost, TimeLeft
 from ...util.text import cleaned, rank_label
-from ..model import ansi, html, progress_bars
+from ..model import ansi, progress_bars, run_html
 from ..model.folding import fold
-from ..model.html import RankView, RunViewModel, State, duration, pace
+from ..model.run_html import RankView, RunViewModel, State, duration, pace
 from ..model.run_model import StartModel, ended
 from ..model.saved_output import run_state
 from .bottom_rows import Region
@@ -120,7 +120,7 @@ class ConsoleRunView(TerminalRunView):
         unseen = tuple(view for view in every if view.rank in self._unseen)
         cost = self.cost() if self.cost is not None else None
         price = "" if cost is None else str(cost)
-        said = html.header(RunViewModel(self._title, elapsed, ranks, finished, unseen=unseen, cost=price))
+        said = run_html.header(RunViewModel(self._title, elapsed, ranks, finished, unseen=unseen, cost=price))
         return Text().append("● ", _COLOURS[state]).append(" · ".join(said), "bold")
 
     def _fitting(self) -> list[tuple[list[int], _Row]]:
@@ -131,7 +131,7 @@ class ConsoleRunView(TerminalRunView):
             return [row for row in rows if row[1].state == "running" and self._ranks[row[0][0]].open.strip()]
         if len(rows) <= room:
             return rows
-        order = (*html.TROUBLES, "running", "done")
+        order = (*run_html.TROUBLES, "running", "done")
         kept = sorted(sorted(rows, key=lambda row: order.index(row[1].state))[: room - 1])
         return [*kept, (sorted(rank for row in rows if row not in kept for rank in row[0]), _Row("running", _MORE))]
 
@@ -143,7 +143,7 @@ class ConsoleRunView(TerminalRunView):
     def _folded(self) -> list[tuple[list[int], _Row]]:
         with self._lock:
             told = dict(self._states)
-            seen = {rank for rank in told if rank not in self._unseen or told[rank]["state"] in html.TROUBLES}
+            seen = {rank for rank in told if rank not in self._unseen or told[rank]["state"] in run_html.TROUBLES}
             return fold({rank: self._row(rank, told[rank]) for rank in told if rank in seen})
 
     def _row(self, rank: int, told: dict[str, Any]) -> _Row:

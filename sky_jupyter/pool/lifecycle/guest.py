@@ -45,7 +45,7 @@ class Guest:
         row = self.look() or self._row
         name = row.name
         ways = [f"`%sky leave {name}` ends its use here"]
-        if row.outlives or row.keep or row.provider != "local":
+        if row.may_outlive:
             over = " --take-over" if row.owner_lives else ""
             ways.append(f"`%sky attach {name}{over}` makes this notebook its manager")
         manager = f"its manager, {row.who}" if row.owner_lives else "a manager, which it has not now"
@@ -63,7 +63,7 @@ class Guest:
             return Gone(name, f"pool {name!r} was ended: it was managed by {who}", f"%sky up --name {name}")
         if row.state == "stopped":
             return Gone(name, f"pool {name!r} was stopped by {who}", f"%sky start {name}")
-        if not (row.keep or row.provider != "local" or row.owner_lives):
+        if not (row.may_outlive or row.owner_lives):
             text = f"pool {name!r} has ended with what managed it, {who}"
             return Gone(name, text, f"%sky up --name {name}")
         if row.state != "ready":

@@ -198,7 +198,7 @@ class Registry:
     def _refuse_namesake(self, connection: sqlite3.Connection, name: str) -> None:
         for row in self._pools(connection, "name = ? AND keep = 1", name):
             # A pool that is being started has no host yet.
-            if row.is_here and (row.host_lives or row.owner_lives or (row.provider != "local" and row.outlives)):
+            if row.is_here and (row.host_lives or row.owner_lives or (not row.is_local and row.outlives)):
                 raise PoolError(
                     f"a kept pool {name!r} is already running, managed by {row.who}: use it with `%sky attach {name}`, "
                     "or give another --name"
@@ -540,10 +540,10 @@ def sweep(registry: Registry) -> list[str]:
 def _sweep_one(registry: Registry, row: PoolRow) -> bool:
     """Check a pool whose owner is gone; return whether it has ended."""
     host = process_identity.ProcessIdentity(row.host_pid, row.host_started) if row.host_lives else None
-    if host is None and row.provider == "local" and not row.host_pid:
+    if host is None and row.is_local and not row.host_pid:
         # Its owner may have died before it had recorded the process that it started.
         host = _host_of(row.id)
-    if host is not None or (row.provider != "local" and not _is_over(registry, row)):
+    if host is not None or (not row.is_local and not _is_over(registry, row)):
         with registry.transaction() as connection:
             if registry._find(connection, row.id) == row:
                 _disown(connection, row.id)
@@ -569,7 +569,7 @@ def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
     The kernel releases the locks of dead processes. The owner's lock counts, without whom a pool that is not kept
     ends by itself; for a kept pool, the host's. Without a lock, nothing is known.
     """
-    if row.provider != "local":
+    if not row.is_local:
         return False
     with contextlib.ExitStack() as stack:
         lock = registry.owner_lock(row.id)
@@ -612,7 +612,7 @@ def _host_of(pool: str) -> process_identity.ProcessIdentity | None:
 def refuse_elsewhere(row: PoolRow) -> None:
     """Raise PoolError if a pool's processes are not visible here."""
     if not row.is_here:
-        where = "runs" if row.provider == "local" else "has its keys"
+        where = "runs" if row.is_local else "has its keys"
         raise PoolError(
             f"pool {row.name!r} {where} {row.where}: only there can it be attached to (`%sky attach {row.name}`) and "
             f"ended; it is managed by {row.who}"

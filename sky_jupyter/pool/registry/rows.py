@@ -63,6 +63,16 @@ class PoolRow:
     machine_place: str = ""
 
     @property
+    def is_local(self) -> bool:
+        """Whether its nodes are processes of its manager's machine, which end with their host."""
+        return self.provider == "local"
+
+    @property
+    def may_outlive(self) -> bool:
+        """Whether it can go on without its manager; `outlives` tells whether it does so now."""
+        return self.keep or not self.is_local
+
+    @property
     def heard(self) -> float:
         """Return the Unix time of its last update."""
         return max(self.began, self.owner_since)
@@ -112,15 +122,15 @@ class PoolRow:
     @property
     def outlives(self) -> bool:
         """Return whether a later notebook can attach to it."""
-        left = self.provider != "local" and self.state == "ready" and not self.owner_lives
+        left = not self.is_local and self.state == "ready" and not self.owner_lives
         # Nobody goes on with a local pool whose owner died during its start or end.
-        cut = self.provider == "local" and self.state in ("starting", "ending") and not self.owner_lives
+        cut = self.is_local and self.state in ("starting", "ending") and not self.owner_lives
         return (self.keep or left) and not (cut or self.unfinished) and self.state != "stopped"
 
     @property
     def unfinished(self) -> bool:
         """Return whether its owner died during its start or end."""
-        begun = self.provider != "local" and self.state in ("starting", "ending")
+        begun = not self.is_local and self.state in ("starting", "ending")
         return begun and self.is_here and not self.owner_lives
 
     @property

@@ -1,4 +1,4 @@
-"""Bring the comms of a pool's ranks to the notebook's pages, and what pages say to the ranks."""
+"""Pass comms between a pool's ranks and the notebook's pages."""
 
 from __future__ import annotations
 

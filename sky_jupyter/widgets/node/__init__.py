@@ -1,1 +1,1 @@
-"""Keep the comms of a node's ranks, in its agent; `node.agent.comm_hooks` loads it."""
+"""Keep the comms of a node's ranks in its agent; loaded by `agent.comm_hooks`."""

@@ -305,7 +305,7 @@ def _quiet_ranks(model: RunViewModel) -> list[int]:
 
 
 def header(model: RunViewModel) -> list[str]:
-    """Return the header: the title, how many ranks, how long, their states, and the cost."""
+    """Return the header: title, number of ranks, duration, states, and cost."""
     count = len(model.all)
     shown = f", output of {rank_label(view.rank for view in model.ranks)}" if model.unseen else ""
     said = [model.title, f"{count} rank{'s' * (count != 1)}{shown}", duration(model.elapsed), *_status(model)]

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sky_jupyter.display.model.html import RankView, RunViewModel, to_html, to_text
+from sky_jupyter.display.model.run_html import RankView, RunViewModel, to_html, to_text
 from sky_jupyter.display.model.transcript import RankOutput, Rich, Text
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
