@@ -14,7 +14,7 @@ class SkyError(Exception):
 
 
 class OwnTraceback(Exception):
-    """Base of errors that say by themselves how a notebook shows them, by `_render_traceback_`.
+    """Base of errors that define by `_render_traceback_` how a notebook shows them.
 
     IPython has forms of its own for their kinds, groups and syntax errors, which show our frames and not the user's.
     """
@@ -93,7 +93,7 @@ class NoCapacity(ProvisionError):
 
 
 class Unanswered(ProvisionError):
-    """Raised when a call got no answer, or one that puts it off: the same call is sent again soon."""
+    """Raised when a call was not answered or was deferred; it is retried soon."""
 
     passing = True
 
@@ -229,7 +229,7 @@ class NotOnRanks(SkyError):
 
 
 class ScriptError(SkyError):
-    """Raised on a rank for a process of a script that ended with another exit code than 0.
+    """Raised on a rank when a process of a script ended with a nonzero exit code.
 
     Attributes
     ----------

@@ -5,6 +5,7 @@ That it builds without a warning, and that docstrings agree with the code, `pyth
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -19,6 +20,7 @@ from sky_jupyter.plugins.parse import FACTORIES
 
 PAGE = (Path(__file__).parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"^\.\. auto(?:class|function|data|exception|module):: (\S+)$", PAGE, re.MULTILINE)
+PACKAGE = Path(sky.__file__).parent
 LONGEST_SUMMARY = 79
 # What these take is in the docstrings of the same names in the standard library.
 INHERITED = {"Future.add_done_callback", "Future.done", "Future.cancelled", "CellError.derive", "BroadcastError.derive"}
@@ -63,6 +65,17 @@ def test_a_public_name_says_what_it_takes_and_returns(name: str) -> None:
         assert [item.lstrip("*") for item in described] == _parameters(value)
     if not inspect.isclass(value) and inspect.signature(value).return_annotation not in ("None", None):
         assert _section(text, "Returns")
+
+
+def test_every_docstring_begins_with_one_short_line() -> None:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                summary = (ast.get_docstring(node) or "").partition("\n")[0]
+                if len(summary) > LONGEST_SUMMARY:
+                    found.append(f"{path.relative_to(PACKAGE)}: {summary}")
+    assert found == []
 
 
 def _parameters(value: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Wait script: the own command of a container that was made for a pool, which ends when nobody wants it any more.
+"""Wait script: the command of a pool's container, which ends when it is unused.
 
 It is a POSIX shell script, the first process of the container. It needs ``sh``, ``sleep``, ``mkdir`` and ``/proc``, no
 root, and a place where it may write. It reads the power file (`sky_jupyter.node.host.power_file`), as the watchdog of

@@ -1,4 +1,4 @@
-"""Watchdog of a machine that was made for a pool: powers it off when nobody wants it.
+"""Watchdog that powers a pool's machine off when nobody uses it.
 
 It is a shell script that a provider has started as root at each boot of the machine, before anything else, such as by
 cloud-init's ``bootcmd``. It needs ``sh``, ``sleep`` and ``/proc``. It powers off when the time in the power file

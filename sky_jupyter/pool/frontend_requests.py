@@ -1,4 +1,4 @@
-"""Requests of frontends to this process's pools, answered in JSON on the kernel's control channel.
+"""Requests of frontends to pools, answered in JSON on the control channel.
 
 A request may come from anything that can talk to the notebook's kernel, in any form and thread; it always gets an
 answer. See docs/actions.md.
@@ -257,7 +257,7 @@ def _names(request: Request) -> Answer:
 
 
 def _facts(pool: Pool) -> list[NameFacts]:
-    """Return what the ledger knows; it is the main thread's, which may change it meanwhile."""
+    """Return the ledger's facts; retry, as the main thread may change it meanwhile."""
     for _ in range(_READS):
         # The notebook's namespace is the main thread's too: what it has assigned since is not looked at.
         with contextlib.suppress(RuntimeError, KeyError):

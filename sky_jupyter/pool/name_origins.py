@@ -1,4 +1,4 @@
-"""Texts on a name of the nodes: where its value comes from, since when, and what else there is to say."""
+"""Texts on a name of the nodes: its value's origin and age, and other notes."""
 
 from __future__ import annotations
 

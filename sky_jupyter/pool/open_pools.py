@@ -154,7 +154,7 @@ class OpenPools:
         return [pool for name in list(self._by_name) if (pool := self.get(name)) is not None]
 
     def discard(self, pool: Pool, gone: Gone | None = None) -> None:
-        """Forget a pool that has ended; ``gone`` is what is said of it, by default that it was ended."""
+        """Forget a pool that has ended; ``gone`` tells how, by default that it was ended."""
         if self._by_name.get(pool.spec.name) is pool:
             del self._by_name[pool.spec.name]
         current = self._current == pool.spec.name

@@ -223,7 +223,7 @@ class Pool:
             self.submitter.close()
 
     def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
-        """Return what ranks are told besides of a function whose files they have; what is new is sent.
+        """Return what ranks need besides a function's files; send what is new.
 
         The project's files are looked at unless that was done ``within`` so many seconds.
         """
@@ -298,7 +298,7 @@ class Pool:
         return self.journaled.all()
 
     def adopt(self, id: str, listener: Listener = ignore) -> Run:
-        """Return another manager's run, to be attended like an own one; see `JournaledRuns.adopt`."""
+        """Attend another manager's run like an own one; see `JournaledRuns.adopt`."""
         return self.journaled.adopt(id, listener)
 
     def page(
@@ -310,15 +310,15 @@ class Pool:
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a page of a run's events, from journals; see `JournaledRuns.page`. Thread-safe."""
+        """Return a page of a run's events. Thread-safe; see `JournaledRuns.page`."""
         return self.journaled.page(id, rank, start, count, nodes=nodes)
 
     def homes(self, id: str) -> dict[int, int]:
-        """Return each rank's node with its journal of a run, or below 0; raise PoolError if no node knows it."""
+        """Return the node with each rank's journal; see `JournaledRuns.homes`."""
         return self.journaled.homes(id)
 
     def log(self, id: str) -> CellResult:
-        """Return what a run has printed and returned, from the journals; raise PoolError if no node knows it."""
+        """Return what a run printed and returned; see `JournaledRuns.result`."""
         return self.journaled.result(id)
 
     def record_at_end(self, run: Run) -> None:
@@ -415,7 +415,10 @@ class Pool:
         return fresh
 
     def wait(self, run: Run, tick: Tick = no_tick, *, pressed: int = 0) -> bool:
-        """Wait until a run's task is done; return if it was interrupted, or had been ``pressed`` so often before."""
+        """Wait for a run's task; return whether it was interrupted.
+
+        ``pressed`` is the number of interrupts before the wait.
+        """
         heeded, before = 0, run.presses
         hard = over = 0.0
         with counting_interrupts() as presses:
@@ -483,7 +486,7 @@ class Pool:
         return CellResult(outcomes, run.elapsed, unread, run.id, holds=True, events=run.events)
 
     def note_others(self, namespace: dict[str, Any]) -> None:
-        """Record in the ledger which names other notebooks have assigned on the ranks, and this one lacks."""
+        """Record in the ledger names that other notebooks assigned and this one lacks."""
         if wrote := [name for name in self.supervisor.turns.take_wrote() if name not in namespace]:
             self.ledger.nodes_wrote(wrote, namespace, world_size=self.spec.world_size)
 
@@ -589,7 +592,7 @@ class Pool:
         return report
 
     def names(self) -> RankNames:
-        """Return what each rank has under its names, as far as it can be told at once. Thread-safe."""
+        """Return what ranks have under their names, as far as known at once. Thread-safe."""
         self.lifecycle.retry_links()
         self.require_live()
         # It has a timeout of its own.
@@ -657,7 +660,7 @@ class Pool:
 
     @property
     def pricing(self) -> Callable[[], PoolCost | TimeLeft | None] | None:
-        """Return a function that returns `cost`, or the time left of a scheduler's allocation; None for neither."""
+        """Function that returns `cost`, or an allocation's time left; None for neither."""
         if self.lifecycle.meter.counts:
             return lambda: self.cost
         left = getattr(self.spec.provider, "time_left", None)
@@ -726,7 +729,7 @@ class Pool:
 
     @property
     def gone(self) -> Gone | None:
-        """Return what became of the pool of a guest; None while it is there, and for a manager."""
+        """What became of a guest's pool; None while it is there, and for a manager."""
         return None if self.lifecycle.guest is None else self.lifecycle.guest.gone
 
     @property

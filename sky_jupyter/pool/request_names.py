@@ -1,4 +1,4 @@
-"""Names of the requests that pages and terminals send to a notebook's kernel; see docs/actions.md."""
+"""Names of requests to a notebook's kernel; see docs/actions.md."""
 
 FRONTEND = "sky_request"
 TERMINAL = "sky_terminal_request"

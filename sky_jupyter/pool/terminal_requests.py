@@ -1,4 +1,4 @@
-"""Requests of a person's terminal to the nodes, answered on the kernel's control channel while a cell runs.
+"""Terminal requests to nodes, answered on the control channel while a cell runs.
 
 The message `sky_terminal_request` has an ``action``: `open`, `read`, `write`, `resize` or `close`; see docs/actions.md.
 """
@@ -60,7 +60,7 @@ _ACTIONS: Mapping[str, tuple[rpc.AgentCall, tuple[str, ...], tuple[str, ...]]] =
 
 
 async def answer(pool: PoolContext, content: Mapping[str, Any]) -> Answer:
-    """Pass a request on to the node's agent, and return its answer as JSON; on the pools' loop.
+    """Pass a request to the node's agent; return its answer as JSON. Loop only.
 
     Parameters
     ----------

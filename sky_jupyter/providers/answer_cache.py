@@ -1,4 +1,4 @@
-"""Cache of what clouds answered, such as prices: one JSON file a subject, in the user's cache folder."""
+"""Cache of clouds' answers in the user's cache folder, a JSON file per subject."""
 
 from __future__ import annotations
 

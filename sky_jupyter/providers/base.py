@@ -142,14 +142,14 @@ class Provisioner(Provider, Protocol):
 
     @property
     def power_file(self) -> str:
-        """File on the machines that `machines.power_watchdog` reads; empty if there is no watchdog.
+        """The machines' file for `machines.power_watchdog`; empty without a watchdog.
 
         The provider has the watchdog started at each boot. It powers a machine off that nobody uses any more.
         """
 
     @property
     def queues(self) -> bool:
-        """True if machines may wait in a queue, and come back under their ids after they were taken away.
+        """Whether machines may queue and, once taken away, come back under their ids.
 
         Such machines have the state ``"queued"`` and a reason. The pool asks `describe`, shows each change, and calls
         `connect` when none is queued; that time does not count in `Options.provision_timeout`. A machine that has come
@@ -209,7 +209,7 @@ class Provisioner(Provider, Protocol):
         """
 
     def all_regions(self) -> Sequence[str]:
-        """Return every region that its account may use; by default none, for a provider without regions."""
+        """Return every region that the account may use; by default none."""
         return ()
 
     def costs(self, records: Sequence[MachineRecord], at: float) -> Sequence[Charge]:
@@ -233,11 +233,11 @@ class Provisioner(Provider, Protocol):
         return by_the_hour(records, at)
 
     def forget(self, pool: str) -> None:
-        """Remove this computer's files of a pool whose machines have all ended, such as keys."""
+        """Remove local files, such as keys, of a pool whose machines have all ended."""
 
 
 class StoppableProvisioner(Provisioner, Protocol):
-    """Provisioner whose machines can be stopped, so that only their disks cost, and started again."""
+    """Provisioner that can stop machines, which then cost only their disks."""
 
     def stop(self, ids: Sequence[str]) -> None:
         """Stop machines; ignore those that are stopped."""
@@ -250,7 +250,7 @@ class StoppableProvisioner(Provisioner, Protocol):
 
 
 class LoggingProvider(Provider, Protocol):
-    """Provider that has the log of a machine's own first process, which is not a log of our processes."""
+    """Provider with the logs of the machines' own first processes, not of ours."""
 
     def console(self, id: str, *, previous: bool = False, lines: int | None = None) -> str:
         """Return the newest lines of a machine's own log.
@@ -277,14 +277,17 @@ class LoggingProvider(Provider, Protocol):
 
 
 def provider_of(spec: PoolSpec) -> Provider:
-    """Return the provider of a pool's machines; raise SpecError if it cannot make and connect them."""
+    """Return a pool's provider; raise SpecError if it does not implement `Provider`."""
     if not isinstance(spec.provider, Provider):
         raise SpecError(f"provider must be a provider such as sky.Local(), not {brief(spec.provider)}")
     return spec.provider
 
 
 def account_of(provider: Provisioner) -> str:
-    """Return the name of the account that pays; a provider that has an option ``account`` says it by another method."""
+    """Return the name of the account that pays.
+
+    A provider that has an option ``account`` names the account by ``account_name``.
+    """
     named: Callable[[], str] = getattr(provider, "account_name", None) or provider.account
     return named()
 
@@ -300,12 +303,12 @@ def can_stop(provider: ProviderTraits) -> TypeGuard[StoppableProvisioner]:
 
 
 def has_prices(provider: ProviderTraits) -> bool:
-    """Return True if a provider's machines are paid by their time; False for ``has_prices = False``, as of pods."""
+    """Return True if a provider's machines are billed by time; pods are not."""
     return provider.provisions and bool(getattr(provider, "has_prices", True))
 
 
 def has_queue(provider: ProviderTraits) -> bool:
-    """Return True if a provider's machines may wait in a queue, and come back; see `Provisioner.queues`."""
+    """Return True if a provider's machines may queue; see `Provisioner.queues`."""
     return provider.provisions and bool(getattr(provider, "queues", False))
 
 

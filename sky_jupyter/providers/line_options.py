@@ -1,4 +1,4 @@
-"""Options of ``%%sky`` that are for some providers only, as their classes declare them in ``line_options``."""
+"""Options of ``%%sky`` that provider classes declare in ``line_options``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LineOption:
-    """Option that is an argument of a provider: ``--node-selector`` is ``node_selector``, given as a text, or as True.
+    """Option that is a provider's argument: ``--node-selector`` is ``node_selector``.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class LineOption:
 
 
 def declared(providers: Mapping[str, Any]) -> dict[str, tuple[LineOption, tuple[str, ...]]]:
-    """Return the options that provider classes declare, each with the kinds of those that have it.
+    """Return provider classes' declared options, each with the kinds that have it.
 
     Parameters
     ----------

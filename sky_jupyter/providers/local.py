@@ -31,7 +31,7 @@ class Local:
 
     @property
     def ranks_per_agent(self) -> int:
-        """Ranks whose nodes share a process for their agents, at most; see docs/design-agents.md."""
+        """Most ranks whose agents share one process; see docs/design-agents.md."""
         return int(os.environ.get("SKY_RANKS_PER_AGENT") or _RANKS_PER_AGENT)
 
     def default_nodes(self) -> int:

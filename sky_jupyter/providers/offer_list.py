@@ -23,7 +23,7 @@ _SPOT = "spot"
 
 
 class OfferList(list[Offer]):
-    """Offers, which show themselves as a table with a row per type and region. Made by `offers`.
+    """Offers, shown as a table with a row per type and region; made by `offers`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Connections of a provider's machines that are pods or nodes of a job: over the session's link if it has one."""
+"""Connections to pods and nodes of jobs, over the session's link if it has one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def opener(session: ConnectionSession) -> Callable[[PodTarget], Machine]:
-    """Return a function that connects to a pod; `ssh_connections.connect_all` calls it for several in parallel."""
+    """Return a function that connects to a pod, for `ssh_connections.connect_all`."""
     if session.open_link is None:
         from ..machines.pods.machine import PodMachine
 

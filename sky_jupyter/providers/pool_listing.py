@@ -1,4 +1,4 @@
-"""Pools of a provider's account, by the tags of their machines: those of other computers too."""
+"""Pools of a provider's account, found by tags, also those of other computers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of a provider's machines by SSH: in parallel, over the session's link if it has one."""
+"""SSH connections to machines, in parallel, over the session's link if any."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def opener(session: ConnectionSession, accept: bool | Mapping[str, str] = False)
 
 
 def known_target(session: ConnectionSession, id: str) -> tuple[Target, str] | None:
-    """Return target and address of a machine that was connected before; None for a new one."""
+    """Return target and address of a machine connected before; None for a new one."""
     if session.open_link is None or (known := session.known.get(id)) is None:
         return None
     from ..machines.link import encoding

@@ -1,4 +1,4 @@
-"""First connections to created machines by SSH: wait until each has booted, verify its host key, and replace it.
+"""First SSH connections to machines: wait for boot, verify and replace host keys.
 
 The provider is asked each second, and the port is dialled twice a second. The first host key (`pool_keys`) came with
 the machine's creation, where others may read it. After the first verified connection the machine therefore makes itself
@@ -130,7 +130,7 @@ class _Contacts:
     def _rounds(
         self, id: str, pause: float, state: Callable[[], str], more: Callable[[], str] = lambda: ""
     ) -> Iterator[None]:
-        """Yield until the caller has what it waits for; say after a minute what that is, with ``more`` about it."""
+        """Yield once a round; each minute, tell what the caller waits for and ``more``."""
         began, told = time.monotonic(), 1
         try:
             while True:
@@ -148,7 +148,7 @@ class _Contacts:
             self._session.waits.pop(id, None)
 
     def _require_link(self) -> None:
-        """Raise if the link was closed, as when the start is given up; start it if there is none yet."""
+        """Start the link if none runs; raise if it was closed, as by a cancelled start."""
         if self._session.open_link is not None:
             self._session.open_link().ask("state")
 
@@ -168,7 +168,7 @@ class _Contacts:
         return record
 
     def _record(self, id: str) -> MachineRecord | None:
-        """Return a machine's record, asked for once a second for all; None if it is not listed yet.
+        """Return a machine's record, polled once a second for all; None if not listed.
 
         Raises MachineError if it has ended.
         """
@@ -186,7 +186,7 @@ class _Contacts:
         return record
 
     def _admit(self, record: MachineRecord) -> None:
-        """Let this computer in, wherever it is now; a failure is told, as the rule may still hold."""
+        """Allow SSH from this computer; only report a failure, as a rule may still hold."""
         with self._lock:
             if record.region in self._admitted:
                 return
@@ -240,7 +240,7 @@ class _Contacts:
         raise AssertionError("unreachable")
 
     def _is_open(self, target: Target, timeout: float = _KNOWN_TIMEOUT) -> bool:
-        """Return whether a port answers; True behind a jump host, as only a connection shows it."""
+        """Return whether a port answers; always True behind a jump host."""
         if target.jump is not None:
             return True
         try:
@@ -265,7 +265,7 @@ def _jump(text: str) -> Target:
 
 
 def _replace_first_key(machine: Machine, id: str, keys: PoolKeys) -> None:
-    """Have a machine make itself a host key, and trust that alone; does nothing if it has.
+    """Replace a machine's first host key by its own one; do nothing if that is done.
 
     Each step may be the last one of this process: both keys are trusted in between. Raises MachineError.
     """

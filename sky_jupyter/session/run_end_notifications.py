@@ -1,4 +1,4 @@
-"""Notifications of pages that a long run has ended; docs/actions.md has the message."""
+"""Notifications of pages that a long run has ended; see docs/actions.md."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ProviderTraits(Protocol):
-    """Traits of a provider, the same for all of its pools; `providers.base.Provider` makes machines besides."""
+    """Traits that all pools of a provider share; see `providers.base.Provider`."""
 
     @property
     def kind(self) -> str:
@@ -33,7 +33,7 @@ class ProviderTraits(Protocol):
 
     @property
     def notice(self) -> str:
-        """Function, as ``"module:function"``, that says on a machine that it is about to be taken away; or "".
+        """The interruption notice function as ``"module:function"``; empty without one.
 
         A node calls it every few seconds. It returns None or an `Interruption` of ``node.runtime.interruption``.
         """

@@ -79,7 +79,7 @@ def register(kernel: Any, name: str, handler: Handler) -> bool:
 
 
 def made_when_asked(make: Callable[[], Handler]) -> Handler:
-    """Return a handler that is made with the first request: what answers need not be imported before."""
+    """Return a handler that is created, with its imports, at the first request."""
     handler = functools.cache(make)
 
     def handle(content: Content, request: dict[str, Any]) -> Reply | Awaitable[Reply]:

@@ -1,4 +1,4 @@
-"""Keep the cache files of jedi's parser whole: what a killed process half wrote would end completion for good."""
+"""Protection of jedi's cache files from processes that are killed as they write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .atomic_write import atomic_write
 
 
 def protect() -> None:
-    """Have this process write jedi's cache files atomically, and do without those that cannot be read.
+    """Make this process write jedi's cache files atomically and skip broken ones.
 
     parso, which parses for jedi, writes them in place, and `parso.cache` raises for a file that ends too early: IPython
     then shows no completions, in each process of this user until the file's source changes. Nothing is done for a

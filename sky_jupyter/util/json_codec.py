@@ -1,4 +1,4 @@
-"""JSON for journals: by orjson, and by Python's own module for what only that can read or write.
+"""JSON for journals, by orjson, and by `json` for values that only it supports.
 
 Those are lone surrogates, integers of more than 64 bits (which orjson reads as floats) and keys that are no strings.
 Numbers that JSON does not have, such as NaN, become null. jupyter_client encodes kernels' messages in the same way.
@@ -16,7 +16,7 @@ _PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | or
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as JSON without spaces; TypeError, ValueError or RecursionError if it is none."""
+    """Return a value's compact JSON; may raise TypeError, ValueError, RecursionError."""
     try:
         return orjson.dumps(value, option=_PLAIN)
     except TypeError:
@@ -24,7 +24,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(text: bytes | str) -> Any:
-    """Return the value of a JSON text; ValueError or RecursionError if it cannot be read."""
+    """Return the value of a JSON text; ValueError or RecursionError if it is invalid."""
     try:
         return orjson.loads(text)
     except ValueError:

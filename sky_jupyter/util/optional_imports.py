@@ -1,4 +1,4 @@
-"""Import of a library without packages that it can do without, as where they are not installed."""
+"""Import of a library without its optional packages, as if they were missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def left_out(*names: str) -> Iterator[None]:
-    """Have imports of these packages fail inside the context, unless this process has them already.
+    """Make imports of these packages fail in the context, unless imported already.
 
     Later imports find them. A library that is imported inside has noted that they are missing.
     """

@@ -1,4 +1,4 @@
-"""Cost of a pool, or the time that it is given: values for people and programs, and their texts."""
+"""Cost of a pool, or the time left to it, as values and as texts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PoolCost:
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """Time that a scheduler leaves a pool's machines; views show it where they would show a cost.
+    """Time left of a pool's allocation; views show it in place of a cost.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def dollars(amount: float) -> str:
 
 
 def rate(hourly: float) -> str:
-    """Return a price per hour, with the digits that matter: ``"$13.20"``, ``"$0.0416"``."""
+    """Return a price per hour in its significant digits: ``"$13.20"``, ``"$0.0416"``."""
     if hourly >= 1:
         return f"${hourly:,.2f}"
     whole, _, digits = f"{hourly:.4f}".partition(".")
@@ -142,7 +142,10 @@ def rate(hourly: float) -> str:
 
 
 def purchase(count: int, kind: str, market: str, place: str, hourly: float | None) -> str:
-    """Return what an order will cost: ``"2 × p4d.24xlarge spot in us-east-1a: $13.20 an hour"``; 0 is not said."""
+    """Return an order's text with its cost, which is omitted if it is 0.
+
+    For example ``"2 × p4d.24xlarge spot in us-east-1a: $13.20 an hour"``.
+    """
     words = " ".join(filter(None, [f"{count} × {kind}", market, f"in {place}" if place else ""]))
     if hourly == 0:
         return words

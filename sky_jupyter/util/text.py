@@ -1,4 +1,4 @@
-"""Texts for people: sizes and ranks, near words, and messages that a terminal can show safely."""
+"""Texts for people: sizes, ranks, near words, and terminal-safe messages."""
 
 from __future__ import annotations
 

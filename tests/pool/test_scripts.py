@@ -27,6 +27,14 @@ import os, sys
 from beside import GREETING
 print(GREETING, sys.argv[1:], os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], flush=True)
 """
+REFUSE_PORTS = """
+import errno
+from sky_jupyter.node.kernel import script_run
+held = script_run._held
+def refuse(addr):
+    raise OSError(errno.EADDRNOTAVAIL, "not here")
+script_run._held = refuse
+"""
 SLEEPS = f"{SAYS}\nimport time\ntime.sleep(600)\n"
 
 
@@ -189,6 +197,20 @@ def test_a_failure_starts_all_processes_again_as_often_as_was_said(pool: Pool, f
     assert [result.stdout(rank).split() for rank in (0, 1)] == [["0", "1"]] * 2
     # The first rank says it, whichever rank's process it was.
     assert result.stderr(0) == "once.py ended with exit code 1 (process 1); start 2 of 2\n"
+
+
+def test_a_first_rank_without_a_port_fails_all_ranks_with_its_reason(pool: Pool, folder: Path) -> None:
+    (folder / "says.py").write_text(SAYS)
+    run(pool, REFUSE_PORTS)
+    try:
+        with pytest.raises(CellError) as caught:
+            launch(pool, "says.py")
+    finally:
+        run(pool, "script_run._held = held")
+    errors = caught.value.errors
+    assert {type(error) for error in errors.values()} == {ScriptError}
+    assert {str(error) for error in errors.values()} == {"rank 0 has no port at 127.0.0.1: [Errno 99] not here"}
+    assert 0 in errors
 
 
 def test_what_cannot_be_is_said_before_anything_runs(pool: Pool, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""Nodes of a batch scheduler's job as machines: commands run as steps of the job, started on its login host."""
+"""Nodes of a batch job as machines: commands run as job steps of the login host."""

@@ -1,4 +1,4 @@
-"""Command of this machine with its streams, in the form of an SSH connection's channel."""
+"""Local command with its streams, in the form of an SSH connection's channel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END_PATIENCE = 10.0
 
 
 class LocalChannel:
-    """Command with three streams; its streams are sockets, so that closing them wakes up who waits for them.
+    """Command with three socket streams: closing them wakes whoever waits on them.
 
     Parameters
     ----------

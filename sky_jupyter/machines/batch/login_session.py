@@ -1,4 +1,4 @@
-"""Login host of a batch scheduler: this machine, or one behind SSH. Commands run on it with a clean environment."""
+"""Login host of a batch scheduler, local or by SSH, with a clean environment."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class SSHLogin:
         return self._session.alive
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Ran:
-        """Run a program; see `LoginSession.run`. What the login's own shell greets with is left out."""
+        """Run a program as `LoginSession.run`, without the greeting of the login's shell."""
         done = self._session.run(_words(argv, f"echo {_BEGIN}; "), stdin, timeout)
         _, begun, out = done.out.partition(f"{_BEGIN}\n".encode())
         return Ran(done.status, out if begun else done.out, done.err)
@@ -174,7 +174,7 @@ _BEGIN = "sky-output-begins"
 
 
 def _words(argv: Sequence[str], before: str = "") -> str:
-    """Return a command line for any login shell, which starts a program with a clean environment."""
+    """Return a line for any login shell that runs a program in a clean environment."""
     script = f"{CLEAN}; {before}exec {shlex.join(argv)}"
     return f"exec /bin/sh -c {shlex.quote(script)}"
 

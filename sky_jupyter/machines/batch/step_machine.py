@@ -25,7 +25,7 @@ class StepMachine(SharedSessionMachine):
 
     @staticmethod
     def key_of(target: StepTarget) -> str:
-        """Return the job, its start and the node: nodes of a requeued job are other machines."""
+        """Return job, start and node: nodes of a requeued job are other machines."""
         return f"job {target.incarnation}/{target.node}"
 
     @classmethod
@@ -34,7 +34,7 @@ class StepMachine(SharedSessionMachine):
         return cls(StepSession.open(target, access), address)
 
     def open_launcher(self, *, survive: bool) -> Any:
-        """Return a channel in which a shell starts a command; the job's own script starts one that survives."""
+        """Return a shell's channel; the job's script starts commands that ``survive``."""
         return self.session.surviving_channel() if survive else super().open_launcher(survive=survive)
 
 

@@ -1,4 +1,4 @@
-"""Session with a node of a batch job: each command is a step of the job, and one of them is watched."""
+"""Session with a node of a batch job: each command is a job step, one is watched."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class StepSession:
         return self._opened(waiter.within(self.target.folder, command))
 
     def surviving_channel(self) -> Any:
-        """Return the streams of a shell that outlives its step: it runs the script that it reads, as `scripts.LAUNCH`.
+        """Return the streams of a shell that outlives its step; see `scripts.LAUNCH`.
 
         The job's own script starts it.
         """
@@ -166,7 +166,7 @@ class StepSession:
         return self._login.channel(self._entered(script))
 
     def open_stream(self, host: str, port: int) -> ByteStream:
-        """Connect to an address: from the login host, or from the node where the login host may not.
+        """Connect to an address from the login host, or from the node if that fails.
 
         Raises MachineError if it is refused.
         """
@@ -187,7 +187,7 @@ class StepSession:
         raise MachineError(self.target.name, "refused", f"{self.target} refused a connection to {host}:{port}")
 
     def listen(self, port: int, accept: Callable[[Any], None]) -> int:
-        """Raise MachineError: nothing of ours listens on a login host, and a node may not call it."""
+        """Raise MachineError: we do not listen on login hosts; nodes may not reach them."""
         raise MachineError(
             self.target.name, "relay", f"{self.target} cannot listen on a port for us; nodes reach one another"
         )
@@ -213,7 +213,7 @@ class StepSession:
 
 
 def _is_dialled(stream: Any) -> bool:
-    """Read no further than the line that a connection begins with; other lines may come before it."""
+    """Read up to the line that a connection begins with; return whether it came."""
     said = b""
     while not said.endswith(_DIALLED) and len(said) < _MOST_SAID and (letter := stream.recv(1)):
         said += letter

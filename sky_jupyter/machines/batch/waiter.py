@@ -1,4 +1,4 @@
-"""Waiter: the shell script that a job runs on each of its nodes. It is what starts the pool's processes there.
+"""Waiter: the shell script on each node of a job; it starts the pool's processes.
 
 A process that is started over the login host dies with its step, so the waiter starts all that is to survive. It is
 asked by a pipe with a name. It ends as `container_command` does, by the power file: the pool has ended, nobody has used
@@ -108,7 +108,7 @@ def script(until: float | None, folder: str, launch: str, *, grace: float = GRAC
 
 
 def owned(folder: str) -> str:
-    """Return a shell condition: a folder is there, belongs to this user, and is no link.
+    """Return a shell condition: a folder exists, is this user's, and is no link.
 
     Jobs' ids are foreseeable and ``/tmp`` is everybody's, so that another user may have made it. A folder of one's
     own stays there: ``/tmp`` is sticky. (`find` looks once; two tests could see two folders.)
@@ -117,7 +117,7 @@ def owned(folder: str) -> str:
 
 
 def ready(folder: str, incarnation: str, node: str) -> str:
-    """Return a script for a step of the job: it waits until the waiter of a start is ready on a node, and says so.
+    """Return a step's script that waits until a start's waiter is ready, and says so.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def ready(folder: str, incarnation: str, node: str) -> str:
 
 
 def handover(folder: str) -> str:
-    """Return a script for a step of the job: it has the waiter start a shell, and passes its streams on."""
+    """Return a step's script: the waiter starts a shell, whose streams it relays."""
     where = shlex.quote(folder)
     return (
         f"d={where}/$$; umask 077; {owned(where)} && [ -p {where}/start ] && mkdir $d && mkfifo $d/0 $d/1 $d/2 || "
@@ -160,14 +160,14 @@ def handover(folder: str) -> str:
 
 
 def ending(folder: str) -> str:
-    """Return a script for a step of the job: it tells the waiter to end, and waits a few seconds until it has."""
+    """Return a step's script that tells the waiter to end, and waits a few seconds."""
     where = shlex.quote(folder)
     wait = f"while [ -e {where} ] && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done"
     return f"{owned(where)} || exit 0; i=0; echo 0 >{where}/power; {wait}"
 
 
 def within(folder: str, command: str) -> str:
-    """Return a script for a step of the job: it runs a shell command with the environment of the job's own script."""
+    """Return a step's script that runs a command in the job script's environment."""
     where = shlex.quote(folder)
     used = f"! {owned(where)} || [ ! -r {where}/env ] || . {where}/env"
     return f"{used}; {CLEAN}; cd; exec /bin/sh -c {shlex.quote(command)}"

@@ -1,4 +1,4 @@
-"""JSON forms of errors and events, for the link's socket; `target_kinds` has those of targets."""
+"""JSON forms of errors and events for the link's socket; see also `target_kinds`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _TURN = 0.001
 
 
 def main(folder: Path) -> int:
-    """Run the link of a folder until its idle timeout is over; return the exit status."""
+    """Run the link of a folder until its idle timeout; return the exit status."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())

@@ -126,7 +126,7 @@ def answers(folder: Path) -> bool:
 
 
 def has_sockets(folder: Path, prefix: str, *below: str) -> bool:
-    """Return True if links can be used in new folders there: some network file systems have no sockets.
+    """Return True if links work in new folders there: some file systems lack sockets.
 
     ``prefix`` is that of the new folders' names, and ``below`` leads from them to the link's: paths may be too long.
     """

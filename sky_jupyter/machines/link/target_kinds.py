@@ -1,4 +1,4 @@
-"""Kinds of machines that the link connects to: each with the JSON form of its targets, and its way to connect.
+"""Kinds of machines of the link: their targets' JSON forms and how to connect.
 
 Another kind of machine is one more row, with a `SessionMachine` of its own.
 """
@@ -97,7 +97,7 @@ def _connect_step(target: Any, access: Any, address: str | None) -> SessionMachi
 
 
 class TargetKind(NamedTuple):
-    """Row of the table: name, class of the targets, and how they are read and connected to."""
+    """Row of the table: name, target class, and how to read and connect targets."""
 
     name: str
     kind: type

@@ -1,4 +1,4 @@
-"""Access to a cluster's API: its address, TLS and credentials, as the kubernetes client's configuration has them."""
+"""Access to a cluster's API, from the kubernetes client's configuration."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ApiAccess:
         return os.pathsep.join(self._kubeconfig) + (f", context {self._context}" if self._context else "")
 
     def configuration(self, refused: int = -1) -> Any:
-        """Return the kubernetes client's configuration, with credentials that are valid now as far as is known.
+        """Return the kubernetes client's configuration with currently valid credentials.
 
         They are read anew if their files have changed, if they are about to expire, or if those of the generation
         ``refused`` were refused. Raises SpecError if there are none.
@@ -155,13 +155,13 @@ class ApiAccess:
 
 @functools.lru_cache(maxsize=64)
 def access_to(kubeconfig: tuple[str, ...], context: str | None = None) -> ApiAccess:
-    """Return the access by some kubeconfig files: one for all of this process, as exec plugins may take long."""
+    """Return a kubeconfig's access, shared in this process as exec plugins are slow."""
     return ApiAccess(kubeconfig, context)
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str | None]:
-    """Yield a folder for the keys that the client writes, which are to be kept in memory; None if they cannot be."""
+    """Yield a folder for the client's keys, if they can be kept in memory; else None."""
     if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
         yield None
         return
@@ -170,7 +170,7 @@ def _folder() -> Iterator[str | None]:
 
 
 def _keep_in_memory(configuration: Any, folder: str) -> None:
-    """Have a configuration name memory in place of the files of a folder, which a killed process would leave."""
+    """Replace key files in ``folder`` by memory: a killed process would leave them."""
     for name in ("ssl_ca_cert", "cert_file", "key_file"):
         path = getattr(configuration, name)
         if path and os.path.dirname(path) == folder:
@@ -197,7 +197,7 @@ def _keep_in_memory(configuration: Any, folder: str) -> None:
 
 
 def _proxy_url(kubeconfig: str, context: str | None) -> str | None:
-    """Return the ``proxy-url`` of a context's cluster, which the client's own loader leaves out."""
+    """Return the ``proxy-url`` of a context's cluster; the client's loader omits it."""
     from kubernetes.config.kube_config import KubeConfigMerger
 
     merged = KubeConfigMerger(kubeconfig).config
@@ -236,7 +236,7 @@ def _proxy(found: Any) -> str | None:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[list[str]]:
-    """Collect what the kubernetes client logs to the root logger in this thread, and keep it from being shown."""
+    """Collect and hide the kubernetes client's root logger messages in this thread."""
     said: list[str] = []
     thread = threading.get_ident()
 

@@ -1,4 +1,4 @@
-"""Connections to a cluster's API: requests with short answers, and WebSockets; refusals in words."""
+"""Connections to a cluster's API: short requests, WebSockets, refusals in words."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _joined(data: bytes) -> bytes:
 
 
 def _dialled(target: PodTarget, credentials: Credentials) -> socket.socket:
-    """Connect to the API server; raise ssl.SSLError if its TLS fails, Unreachable if there is no connection."""
+    """Connect to the API server; raise ssl.SSLError on TLS failure, else Unreachable."""
     place = (credentials.host, credentials.port)
     try:
         if credentials.proxy:

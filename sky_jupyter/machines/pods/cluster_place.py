@@ -63,7 +63,7 @@ def resolve(kubeconfig: Sequence[str], context: str | None, namespace: str | Non
 
 
 def _contexts(files: Sequence[str]) -> tuple[dict[str, str], str | None]:
-    """Return each context's namespace, and the current context; the first file counts, as for `kubectl`."""
+    """Return contexts' namespaces and the current context; the first file wins."""
     try:
         import yaml
     except ImportError as error:

@@ -41,7 +41,7 @@ class KubeClients:
     def call(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
     ) -> Any:
-        """Send one request, and return its answer's JSON object; raises what the client library raises."""
+        """Send a request and return its JSON object; errors are not translated."""
         found = self.api.call_api(
             path,
             method,
@@ -60,7 +60,7 @@ class KubeClients:
         return found
 
     def stream(self, path: str, query: Mapping[str, str]) -> Any:
-        """Send one request, and return its answer as a response of urllib3 that is not read yet."""
+        """Send a request; return its urllib3 response, which is not read yet."""
         return self.api.call_api(
             path,
             "GET",

@@ -1,4 +1,4 @@
-"""Errors of a cluster's API, translated into ours: what happened, and what mends it."""
+"""Errors of a cluster's API, translated into ours, with what to do about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRAINER = "trainer.kubeflow.org"
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status of an error, or of one that it was raised from; 0 if there is none."""
+    """Return the HTTP status of an error or of its causes; 0 if there is none."""
     return next((int(one.status) for one in _chain(error) if hasattr(one, "status") and hasattr(one, "body")), 0)
 
 
@@ -39,7 +39,7 @@ def message_of(error: BaseException) -> str:
 
 
 def translated(error: Exception, doing: str, place: ClusterPlace) -> SkyError | None:
-    """Return our error for one of a client library; None for others, which are faults of ours.
+    """Return our error for a client library's error; None for faults of ours.
 
     Parameters
     ----------

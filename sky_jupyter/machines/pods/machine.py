@@ -31,7 +31,7 @@ class PodMachine(SharedSessionMachine):
         return cls(PodSession.open(target), address)
 
     def open_fed_shell(self, command: str) -> Any:
-        """Return a channel in which a shell runs a command that reads its input to the end."""
+        """Return a channel to a shell whose command reads its input to the end."""
         return self.session.channel(command, ends=True)
 
     def probe(self, host: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Streams of a pod: a command with its standard streams, and a connection to a port."""
+"""Streams of a pod: commands with standard streams, and connections to ports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FRAMED = (
 
 
 def framed(command: str) -> str:
-    """Return a command whose input comes in lengths and bytes, as `ExecChannel` sends it."""
+    """Return a command that reads lengths and bytes, as `ExecChannel` sends them."""
     return _FRAMED.format(command=command)
 
 
@@ -56,7 +56,7 @@ class _Flow:
         return None if self._timeout is None else time.monotonic() + self._timeout
 
     def _wait_for(self, ready: Callable[[], Any], until: float | None, room: Callable[[], bool]) -> Any:
-        """Receive, or wait for the thread that does, until ``ready`` returns something true or all is over.
+        """Receive, or wait while another thread does, until ``ready`` or the end.
 
         Nothing is received while there is no ``room`` for it.
         """
@@ -117,7 +117,7 @@ class _Flow:
 
 
 class ExecChannel(_Flow):
-    """Command of a pod's container, with its standard streams; used like a channel of paramiko.
+    """Command of a pod's container and its streams; used like a paramiko channel.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class ExecChannel(_Flow):
             return bool(self._out) or self._over
 
     def wait_status(self) -> int | None:
-        """Wait for the command's end; return its exit status, None if the stream ended first."""
+        """Wait for the command's end; return its status, None if the stream ended first."""
         self._wait_for(lambda: self._exit is not None, None, self._has_room)
         return self._exit
 
@@ -223,7 +223,7 @@ class ExecChannel(_Flow):
     # Sending
 
     def send_some(self, data: memoryview | bytes) -> int:
-        """Send at most one frame and return its size; raise OSError once the command has ended."""
+        """Send up to a frame and return its size; raise OSError if the command has ended."""
         if self._over:
             raise OSError(errno.EPIPE, "the command has ended")
         view = memoryview(data)[: 1 << 17]
@@ -262,7 +262,7 @@ class ExecChannel(_Flow):
 
 
 def exit_status(facts: dict[str, Any]) -> int | None:
-    """Return the exit status of a Status; minus the signal; None if the command could not run."""
+    """Return the exit status, or minus the signal; None if the command could not run."""
     if facts.get("status") == "Success":
         return 0
     details = facts.get("details")
@@ -300,7 +300,7 @@ class PortStream(_Flow):
 
     @property
     def closed(self) -> bool:
-        """True after it was closed or has broken; False after the other side's orderly end."""
+        """Whether it was closed or has broken; False after the peer's orderly end."""
         return self._broken or (self.socket.closed and not self._over)
 
     def recv(self, size: int, /) -> bytes:

@@ -1,4 +1,4 @@
-"""Session with a container of a pod: each command and stream is a WebSocket of its own, and one of them is watched."""
+"""Session with a pod's container: a WebSocket per stream, one of them watched."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class PodSession:
         return made
 
     def _check(self, pod: dict[str, Any]) -> None:
-        """Raise MachineError unless the pod is the one that is meant, and its container runs."""
+        """Raise MachineError unless it is the right pod and its container runs."""
         target, metadata, status = self.target, _mapping(pod, "metadata"), _mapping(pod, "status")
         if target.uid and metadata.get("uid") != target.uid:
             raise api_connection.gone(target, "another pod has its name now; this one was replaced")
@@ -141,7 +141,7 @@ class PodSession:
         self._loss.on_lost(tell)
 
     def channel(self, command: str, *, ends: bool = False) -> ExecChannel:
-        """Run a command in a shell of the container, in its home folder; return its streams.
+        """Run a command in a container's shell, in the home folder; return its streams.
 
         With ``ends``, `ExecChannel.shutdown_write` ends the command's input. It costs a process there if the server is
         older than 1.30, and the command does not lead its process group then.
@@ -188,7 +188,7 @@ class PodSession:
         return made
 
     def probe(self, host: str, port: int) -> None:
-        """Raise MachineError if nothing listens on a port of the pod, which the API says too late."""
+        """Raise MachineError if a port has no listener, which the API reports too late."""
         if host in (*_LOOPBACK, self.address):
             script = _LISTENING.format(port=f"{port:04X}")
             if self._shell.run(script, timeout=_CHECK_PATIENCE).status == 9:
@@ -242,7 +242,7 @@ class PodSession:
     # Watching and ending it
 
     def _pulse(self) -> None:
-        """Ping the streams, and detect silence, in ticks: a suspended laptop is not a silent pod."""
+        """Ping the streams, and detect silence in ticks, as a laptop may be suspended."""
         watched = self._watched
         assert watched is not None
         seen, silent = watched.socket.received, 0
@@ -275,7 +275,7 @@ class PodSession:
         self._lose("broken", f"the connection to {self.target} broke ({why})")
 
     def _watch(self) -> None:
-        """Notice the end of the session's own shell: that of its connection, or of the container."""
+        """Watch the session's shell: its end means a lost connection or container."""
         assert self._watched is not None
         self._watched.watch()
         self._lose("broken", f"the session's shell in {self.target} has ended; its container may have")

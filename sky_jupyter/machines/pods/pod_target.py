@@ -1,4 +1,4 @@
-"""Pods with all that is needed to connect to them; no kubernetes, as the link's client uses it too."""
+"""Pods and how to connect to them; imports no kubernetes, for the link's client."""
 
 from __future__ import annotations
 

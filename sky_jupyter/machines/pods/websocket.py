@@ -1,4 +1,4 @@
-"""WebSocket frames over a socket, with or without TLS, in the form that Kubernetes' streams have.
+"""WebSocket frames of Kubernetes' streams, over a socket with or without TLS.
 
 The first byte of each message is its channel. One thread at a time receives, and any may send. Nothing that the server
 sends is kept here but a piece of a message, whatever length its frames have.
@@ -30,7 +30,7 @@ class WebSocketError(OSError):
 
 
 class PatientSocket:
-    """Socket that one thread reads while another writes, which OpenSSL's objects do not allow by themselves.
+    """Socket to read and write in two threads, which OpenSSL itself does not allow.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class PatientSocket:
         )
 
     def read(self, room: memoryview, until: float | None = None, also: Callable[[], bool] = lambda: False) -> int:
-        """Read into ``room`` and return the number of bytes; 0 at the end, or when it is closed.
+        """Read into ``room`` and return the count; 0 at the end, or when it is closed.
 
         Raises TimeoutError at the time ``until``. While there is nothing to read, ``also`` is called: it returns True
         if it waits to write, and is called again when it can.
@@ -83,7 +83,7 @@ class PatientSocket:
         return size
 
     def write(self, data: memoryview, until: float | None = None) -> int:
-        """Write some of the data and return how much; raise TimeoutError at the time ``until``."""
+        """Write some of the data and return how much; raise TimeoutError at ``until``."""
         with self._used():
             while not self.closed:
                 try:
@@ -113,7 +113,7 @@ class PatientSocket:
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
-        """Keep the file descriptor while the block runs: its number may be another's afterwards."""
+        """Keep the file descriptor open in the block: its number could be reused."""
         with self._lock:
             self._users += 1
         try:
@@ -317,7 +317,7 @@ class WebSocket:
                 self._sending.release()
 
     def touch(self, channel: int) -> None:
-        """Send an empty message: servers end streams that had no data for hours, pings or not."""
+        """Send an empty message: servers end streams without data, pings or not."""
         self.ping(_frame(_BINARY, bytes([channel])))
 
     def _is_unsent(self) -> bool:

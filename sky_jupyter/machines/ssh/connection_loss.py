@@ -1,4 +1,4 @@
-"""Loss of a session's connection: recorded once, and reported to those who asked for it."""
+"""Loss of a session's connection, recorded once and reported to listeners."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConnectionLoss:
             tell(reason)
 
     def lose(self, reason: LinkLost, shut: Callable[[], None] = lambda: None) -> None:
-        """Record that the connection broke, call ``shut``, and then the listeners; the first loss alone counts."""
+        """Record the first loss of the connection, call ``shut``, then the listeners."""
         with self._lock:
             if self.reason is not None or self._closing.is_set():
                 return

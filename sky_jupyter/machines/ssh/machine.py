@@ -30,7 +30,7 @@ class SSHMachine(SessionMachine):
         return f"ssh {target.user}@{target.host}:{target.port}"
 
     def beside(self, access: Any) -> SSHMachine:
-        """Return the machine over a second connection: a transfer on the first would delay tunnels and commands."""
+        """Return the machine over a second connection: transfers then delay no commands."""
         return SSHMachine(connect(self.target, access), self.address)
 
     def server(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""SSH keys of machines that are created for a pool: a client key, their first host key, and known_hosts.
+"""SSH keys of a pool's machines: client key, first host key and known_hosts.
 
 They are in a folder of the pool beside the registry, from before its first machine is ordered until all have ended. A
 machine is given the first host key at its creation, so that the first connection to it is verified.
@@ -54,7 +54,7 @@ class PoolKeys:
                 file.write("".join(f"{name} {key}\n" for name, key in lines).encode("ascii"))
 
     def note(self, name: str, text: str = "") -> str:
-        """Return what a provider noted beside the keys, after writing it if ``text`` is given; empty if nothing."""
+        """Write a provider's note if ``text`` is given; return the note, empty if none."""
         if text:
             with atomic_write(self.folder / name) as file:
                 file.write(text.encode())
@@ -63,7 +63,7 @@ class PoolKeys:
         return ""
 
     def target(self, id: str, host: str, user: str, jump: Target | None = None) -> Target:
-        """Return how to connect to a machine; of ``~/.ssh``, only the jump host's part is used."""
+        """Return a machine's target; ``~/.ssh`` counts only for the jump host."""
         if not self.trusted(id):
             self.trust(id, self.first_host[1])
         return Target(

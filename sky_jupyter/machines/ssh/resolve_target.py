@@ -1,4 +1,4 @@
-"""Where and how to connect to a host, from what the user wrote and the SSH configuration, jump hosts included."""
+"""Target of a host, from the user's input and SSH configuration with jump hosts."""
 
 from __future__ import annotations
 

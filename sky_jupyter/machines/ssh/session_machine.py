@@ -1,4 +1,4 @@
-"""Machine behind a session, which opens shells and streams: an SSH connection is one, a pod's API another."""
+"""Machine behind a session, such as an SSH connection or a pod's API."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class SessionMachine(ShellMachine):
 
     @abstractmethod
     def beside(self, access: Any) -> Self:
-        """Return the machine over a connection on which transfers delay nothing of this one."""
+        """Return the machine over a connection on which transfers delay nothing here."""
 
     def server(self) -> tuple[int, int] | None:
-        """Return process id and start time of the session's own process there, which listens for it; None without."""
+        """Return pid and start time of the session's server process, or None."""
         return None
 
     def end_server(self, pid: int, ticks: int) -> None:
@@ -133,7 +133,7 @@ class SessionMachine(ShellMachine):
 
 
 class SharedSessionMachine(SessionMachine):
-    """Machine whose transfers go over its one session, in a shell of their own; a lane does not end the session."""
+    """Machine whose transfers share its session; closing a lane does not end it."""
 
     def __init__(self, session: Any, address: str | None = None, *, is_lane: bool = False) -> None:
         super().__init__(session, address)
@@ -144,7 +144,7 @@ class SharedSessionMachine(SessionMachine):
         return type(self)(self.session, self.address, is_lane=True)
 
     def beside(self, access: Any) -> Self:
-        """Return the machine with a shell of its own: a second connection would cost more than it gives."""
+        """Return the machine with its own shell, as a second connection costs too much."""
         return self.lane()
 
     def close(self) -> None:

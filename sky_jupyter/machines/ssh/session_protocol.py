@@ -13,7 +13,7 @@ class MachineSession(Protocol):
 
     @property
     def target(self) -> Any:
-        """The machine with all that is needed to connect; its ``name`` is that in messages."""
+        """The machine and how to connect to it; ``name`` is its name in messages."""
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""SSH target: a host with all that is needed to connect to it; `resolve_target` makes it."""
+"""SSH target: a host and how to connect to it, made by `resolve_target`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_TIMEOUT = 15.0
 
 @dataclass(frozen=True)
 class Target:
-    """Host with all that is needed to connect to it, made by `resolve_target.resolve`.
+    """Host and all that is needed to connect to it; see `resolve_target.resolve`.
 
     Attributes
     ----------

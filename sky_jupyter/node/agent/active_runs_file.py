@@ -31,7 +31,7 @@ class ActiveRunsFile:
         self._written: str | None = None
 
     def write_soon(self) -> None:
-        """Write it after a moment: what is over by then costs no write, and cells of all nodes are often short."""
+        """Write the file after a short delay: a run that is over by then costs no write."""
         if self._path is not None and self._due is None:
             self._due = asyncio.get_running_loop().call_later(_DELAY, self._write)
 

@@ -198,7 +198,10 @@ class Agent:
         await asyncio.wait(self.starting.values())
 
     def renew_incarnation(self) -> None:
-        """Have the manager replace the kernels: it takes this node for lost, and has its calls run elsewhere."""
+        """Renew the incarnation, so that the manager replaces the kernels.
+
+        The manager treats this node as lost and runs its calls elsewhere.
+        """
         self.incarnation = agent_process.renewed(self.incarnation)
         for rank in self.ranks.values():
             # Calls that come before wait for its new kernel: they would end with this one.
@@ -231,7 +234,7 @@ class Agent:
         about: dict[str, Any] | None = None,
         branches: dict[str, list[str]] | None = None,
     ) -> dict[int, dict[str, Any]]:
-        """Start a run on those agents of this process that have these incarnations; return their answers by node.
+        """Start a run on the agents with these incarnations; return answers by node.
 
         The connection sees to ``branches``: it passes the call on.
         """
@@ -271,7 +274,7 @@ class Agent:
         self.flush()
 
     async def sky_ack_outputs(self, marks: dict[int, int | None], incarnations: dict[int, str]) -> dict[int, None]:
-        """Note likewise for those agents of this process that have these incarnations; return their nodes."""
+        """Call `sky_ack_output` on agents with these incarnations; return their nodes."""
         heard = run_starts.present(self.beside, incarnations)
         for agent in heard:
             await agent.sky_ack_output(marks)
@@ -446,7 +449,7 @@ class Agent:
         return status
 
     async def sample(self) -> None:
-        """Sample the machine's load for as long as the agent lives, for all agents here that have the same devices."""
+        """Keep sampling the machine's load for all agents with the same devices."""
         alike = [agent for agent in self.beside if agent.devices == self.devices]
         if alike[0] is not self:
             return
@@ -495,7 +498,7 @@ class Agent:
         return {"python": code_portability.PYTHON, "protocol": PROTOCOL}
 
     async def sky_change_addresses(self, addresses: list[str]) -> None:
-        """Note the nodes' addresses, for kernels that are started or set up again, and for later agents."""
+        """Store the nodes' addresses for agents and kernels that are set up later."""
         self.config = dataclasses.replace(self.config, addresses=addresses)
         path = self.pool_folder / CONFIG
         new = path.with_name(f"{CONFIG}.{self.node}")
@@ -535,7 +538,7 @@ class Agent:
             self.flush_soon()
 
     def on_notice(self) -> None:
-        """Tell the manager of a notice that the machine is taken away, and all that ranks have printed."""
+        """Send the manager an interruption notice, after the ranks' output so far."""
         if self.send is not None:
             self.flush()
             self.send({"interruption": self.interruptions.facts, "node": self.node})
@@ -623,7 +626,7 @@ class Agent:
             self.send({"ended": rank, "text": self.ranks[rank].surprise, "node": self.node})
 
     def open_short(self, run: str) -> bool:
-        """Give a short call a journal, unless it has one; return False for an unknown one."""
+        """Give a short call a journal if it has none; return False if it is unknown."""
         return self.short.open(run)
 
     def short_calls_of(self, rank: int) -> list[RelayedCall]:
@@ -653,7 +656,7 @@ class Agent:
             self.send({**batch, "node": self.node, **self.count(size)})
 
     def count(self, size: int) -> dict[str, Any]:
-        """Count bytes that are about to be forwarded; return their mark, and whether an acknowledgement is wanted.
+        """Count bytes to forward; return a mark and whether an acknowledgement is wanted.
 
         It is wanted once half of what may be forwarded without one is used up: how much that is, the manager does not
         know.

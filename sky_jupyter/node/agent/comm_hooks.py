@@ -1,4 +1,4 @@
-"""What an agent tells the part that keeps its ranks' comms: a package of its own, loaded by its name."""
+"""Interface of an agent to its comm hub, a package that is loaded by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CommHooks(Protocol):
     """The part that keeps comms; it also answers the calls whose part is ``comms``."""
 
     def on_message(self, rank: int, message: Mapping[str, Any], run: str) -> None:
-        """Take in what a rank's kernel says by a comm, in a run or, with an empty name, in none."""
+        """Handle a comm message of a rank's kernel; ``run`` is empty outside of runs."""
 
     def on_output(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
         """Take in what a rank prints or shows; return whether it is shown in a widget."""

@@ -1,4 +1,4 @@
-"""Completion and inspection of names by a rank that is idle; a busy one is not asked."""
+"""Completion and inspection of names by an idle rank; a busy one is not asked."""
 
 from __future__ import annotations
 

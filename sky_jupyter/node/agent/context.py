@@ -68,7 +68,7 @@ class AgentContext(Protocol):
     def ranks(self) -> Mapping[int, RankKernel]: ...
 
     def open_short(self, run: str) -> bool:
-        """Give a short call a journal, unless it has one; return False for an unknown one."""
+        """Give a short call a journal if it has none; return False if it is unknown."""
         ...
 
     def short_calls_of(self, rank: int) -> Sequence[CallAhead]:

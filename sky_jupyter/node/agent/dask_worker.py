@@ -1,4 +1,4 @@
-"""Dask workers that connect the agents of a process to the control plane: one for each.
+"""Dask workers, one per agent, that connect a process to the control plane.
 
 A Dask worker closes for good when the scheduler's connection breaks. The agent outlives it and makes another worker,
 with the same kernels, journals and number. Where the scheduler was told that the node is lost, the agent comes back
@@ -104,7 +104,7 @@ class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, W
             beat.callback_time = max(beat.callback_time, self.beat * 1000)
 
     async def close(self, *args: Any, reason: str = "worker-close", **options: Any) -> str | None:
-        """Close the connection; have the agent seen as a new one if the scheduler was told that its node is lost."""
+        """Close the connection; renew the incarnation if the scheduler removed the node."""
         if reason == _REMOVED:
             self.agent.renew_incarnation()
         self.agent.short.hang_up()
@@ -118,7 +118,7 @@ class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, W
         return super().ping_one(address, **caller)
 
     def check_caller(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a handler so that it refuses a manager that has been replaced, and a guest where it may not call."""
+        """Wrap a handler to refuse replaced managers, and guests that may not call it."""
 
         async def checked(manager: int = 0, guest: str = "", **arguments: Any) -> Any:
             for agent in self.concerned(call, arguments):
@@ -131,7 +131,7 @@ class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, W
         return checked
 
     def pass_on(self, call: rpc.AgentCall, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the handler of a joint call so that agents of this one's branch answer it too."""
+        """Wrap a joint call's handler so that other agents of this branch answer too."""
 
         async def ask(address: str, arguments: dict[str, Any]) -> dict[int, Any]:
             with contextlib.suppress(OSError):

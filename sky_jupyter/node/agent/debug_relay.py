@@ -1,4 +1,4 @@
-"""Relay of the page's debugger: its requests to a rank, the rank's answers, and its events.
+"""Relay between the page's debugger and ranks: requests, answers and events.
 
 A rank that stops is noted in its run too: the journal reaches the manager however often the connection breaks, and
 stops the run's clock.
@@ -61,7 +61,7 @@ class DebugRelay:
         self.patience = PATIENCE if idle is None else min(PATIENCE, idle / 2)
 
     async def sky_debug_rank(self, rank: int, request: Message) -> Message:
-        """Pass a request of the Debug Adapter Protocol on to a rank, and return its response."""
+        """Send a Debug Adapter Protocol request to a rank and return its response."""
         kernel = self._agent.ranks[rank]
         if not (kernel.pid and kernel.entered):
             return failure(request, f"rank {rank} has no kernel that is ready")

@@ -81,7 +81,7 @@ class InputRelay:
         self._answer(id, value)
 
     def _may_ask(self, rank: int, run: str) -> bool:
-        """Return whether a rank is at work on a run whose questions the present manager answers.
+        """Return whether a rank works on a run whose questions somebody answers.
 
         The rank looks too, but its code may go past that, and its threads outlive their run.
         """

@@ -1,4 +1,4 @@
-"""Watch for notices that machines are taken away; see `node.runtime.interruption`.
+"""Watch for interruption notices of machines; see `node.runtime.interruption`.
 
 Each agent asks the provider's function about its own machine, and tells all agents of the pool through the scheduler.
 So the ranks hear of it also while no manager is connected.
@@ -55,11 +55,11 @@ class InterruptionWatch:
 
     @property
     def facts(self) -> list[Any] | None:
-        """The notice of its own machine for the manager: the action, and the seconds left or None."""
+        """The machine's notice for the manager: action, and seconds left or None."""
         return None if self.notice is None else _told(self.notice)
 
     def connect(self, member: Any) -> None:
-        """Reach the other agents through this Dask worker from now on; None if there is none."""
+        """Use this Dask worker to reach the other agents; None if there is none."""
         self._scheduler = None if member is None else member.scheduler
         if self._scheduler is not None and self._source:
             self._tasks.start(self._spread_first())
@@ -100,7 +100,7 @@ class InterruptionWatch:
                 await scheduler.broadcast(msg=message, on_error="ignore")
 
     async def sky_note_interruption(self, node: int, notice: list[Any] | None) -> None:
-        """Note that a node's machine is about to be taken away, or (None) is not; tell the ranks."""
+        """Record a node's interruption notice (None withdraws it); tell the ranks."""
         if notice is None and node not in self.known:
             return
         if notice is None:
@@ -125,7 +125,7 @@ class InterruptionWatch:
 
 
 class _Question:
-    """Call of the provider's function; its errors are logged once, and what was known stays."""
+    """Call of the provider's function; logs its first error, keeps the last notice."""
 
     def __init__(self, source: str) -> None:
         self._source = source

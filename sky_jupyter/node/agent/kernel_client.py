@@ -265,7 +265,7 @@ class RankKernel:
             self._session.send(self._control, self._session.msg(ANSWER, content), buffers=list(data) or None)
 
     async def signal(self, number: int, run: str | None = None) -> bool:
-        """Signal the kernel and its subprocesses; with ``run``, only if it works on that; return whether it does.
+        """Signal the kernel and its subprocesses; with ``run``, only during that run.
 
         An interrupt is sent once the request has begun, also one that waits for its turn. This waits for it, but not
         for long.
@@ -285,7 +285,7 @@ class RankKernel:
         return True
 
     def begin_interrupt(self) -> asyncio.Task[None]:
-        """Interrupt the current request as soon as it has begun; return the task that does it."""
+        """Start a task that interrupts the current request once it has begun."""
         interrupt = asyncio.ensure_future(self._interrupt())
         self._interrupts.add(interrupt)
         interrupt.add_done_callback(self._interrupts.discard)

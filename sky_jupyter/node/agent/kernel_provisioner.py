@@ -85,7 +85,7 @@ class Forkserver:
         return "the process that forks the kernels (forkserver) does not answer"
 
     def _last_progress(self) -> int | None:
-        """Return the time of the last kernel that the forkserver forked or reaped; None while it imports."""
+        """Return when the forkserver last forked or reaped; None while it imports."""
         try:
             return ready_file(self._path).stat().st_mtime_ns
         except FileNotFoundError:

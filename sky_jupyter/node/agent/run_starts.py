@@ -1,4 +1,4 @@
-"""Start of a run on agents that share a process: they begin it one after the other, and answer together."""
+"""Start of a run on agents that share a process; they answer together."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ A = TypeVar("A", bound=StartingAgent)
 
 
 def present(agents: Iterable[A], incarnations: Mapping[int, str]) -> list[A]:
-    """Return the agents of these incarnations that are connected: what others would begin, nobody would hear of."""
+    """Return the connected agents that have these incarnations.
+
+    Nobody would hear of a run that another agent begins.
+    """
     return [agent for agent in agents if agent.send is not None and incarnations.get(agent.node) == agent.incarnation]
 
 
 async def start(
     agents: Sequence[StartingAgent], run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None
 ) -> dict[int, dict[str, Any]]:
-    """Start a run on each agent's share of the ranks; return the first output by node.
+    """Start a run on each agent's ranks; return the first output by node.
 
     An agent that knows the id answers with its state instead. ``about`` is what a later manager needs to know of the
     run, besides its ranks and content.

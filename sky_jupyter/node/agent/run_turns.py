@@ -1,4 +1,4 @@
-"""Turns of the notebooks that run cells on one pool: the head's agent gives them, one at a time.
+"""Turns of the notebooks that share a pool; the head's agent gives one at a time.
 
 The pool's manager has a standing turn from the start on, and asks for nothing, until a guest asks for the first time.
 docs/design-guests.md says why it is so.
@@ -44,7 +44,7 @@ class _Ticket:
 
 
 class RunTurns:
-    """Queue of the notebooks' runs, and what a notebook has to know of the others' runs; made with the agent."""
+    """Queue of the notebooks' runs, with what each must know of the others' runs."""
 
     def __init__(self, agent: AgentContext) -> None:
         self._agent = agent
@@ -66,7 +66,7 @@ class RunTurns:
         self._moved = asyncio.Event()
 
     def begin(self, turn: int | None) -> None:
-        """Note that a run begins here; raise PoolError if one of a later turn has begun before."""
+        """Note the start of a run; raise PoolError if one of a later turn has begun."""
         if turn is not None:
             if turn < self._begun:
                 raise PoolError(LATE)
@@ -143,7 +143,7 @@ class RunTurns:
         return {**answer, **self._news(who, seen)}
 
     async def sky_leave_turn(self, run: str, who: str, news: Mapping[str, Any] | None = None) -> None:
-        """End a turn or a request for one; note which names and kernels the run has changed.
+        """End a turn or a request for one; note the names and kernels that it changed.
 
         The manager ends its standing turn by no run.
         """
@@ -231,11 +231,14 @@ class RunTurns:
 
     @property
     def _occupied(self) -> bool:
-        """Return whether a run goes on that has no turn, as one of a manager that is gone."""
+        """Whether a run without a turn goes on, such as one of a former manager."""
         return bool(self._going_on())
 
     def _going_on(self) -> list[str]:
-        """Return the cells that run here, without those that are to be ended; calls on one rank have a dot."""
+        """Return the ids of the cells that run here, except stale ones.
+
+        Calls on one rank, whose ids contain a dot, are left out.
+        """
         runs = self._agent.runs.items()
         return [id for id, record in runs if not record.over.is_set() and "." not in id and id not in self._stale]
 

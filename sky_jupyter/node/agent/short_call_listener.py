@@ -1,4 +1,4 @@
-"""Socket of an agents' process for the short calls of a notebook on the same machine.
+"""Socket of a process of agents, for short calls of a notebook on its machine.
 
 It lies in the pool's folder, which only its owner can enter, as the pool's keys do: who can connect here has these. A
 call of ranks whose agents share the process is one frame here, and so is its answer; see docs/design-calls.md.
@@ -26,7 +26,7 @@ class ListeningAgent(AgentContext, Protocol):
     short: ShortCallRelay
 
     def obey(self, manager: int) -> None:
-        """Accept a call of the current manager, or of a newer one; PoolError for one that was replaced."""
+        """Accept a call of the current or a newer manager; PoolError for a replaced one."""
         ...
 
 
@@ -47,7 +47,7 @@ class ShortCallListener:
 
 
 class _Connection:
-    """Connection of a notebook to the agents of this process; it ends when one of them obeys another."""
+    """Connection of a notebook to this process's agents, while all of them obey it."""
 
     def __init__(self, agents: Sequence[ListeningAgent], connected: socket.socket) -> None:
         self._present = agents

@@ -1,4 +1,4 @@
-"""Short calls on an agent: it brings them from the notebook's channel to ranks, and their values back.
+"""Relay of short calls from a notebook's channel to ranks, and of their values.
 
 A call that prints nothing, ends well and soon leaves no trace here. Any other is opened: it gets a journal, under the
 name that it would have had from the start, and goes on as a run or task does. docs/design-calls.md has the whole.
@@ -45,7 +45,7 @@ class Tell(Protocol):
 
 
 class JointValues:
-    """Values of a call on ranks whose agents share a process: told together, as one message is cheaper than many.
+    """Values of a call on ranks whose agents share a process, sent together.
 
     Where a rank has more to tell than a value, its agent opens the call, and all is in journals.
 
@@ -65,7 +65,7 @@ class JointValues:
         self._shared = 0
 
     def add(self, rank: int, elapsed: float, pickled: AnyBytes | None, *more: Any) -> None:
-        """Take a rank's value, and tell all if it is the last, or a message cannot have more shared ones."""
+        """Take a rank's value; send all if it is the last or the message is full."""
         self._values.append((rank, elapsed, pickled, *more))
         self._left -= 1
         self._shared += isinstance(pickled, SharedBytes)
@@ -186,7 +186,7 @@ class ShortCallRelay:
             self.leave(mine)
 
     def hang_up(self) -> None:
-        """Close the connections to notebooks on this machine: the agent has lost its own, or is another one."""
+        """Close the connections to local notebooks when the agent loses its own."""
         for close in list(self.closers):
             close()
 
@@ -280,7 +280,7 @@ class ShortCallRelay:
     # -- ranks -------------------------------------------------------------------------------------
 
     def _connect(self, lane: _Lane) -> bool:
-        """Connect to a rank's kernel, unless that is done; return whether it can be reached."""
+        """Connect to a rank's kernel if necessary; return whether it can be reached."""
         rank = lane.rank
         if lane.generation == rank.generation and lane.line is not None and not lane.line.closed:
             return True
@@ -304,7 +304,7 @@ class ShortCallRelay:
         self._next(lane)
 
     def _next(self, lane: _Lane) -> None:
-        """Begin a lane's next call, unless a request came before it; else give the rank's turn to others."""
+        """Begin a lane's next call; release the turn if an earlier request comes first."""
         queued = lane.rank.queued
         while lane.queue and not (queued and queued[0] < lane.queue[0][0]):
             _, call = lane.queue.popleft()
@@ -381,7 +381,10 @@ class ShortCallRelay:
         return {"t": time.time(), **(frames.long_end(dict(end)) if "pickled" in end else end)}
 
     def _on_long_end(self, lane: _Lane, call: RelayedCall, end: dict[str, Any]) -> None:
-        """Take the end of a call that came as a message, or with the end of its kernel; it is in the journal."""
+        """Handle a call's end that came as a message or with its kernel's end.
+
+        The journal has it already.
+        """
         self._end(lane, call, end)
         if lane.running is call:
             self._free(lane)
@@ -416,7 +419,10 @@ class ShortCallRelay:
             self._filing = asyncio.get_running_loop().call_later(_QUIET, self._file)
 
     def _file(self) -> None:
-        """Give quiet cells their journals, in a pause of the notebook; others than it may ask for them."""
+        """Give quiet cells journals in a pause of the notebook, or when they are many.
+
+        Others than the notebook may ask for them.
+        """
         self._filing = None
         if time.monotonic() - self._agent.heard > _QUIET or len(self._quiet) > _KEPT:
             self.file_quiet(_FILED)
@@ -437,7 +443,7 @@ class ShortCallRelay:
         return [call for call in calls if call is not None and not call.about.get("all")]
 
     def open(self, run: str) -> bool:
-        """Give a call a journal, with what is known of it, unless it has one; return False for an unknown call."""
+        """Give a call a journal with its ends so far; return False for an unknown call."""
         call = self._active.get(run) or self._quiet.pop(run, None) or self._over.pop(run, None)
         if call is None:
             return False

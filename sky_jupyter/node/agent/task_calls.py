@@ -87,7 +87,7 @@ class TaskRunner:
         return {"attempt": name, "node": self.agent.node}
 
     async def sky_find_calls(self, calls: Sequence[str]) -> dict[str, str]:
-        """Return the attempt names of those calls that this agent knows; a short one goes on with a journal.
+        """Return the attempt names of known calls; a short call gets a journal.
 
         Others are not begun as short calls any more, should their frames arrive.
         """
@@ -138,7 +138,7 @@ class TaskRunner:
         return min(ranks.values(), key=lambda item: (not item.entered, item.waiting, item.number))
 
     async def find_place(self, call: str) -> None:
-        """Wait while a call would be behind short calls, of which Dask does not know; give it back if one takes long.
+        """Wait for the short calls ahead of a call; give it back if one takes long.
 
         Such a one is opened, and Dask has it, too: what is given back then goes to another node, if one is free.
 

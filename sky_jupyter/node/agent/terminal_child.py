@@ -1,4 +1,4 @@
-"""Program that makes its standard input its terminal, and becomes another program.
+"""Program that makes stdin its controlling terminal, then execs another one.
 
 The agent runs it by its path: it imports nothing of ours, so that it begins at once.
 """

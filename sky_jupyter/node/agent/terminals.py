@@ -1,4 +1,4 @@
-"""Terminals on a node: programs on pseudo-terminals, for a person in a terminal elsewhere.
+"""Terminals on a node: programs on pseudo-terminals, for a remote terminal.
 
 The agent keeps a bounded part of the output, numbered by byte; a program that prints more waits until that is read. A
 terminal that nobody reads for a while is hung up, as when a connection breaks.
@@ -89,7 +89,7 @@ class Terminal:
         return bytes(self._output[:_PIECE])
 
     def write(self, at: int, data: bytes) -> int:
-        """Pass input on that begins at byte ``at``; return how much has been taken in all.
+        """Pass on input starting at byte ``at``; return the number of bytes taken so far.
 
         What was taken before is not passed on twice, and no more is taken than there is room for.
         """
@@ -273,7 +273,7 @@ class TerminalService:
                 await asyncio.wait_for(terminal.changed.wait(), left)
 
     async def sky_write_terminal(self, id: str, at: int, data: bytes) -> int:
-        """Pass on input that begins at byte ``at``; return how much has been taken in all."""
+        """Pass on input starting at byte ``at``; return the number of bytes taken so far."""
         return self._known(id).write(at, bytes(data))
 
     async def sky_resize_terminal(self, id: str, size: Sequence[int]) -> None:

@@ -13,7 +13,10 @@ _SHARE = 0.8
 
 
 class PingsMany:
-    """Mixin for a Dask server that pings agents for another one: the manager of many would be busy with them."""
+    """Mixin for a Dask server that pings agents on behalf of another process.
+
+    The manager of many agents would be busy with their pings.
+    """
 
     _pings: dict[str, asyncio.Future[dict[str, str]]]
 
@@ -29,7 +32,7 @@ class PingsMany:
         branches: Mapping[str, Sequence[str]] | None = None,
         **caller: Any,
     ) -> dict[str, str]:
-        """Ping agents; return the answers of those that answer within ``patience`` seconds.
+        """Ping agents; return the answers that come within ``patience`` seconds.
 
         With ``branches`` those agents ping others: the ones that these have for their addresses. Raises an agent's own
         error.

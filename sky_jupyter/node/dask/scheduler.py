@@ -186,7 +186,7 @@ def _forget(stream: BatchedSend, deadline: float | None) -> None:
 
 
 def prepare_forks() -> None:
-    """Do what each process of Dask does as it starts, once for those that are forked from this one."""
+    """Do once what each forked Dask process would otherwise do as it starts."""
     get_versions()
     # Tornado makes a context with the system's certificates at a server's first connection, for nothing. Other systems
     # may start a thread for that; earlier versions have made it by now.
@@ -217,7 +217,7 @@ async def _serve(folder: Path, address: str, port: int, write: int) -> None:
 
 
 async def _listen_on_loopback(scheduler: PoolScheduler) -> None:
-    """Listen on the same port of the loopback interface too: forwards of a cluster's API reach nothing else of a pod.
+    """Listen on the same port of loopback too: port forwards to a pod need it.
 
     Where another process has that port there, the manager must reach the scheduler's own address.
     """

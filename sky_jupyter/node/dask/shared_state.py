@@ -121,7 +121,7 @@ class SharedStateExtension(SchedulerPlugin):
         return self.answer(asked)
 
     def begin(self, who: str, ask: str, what: dict[str, Any], data: Sequence[bytes]) -> PendingRequest:
-        """Execute a request, or have it wait; return the one that has come under this id before, if there is one."""
+        """Execute a request, or let it wait; return the earlier one with this id, if any."""
         asked = self.asks.get(ask)
         if asked is None:
             asked = self.asks[ask] = PendingRequest(who, what, self._do(who, ask, what, list(data)))
@@ -177,7 +177,7 @@ class SharedStateExtension(SchedulerPlugin):
             await asyncio.wait([task])
 
     def cancel(self, ask: str) -> asyncio.Future[Answer] | None:
-        """Cancel a request, as `sky_shared_cancel` does; return the task of one that is still to end."""
+        """Cancel a request as `sky_shared_cancel` does; return its task if it still runs."""
         asked = self.asks.get(ask)
         if asked is None:
             # The cancellation has overtaken the request.
@@ -241,7 +241,7 @@ class SharedStateExtension(SchedulerPlugin):
         self.homes[agent] = node, member
 
     def enter(self, who: str, close: Callable[[], None]) -> bool:
-        """Note the connection of a requester on this machine; return False for one that is gone."""
+        """Note a local requester's connection; return False if the requester is gone."""
         if who in self.gone or f"{who.partition('.')[0]}." in self.gone:
             return False
         self.closers.setdefault(who, set()).add(close)
@@ -255,7 +255,7 @@ class SharedStateExtension(SchedulerPlugin):
                 del self.closers[who]
 
     async def sky_shared_left(self, who: str) -> None:
-        """Cancel requests and release locks of requesters with this name prefix, which are gone for good."""
+        """Cancel requests and release locks of requesters gone for good, by name prefix."""
         # What has not been read from their connections does not count.
         self.gone[who] = None
         if len(self.gone) > _MOST_GONE:

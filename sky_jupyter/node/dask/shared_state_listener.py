@@ -1,4 +1,4 @@
-"""Socket of the scheduler for requests to shared objects from this machine's ranks and notebooks.
+"""Socket of the scheduler for shared-object requests from its own machine.
 
 It lies in the pool's folder, which only its owner can enter, as the pool's keys do: who can connect here has these.
 """

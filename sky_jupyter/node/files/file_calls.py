@@ -172,14 +172,14 @@ class FileService:
         return await asyncio.to_thread(find)
 
     async def sky_complete_path(self, path: bytes) -> list[bytes]:
-        """Return the paths that begin as this one does, sorted; a folder's ends with a slash."""
+        """Return the sorted paths that begin with ``path``; folders end with a slash."""
         found = await asyncio.to_thread(complete_path.complete, from_wire(path), self.config.cwd)
         return list(map(to_wire, found))
 
     async def sky_list_folder(
         self, path: bytes, after: bytes = b"", most: int = browsed_files.MOST_ENTRIES
     ) -> dict[str, Any]:
-        """Return a page of a folder as `browsed_files.page` does, or an error's number and text."""
+        """Return a `browsed_files.page` of a folder, or an error's number and text."""
         place = str(self._place(path))
         found = await self._browse(lambda: browsed_files.page(place, from_wire(after), most))
         return {"path": to_wire(place), **found}
@@ -190,7 +190,7 @@ class FileService:
         return await self._browse(lambda: {"data": browsed_files.read(place, start, length)})
 
     async def _browse(self, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return an answer or an error, in a thread: on a file system that does not answer it waits for ever."""
+        """Return an answer or an error from a thread: the file system may block for ever."""
         if not self._free.acquire(blocking=False):
             return {"error": [errno.EBUSY, "a file system there does not answer, and all readers wait for it"]}
 
@@ -272,7 +272,7 @@ class FileService:
 
 
 def _or_error(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return an answer; of an OSError its number, by which the manager raises the same."""
+    """Return an answer, or an OSError's number and text for the manager to raise."""
     try:
         return do()
     except OSError as error:

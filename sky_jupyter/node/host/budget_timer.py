@@ -1,4 +1,4 @@
-"""Timer of a pool's budget on a node: the manager says when it is used up at the present price."""
+"""Timer of a pool's budget on a node; the manager sets it for the current price."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..protocol.host_config import BUDGET
 
 
 class BudgetTimer:
-    """Timer of the host process; the manager's last word holds when the manager is gone.
+    """Timer of the host process; it keeps running when the manager is gone.
 
     Parameters
     ----------

@@ -393,7 +393,7 @@ def _is_told(folder: Path, patience: float, owner: int | None) -> bool:
 
 
 def main(parts_class: type[HostParts] = HostParts, host_class: type[HostProcess] = HostProcess) -> None:
-    """Run ``python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]``, or a host of other classes."""
+    """Run ``python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]``."""
     folder, *given = sys.argv[1:]
     parts = parts_class(Path(folder))
     if given and not _is_told(Path(folder), float(given[0]), int(given[1]) if given[1:] else None):

@@ -1,4 +1,4 @@
-"""What a host process starts and imports before it needs to know its pool: the forkserver and the control plane.
+"""Forkserver and control plane, which a host prepares before it knows its pool.
 
 A host that still waits for its orders has done this when they come.
 """
@@ -86,7 +86,7 @@ class HostParts:
         self.present_gpus = gpus.present
 
     def take_variables(self, folder: Path) -> None:
-        """Take the environment variables that a pool adds to those that this process was started with."""
+        """Add the pool's environment variables to those of this process."""
         file = folder / VARIABLES
         with contextlib.suppress(FileNotFoundError):
             self._variables = json.loads(file.read_bytes())

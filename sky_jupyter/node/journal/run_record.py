@@ -25,7 +25,7 @@ _LEAST = 1 << 18
 
 
 def part_of(size: int, sharers: int) -> int:
-    """Return one agent's part of the bytes that the agents of a process may keep in memory together."""
+    """Return one agent's part of a memory limit that a process's agents share."""
     return max(_LEAST, size // sharers)
 
 
@@ -197,5 +197,5 @@ def _size(event: dict[str, Any]) -> int:
 
 
 def kept_content(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is stored of a request's content: the notebook's settings may hold secrets in variables."""
+    """Return what is stored of a request: no settings, as they may hold secrets."""
     return {key: value for key, value in content.items() if key != "settings"}

@@ -1,4 +1,4 @@
-"""Program that sets Accelerate's variables as ``accelerate launch`` does, and then becomes a script.
+"""Program that becomes a script with the variables of ``accelerate launch``.
 
 Each process of ``%sky accelerate launch`` runs it as a file, with the Python of its node: its arguments are our options
 in JSON, and the script's command. Accelerate itself reads the options; the processes, their numbers and their meeting

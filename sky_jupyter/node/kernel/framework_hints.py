@@ -1,4 +1,4 @@
-"""Hints for errors of frameworks that are set up twice, or too late, in a process that lives on between cells.
+"""Hints for errors of frameworks that a process sets up twice or too late.
 
 A script sets JAX or torch up once. A cell is run again, in the same process.
 """
@@ -28,7 +28,7 @@ _HINTS = {
 
 
 def hint(error: object) -> list[str]:
-    """Return a hint, as one line, for an error of a framework's set-up; empty if there is none."""
+    """Return a one-line hint for a framework's set-up error; empty if there is none."""
     if not isinstance(error, (RuntimeError, ValueError)):
         return []
     said = str(error)

@@ -176,7 +176,7 @@ class SkyKernel(IPythonKernel):
         """Do nothing; see `pre_handler_hook`."""
 
     def interruptible(self, handler: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a handler of widget messages so that SIGINT interrupts it, and it sees what cells have set.
+        """Make a widget message handler interruptible, and run it in the cells' context.
 
         Otherwise SIGINT is only handled during requests.
         """
@@ -321,7 +321,7 @@ class SkyKernel(IPythonKernel):
                 plugin.abort(instance_info())
 
     async def sky_tell_begin(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Report that a request has begun, now or when it does; runs in the control thread."""
+        """Report that a request has begun, once it has; runs in the control thread."""
         self.begin.tell(parent["content"]["run"])
 
     # -- kinds -------------------------------------------------------------------------------------
@@ -625,7 +625,7 @@ def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
 
 
 def _told(before: dict[str, int], namespace: dict[str, Any], bound: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
-    """Return the fields of an end event about names that a run bound or deleted, and that its imports may bind."""
+    """Return an end event's fields on names that a run bound, imported or deleted."""
     writes = _writes(before, namespace)
     sizes = {name: _size(namespace[name]) for name in writes if name in namespace}
     found = {name: namespace[name] for name in sizes if isinstance(namespace[name], types.ModuleType)}

@@ -1,4 +1,4 @@
-"""Names that ``from`` imports have bound on a rank, and that the same import recreates in a new kernel."""
+"""Names bound by ``from`` imports that a new kernel can import again."""
 
 from __future__ import annotations
 
@@ -50,5 +50,8 @@ def _is_from(module: str, member: str, value: Any) -> bool:
 
 
 def _has_no_state(value: Any) -> bool:
-    """Return whether it is a constant, a function or a class: pickles have these by their names too."""
+    """Return whether a value is a constant, a function or a class.
+
+    Pickles refer to these by name, too.
+    """
     return type(value) in _CONSTANTS or (callable(value) and isinstance(getattr(value, "__qualname__", None), str))

@@ -1,4 +1,4 @@
-"""Summaries of a rank's names: type, shape, dtype, device, bytes; no code of the user's runs for them.
+"""Summaries of a rank's names (type, shape, bytes), made without user code.
 
 A value is looked at only if its type, or a base that a library gives it, is known here. What is read is stored in the
 object: nothing is computed, nothing is copied, and no device is waited for. So attributes come from the library's own

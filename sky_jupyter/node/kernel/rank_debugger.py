@@ -1,4 +1,4 @@
-"""Debugger of a rank: ipykernel's, on debugpy's pydevd in this process, which a pair of sockets connects.
+"""Debugger of a rank: ipykernel's, on a socket pair to pydevd in this process.
 
 In a notebook's kernel ipykernel starts debugpy's adapter instead. That listens on TCP ports of the loopback interface,
 and takes whoever connects: every user of the machine could run code here. Here nothing listens.
@@ -133,7 +133,10 @@ class RankDebugger(ipykernel_debugger.Debugger):
             await self.handle_stopped_event()
 
     async def handle_stopped_event(self) -> None:
-        """Tell the next stop; ipykernel asks for all threads first, and takes other requests' answers for that."""
+        """Report the next stop, without ipykernel's request for all threads.
+
+        ipykernel would take the answers to other requests for its own.
+        """
         event = await self.stopped_queue.get()
         self.stopped_threads.add(event.get("body", {}).get("threadId"))
         self._tell(event)
@@ -158,7 +161,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
         pydevd.stoptrace()
 
     async def attach(self, message: Message) -> Message:
-        """Handle an attach message; pydevd answers in another order than debugpy's adapter."""
+        """Handle an attach message, which pydevd answers in an order of its own."""
         await super().attach(message)
         return response(message)
 
@@ -178,7 +181,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
         return str(path)
 
     def name(self, code: str) -> str | None:
-        """Return the file name of a cell that is about to run; None while the debugger is off."""
+        """Return the file name of a cell about to run; None while the debugger is off."""
         if self.is_started:
             with contextlib.suppress(OSError):
                 return self.file(code)
@@ -273,7 +276,7 @@ def _run_on(thread: threading.Thread) -> None:
 
 
 def _forget_in_child() -> None:
-    """Stop tracing in a forked process: it has none of pydevd's threads, and would wait at a breakpoint for ever."""
+    """Stop tracing in a forked process: no pydevd thread would resume a breakpoint."""
     from _pydevd_bundle.pydevd_constants import get_global_debugger, set_global_debugger
 
     debugger = get_global_debugger()

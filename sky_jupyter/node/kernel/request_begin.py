@@ -1,4 +1,4 @@
-"""Begin of a rank's requests, told to the agent that waits for it with an interrupt.
+"""Start of a rank's requests, reported to an agent that waits to interrupt one.
 
 Before a request has begun, and after its end, its process ignores interrupts.
 """
@@ -26,7 +26,7 @@ class RequestBegin:
         self._since = 0.0
 
     def note(self, run: str) -> None:
-        """Note that interrupts reach a request from here on; tell the agent if it waits for that."""
+        """Note that interrupts now reach a request; tell the agent if it waits for that."""
         self._since, self._running = time.monotonic(), run
         if self._awaited == run:
             self._tell(run)
@@ -36,7 +36,7 @@ class RequestBegin:
         self._running = ""
 
     def tell(self, run: str) -> None:
-        """Tell the agent that a request has begun, once it has; runs in the control thread."""
+        """Tell the agent once a request has begun; runs in the control thread."""
         # In this order: the main thread sets one and then looks at the other.
         self._awaited = run
         if self._running == run:

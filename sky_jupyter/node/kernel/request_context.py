@@ -1,4 +1,4 @@
-"""The context of a rank's requests: what a cell sets of context variables holds in the next one.
+"""Context of a rank's requests; its context variables persist between cells.
 
 ipykernel keeps one for messages of its shell channel. Cells and calls come by a socket too, and so the rank has its
 own, for whichever way they come.
@@ -38,7 +38,7 @@ class RequestContext:
 
     @types.coroutine
     def attend(self, coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Await a coroutine in the context, step by step: others may use the context while it waits."""
+        """Await a coroutine step by step, so that others can use the context in between."""
         step: Callable[..., Any] = coroutine.send
         given: Any = None
         while True:

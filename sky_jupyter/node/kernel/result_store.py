@@ -53,7 +53,7 @@ class ResultStore:
         return told
 
     def export(self, content: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
-        """Write the value of a run (``"of"``), of a name (``"name"``) or of several (``"names"``) to a file.
+        """Write the value of a run (``"of"``), ``"name"`` or ``"names"`` to a file.
 
         Returns what `result_values.give` returns; ``"gone"``, the reason why it is not there; or ``"lacks"``, the end
         of a message that no such name exists.
@@ -91,7 +91,7 @@ class ResultStore:
 
 
 def _give_names(names: list[str], namespace: dict[str, Any], places: list[str]) -> dict[str, Any]:
-    """Write names and their values as a dict, without those that cannot be pickled: ``"left"`` says why."""
+    """Write names as a dict, without unpicklable ones; ``"left"`` gives the reasons."""
     lacking = [name for name in names if name not in namespace]
     if lacking:
         known = [name for name in namespace if not name.startswith("_")]

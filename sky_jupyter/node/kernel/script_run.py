@@ -1,4 +1,4 @@
-"""Scripts on a rank: fresh processes beside the kernel, with the environment that torchrun or JAX gives.
+"""Scripts on a rank: fresh processes with the environment of torchrun or JAX.
 
 A script is a run whose code is one call of `run`. Each rank starts its share of the processes, relays what they print
 to the run, passes interrupts on, and raises `ScriptError` for an exit code other than 0. The rank's own namespace and
@@ -168,7 +168,7 @@ class ScriptPlan:
 
 
 def run(plan: str) -> None:
-    """Run this rank's processes of a script to their end; the notebook sends cells that call it.
+    """Run this rank's part of a script; the notebook sends a cell that calls it.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class _Script:
                 print(f"{_in_a_line(failed)}; start {attempt + 2} of {self.plan.restarts + 1}", file=sys.stderr)
 
     def _attempt(self, attempt: int, ports: Sequence[int], *, last: bool) -> ScriptError | None:
-        """Run the processes once; return the failure of one of them, of any rank unless it is the last attempt."""
+        """Run the processes once; return a failure, of this rank alone if ``last``."""
         children = Children(self.plan.name, prefixed=len(self.mine) > 1)
         try:
             with children.interruptible():
@@ -259,7 +259,7 @@ class _Script:
 
     @contextlib.contextmanager
     def _ports(self, attempt: int) -> Iterator[tuple[int, int]]:
-        """Yield two ports of the first rank's node, for torch and for JAX, that nobody else is given meanwhile."""
+        """Yield two reserved ports of the first rank's node, for torch and for JAX."""
         if self.me != self.first:
             while (found := self.shared.get(("ports", attempt))) is None:
                 if (failed := self._told(attempt)) is not None:
@@ -270,9 +270,11 @@ class _Script:
         try:
             holders = [_held(self.info.addr), _held(self.info.addr)]
         except OSError as error:
+            failed = ScriptError(f"rank {self.me} has no port at {self.info.addr}: {error}")
+            failed.process = self.mine[0].rank
             if not self.alone:
-                self.shared["failed", attempt] = f"rank {self.me} has no port at {self.info.addr}: {error}"
-            raise
+                self.shared["failed", attempt] = [str(failed), failed.process]
+            raise failed from error
         try:
             ports = (holders[0].getsockname()[1], holders[1].getsockname()[1])
             if sys.platform != "linux":
@@ -345,7 +347,7 @@ class _Script:
 
 
 def _found_by_jax(place: Place, world: int, coordinator: str, devices: int) -> dict[str, str]:
-    """Return variables by which JAX finds its processes, which it takes for those of Open MPI.
+    """Return the variables by which JAX finds its processes, as under Open MPI.
 
     JAX reads the coordinator's address, but not the number of processes, from variables of its own.
     """
@@ -364,7 +366,7 @@ def _found_by_jax(place: Place, world: int, coordinator: str, devices: int) -> d
 
 
 def _held(addr: str) -> socket.socket:
-    """Return a socket that keeps a free port from others, but not from a program that binds it by its number."""
+    """Return a socket that reserves a free port, which can still be bound by number."""
     family = socket.AF_INET6 if ":" in addr else socket.AF_INET
     holder = socket.socket(family, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -427,7 +429,7 @@ class _Stream:
         return f"{over}{self._prefix}{line.rstrip(_DRAWN).rpartition(_DRAWN)[2]}\n"
 
     def _bar(self) -> str:
-        """Return the last whole drawing of a bar, which ends no line; drop it from the open line."""
+        """Remove a progress bar's last complete drawing from the open line; return it."""
         # A last "\r" may belong to a "\n" that comes.
         drawn, found, rest = self._line[:-1].rpartition(_DRAWN)
         if not found:
@@ -492,7 +494,7 @@ class Children:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Pass an interrupt on inside the block, where all are started and watched; a second one kills."""
+        """Pass interrupts on to the processes inside the block; a second one kills."""
         before = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             yield
@@ -500,7 +502,7 @@ class Children:
             signal.signal(signal.SIGINT, before)
 
     def watch(self, told: Any = None) -> ScriptError | None:
-        """Relay until all have ended; return the first failure, here or one that ``told`` returns."""
+        """Relay output to the end; return the first failure, here or from ``told``."""
         failed: ScriptError | None = None
         asked = time.monotonic()
         while self._step():
@@ -558,7 +560,7 @@ class Children:
         return None
 
     def _drain(self, stream: _Stream) -> None:
-        """Relay what an ended process has left in a pipe, which its own children may hold open."""
+        """Relay what an ended process left in a pipe that its children may hold open."""
         while stream.pipe in self._open():
             ready = [key for key, _ in self._selector.select(0) if key.data is stream]
             if not ready:
@@ -567,7 +569,7 @@ class Children:
                 self._selector.unregister(stream.pipe)
 
     def kill(self) -> None:
-        """End what is left of the processes and of those that they started; close the pipes."""
+        """Kill the remaining processes and those that they started; close the pipes."""
         for child in self._children:
             ended = child.process.poll() is not None
             processes.kill_group(child.process.pid, ended=ended)
@@ -591,7 +593,7 @@ def _failure(name: str, child: _Child, code: int, *, named: bool) -> ScriptError
 
 
 def _in_a_line(failed: ScriptError) -> str:
-    """Return which process failed and how, without its last lines: they have been printed."""
+    """Return in one line which process failed and how; the rest has been printed."""
     which = f" (process {failed.process})"
     return f"{str(failed).splitlines()[0].removesuffix(which)}{which}"
 

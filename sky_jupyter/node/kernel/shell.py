@@ -354,7 +354,7 @@ def _from_users(trace: Any) -> Any:
 
 
 def without_ours(error: BaseException, trace: Any) -> Any:
-    """Return a traceback without our frames, IPython's inner ones, and a refused debugger's."""
+    """Return a traceback without our, IPython's inner and debuggers' frames."""
     steps: list[types.TracebackType] = []
     ours, inner = (__name__, user_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
     while trace is not None:

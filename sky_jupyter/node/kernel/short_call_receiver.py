@@ -1,4 +1,4 @@
-"""Short calls and cells on a rank: they come by a socket of their own, and so do the ends of those that print nothing.
+"""Short calls and cells on a rank: a socket brings them and returns quiet ends.
 
 All else is as with requests: a call runs on the main thread, between them. The end of a call that fails, prints, shows
 something, or returns a large value, is told by `sky_end`, after its output.
@@ -93,7 +93,7 @@ class ShortCallReceiver:
             self._functions.pop(rest[0], None)
 
     def _begin(self, call: Coroutine[Any, Any, None]) -> None:
-        """Run a call, at once: most await nothing, and need no task. Those that do go on as one."""
+        """Run a call at once; create a task only if it awaits something."""
         try:
             call.send(None)
         except StopIteration:
@@ -126,7 +126,7 @@ class ShortCallReceiver:
         self._kernel.note_idle()
 
     async def _run(self, run: str, content: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Run a request; return its end, and whether nothing was sent or printed. No end if it was not begun."""
+        """Run a request; return its end, empty if not begun, and whether it was quiet."""
         kernel = self._kernel
         if kernel.is_ending:
             # The agent sees the end of this process, which ends all requests.
@@ -145,5 +145,5 @@ class ShortCallReceiver:
 
 
 def _writes(end: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return what an end tells of names that the call has assigned, as the rest of a frame."""
+    """Return the part of an end about assigned names, as the rest of a frame."""
     return ({name: end[name] for name in frames.WRITES},) if "writes" in end else ()

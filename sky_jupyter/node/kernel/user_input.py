@@ -1,4 +1,4 @@
-"""Input and debuggers on a rank: the notebook asks its user, or they are refused where nobody can answer."""
+"""Input and debuggers on a rank: the notebook asks its user, or they are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _END_OF_FILE = "\x04"
 
 
 class UserInput:
-    """What replaces `input`, `getpass` and the hook of `breakpoint` in a rank's process."""
+    """Replacement of `input`, `getpass` and the hook of `breakpoint` on a rank."""
 
     def __init__(self) -> None:
         # Whether somebody can answer the request that runs.
@@ -50,7 +50,7 @@ class UserInput:
         self.allowed = False
 
     def ask(self, prompt: str, refusal: str, what: str, *, password: bool = False, where: str = "") -> str:
-        """Return the user's answer; raise NotOnRanks if nobody can answer, and EOFError for an end of file.
+        """Return the user's answer; raise EOFError, or NotOnRanks if nobody can answer.
 
         The prompt and the answer are output of this rank, except for a password.
         """
@@ -99,7 +99,7 @@ def refuse(text: str, what: str) -> NoReturn:
 
 
 def install() -> UserInput:
-    """Replace `input`, `getpass` and the hook of `breakpoint` in this process; return what says when they may ask.
+    """Replace `input`, `getpass` and `breakpoint`'s hook; return the `UserInput`.
 
     The standard functions would wait for an answer in a terminal that is not there, or read an empty one.
     """

@@ -1,4 +1,4 @@
-"""Agents that share a process: which nodes have theirs in one, and how others see it.
+"""Agents that share a process: their incarnations, and the process's name.
 
 Nodes of one machine may share one process, in which each has an agent of its own, with its own name, address and
 kernels.
@@ -14,7 +14,7 @@ _TOKEN = 12
 
 
 def new_incarnations(nodes: Sequence[int]) -> dict[int, str]:
-    """Return an incarnation for each agent of a new process; their first part is the process's."""
+    """Return incarnations for the agents of a new process, with a common prefix."""
     process = secrets.token_hex(_TOKEN // 2)
     return {node: f"{process}{index:04x}" for index, node in enumerate(nodes)}
 
@@ -30,11 +30,14 @@ def process_of(incarnation: str) -> str:
 
 
 def name_of(nodes: Sequence[int]) -> str:
-    """Return the name of the process of these nodes' agents: ``"agent 0"``, ``"agents 0-3"``."""
+    """Return the name of these nodes' process: ``"agent 0"`` or ``"agents 0-3"``."""
     return f"agent {nodes[0]}" if len(nodes) == 1 else f"agents {nodes[0]}-{nodes[-1]}"
 
 
 def log_of(name: str) -> str:
-    """Return the path of such a process's log in the pool's folder; of a file that is not there for other processes."""
+    """Return the path of a process's log in the pool's folder, by its name.
+
+    For a process of another kind there is no such file.
+    """
     first = re.match(r"agents? (\d+)", name)
     return f"n{first[1] if first else ''}/agent.log"

@@ -1,4 +1,4 @@
-"""Journal events: made from kernel messages, parsed and validated; gaps stand for events that are missing.
+"""Journal events: creation, parsing, validation, and gaps for missing ones.
 
 User code can send any message, and a foreign agent any event. Each field either has the type that its readers rely on,
 or it is left out. Values that are too large are cut or replaced by a note.
@@ -218,12 +218,12 @@ def _common(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def question_of(id: str, prompt: Any, *, password: bool) -> dict[str, Any]:
-    """Return the event of a question to the user; its answer is an event without a text."""
+    """Return the event of a question to the user; the answer's event has no text."""
     return {"kind": "ask", "id": id, "prompt": str(prompt)[:_MOST_PROMPT], "password": password}
 
 
 def stop_of(id: str) -> dict[str, Any]:
-    """Return the event of a rank that a debugger has stopped; it goes on with the event of an answer."""
+    """Return the event of a rank that a debugger stopped; an answer's event ends it."""
     return {"kind": "stopped", "id": id}
 
 

@@ -1,4 +1,4 @@
-"""Bytes in memory that processes of one machine share: a file without a name, of which a socket brings the descriptor.
+"""Bytes in shared memory: an unnamed file, whose descriptor a socket carries.
 
 They are written once and read once, whereas a socket takes bytes in pieces and has both ends wait for each other. The
 memory is freed with the last descriptor, so that a process that is killed leaves nothing. A notebook keeps some files
@@ -75,7 +75,7 @@ class SpareFiles:
         self._spare: list[SharedBytes] = []
 
     def put(self, data: AnyBytes) -> None:
-        """Take the file of bytes that nobody needs any more; it is closed if there are enough."""
+        """Keep the file of bytes that nobody needs; close it if there are enough."""
         if isinstance(data, SharedBytes) and data.descriptor >= 0 and len(self._spare) < _MOST_SPARE:
             self._spare.append(data.detach())
 
@@ -160,7 +160,10 @@ def _write(shared: SharedBytes, data: Any) -> None:
 
 
 class _Reader:
-    """File for an unpickler, which reads large parts to where they are to be: a map of the file took twice as long."""
+    """File for an unpickler that reads large parts directly into their buffers.
+
+    A memory map of the file took twice as long.
+    """
 
     def __init__(self, shared: SharedBytes) -> None:
         self._shared, self._at = shared, 0
@@ -186,14 +189,14 @@ class _Reader:
 
 
 def loads(data: AnyBytes) -> Any:
-    """Unpickle bytes; EOFError, or another error of pickle's, if shared ones are fewer than they should be."""
+    """Unpickle bytes; raise EOFError or a pickle error if shared ones are incomplete."""
     if not isinstance(data, SharedBytes):
         return pickle.loads(data)
     return pickle.load(_Reader(data))
 
 
 def send(connected: socket.socket, data: bytes | memoryview, shared: Sequence[SharedBytes]) -> int:
-    """Send bytes, and descriptors of shared ones with the first of them; return how many bytes were sent."""
+    """Send bytes with the descriptors of shared ones; return how many were sent."""
     if not shared:
         return connected.send(data)
     descriptors = array.array("i", [one.descriptor for one in shared])

@@ -1,4 +1,4 @@
-"""Frames of requests to shared objects on the socket of a scheduler, for processes of its own machine."""
+"""Frames on the scheduler's socket: shared-object requests from its own machine."""
 
 from __future__ import annotations
 

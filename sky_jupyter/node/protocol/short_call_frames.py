@@ -118,19 +118,19 @@ class Frames:
         )
 
     def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> Iterator[list[Any]]:
-        """Yield the frames that are whole with these bytes, and the descriptors that came with them."""
+        """Yield the frames that these bytes complete, with their descriptors."""
         self._descriptors.extend(descriptors)
         self._unpacker.feed(data)
         yield from self._unpacker
 
 
 def socket_of(connection_file: str | os.PathLike[str]) -> str:
-    """Return the path of a kernel's socket of short calls, beside its connection file."""
+    """Return the path of a kernel's short-call socket, beside its connection file."""
     return f"{Path(connection_file).with_suffix('')}-short"
 
 
 def agents_socket_of(folder: str | os.PathLike[str], node: int) -> str:
-    """Return the path of the socket of an agents' process, in a pool's folder; ``node`` is its first."""
+    """Return the path of an agents' process's socket; ``node`` is its first node."""
     return str(Path(folder, f"n{node}", "calls"))
 
 
@@ -163,7 +163,7 @@ class FrameSocket:
         self._loop.add_reader(connected, self._on_readable)
 
     def send(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
-        """Send a frame's bytes, and the shared ones in it, now or as soon as there is room."""
+        """Send a frame's bytes and shared ones, now or as soon as there is room."""
         if self.closed:
             return
         left = memoryview(data)

@@ -1,4 +1,4 @@
-"""Machines that their provider is about to take away, as user code sees it on the ranks.
+"""Interruption notices of the pool's machines, as user code on ranks sees them.
 
 A provider's function, which the agent calls on the machine, returns an `Interruption`. The agents tell each other, and
 each tells its ranks. Code asks `interruption`, or has a function called by `on_interruption`.
@@ -48,7 +48,7 @@ class Interruption:
 
 
 class PoolInterruption:
-    """What is known of the pool's machines that will be taken away; returned by `interruption`.
+    """State of the pool's interruption notices; returned by `interruption`.
 
     It is true while a machine of the pool is about to be taken away, on all ranks. There is one object a process, and
     it changes by itself. It is false again when the pool has replaced the machine.
@@ -92,7 +92,7 @@ class PoolInterruption:
 
     @property
     def at(self) -> float | None:
-        """When the first of them goes, in seconds since 1970; None if there is none, or that is unknown."""
+        """Unix time when the first of them goes; None if there is none or it is unknown."""
         with self._lock:
             return min((one.at for one in self._nodes.values() if one.at is not None), default=None)
 
@@ -138,7 +138,7 @@ class PoolInterruption:
 
 
 def _name_of(hook: Callable[[], object]) -> object:
-    """Return a key under which a function that is defined again replaces its former self."""
+    """Return a hook's key, which is the same for a function that is defined again."""
     name = getattr(hook, "__qualname__", "<")
     return hook if "<" in name or hasattr(hook, "__self__") else (getattr(hook, "__module__", None), name)
 
@@ -192,6 +192,6 @@ def on_interruption(function: Hook) -> Hook:
 
 
 def hear(content: Mapping[str, Any], data: list[bytes]) -> None:
-    """Handle the agent's message with all notices that it knows; called in the control thread."""
+    """Handle the agent's message with all its notices; runs in the control thread."""
     found = {int(node): Interruption(action, at) for node, action, at in content["nodes"]}
     _pool.change(found)

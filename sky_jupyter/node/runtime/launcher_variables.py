@@ -1,4 +1,4 @@
-"""Variables by which a cluster's launcher tells processes about each other, corrected for the ranks of a pool.
+"""Environment variables of a cluster's launcher, corrected for a pool's ranks.
 
 Kubeflow Trainer and torchrun set them for one process a machine, and for the machines that were there at first. A rank
 may be one of several on its machine, and a pool may have grown, shrunk, or be made of several jobs. Only variables that

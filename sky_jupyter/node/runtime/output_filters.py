@@ -1,4 +1,4 @@
-"""Filters of ranks' output: `stdout`, `stderr` and `silent` decide whose prints are shown.
+"""Filters that decide whose prints are shown: `stdout`, `stderr` and `silent`.
 
 Each stream is wrapped once in a gate that checks at every write whether the writing context is muted. This is a
 context variable and not a flag, so that another thread or task that prints at the same time is not muted. This module

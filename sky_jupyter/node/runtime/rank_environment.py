@@ -22,7 +22,7 @@ _PAGERS = ("PAGER", "GIT_PAGER")
 
 
 def environment() -> dict[str, str]:
-    """Return this rank's environment, with its numbers, and the programs of its Python found first."""
+    """Return this rank's environment, with its numbers and its Python first in PATH."""
     info = instance_info()
     found = {**os.environ, "SKY_RANK": str(info.rank), "SKY_NODE": str(info.node)}
     return {**found, "PATH": with_programs(found.get("PATH"))}

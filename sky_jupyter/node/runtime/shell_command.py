@@ -1,4 +1,4 @@
-"""A command that a rank runs, as `%sky exec` asks for it: its output is the rank's, its exit status the cell's."""
+"""Shell command that a rank runs for `%sky exec`; its status is the cell's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(command: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for an interrupted command; kill it and what it has started if it goes on, or at the next interrupt."""
+    """Wait for an interrupted command; kill what is left, also at the next interrupt."""
     started = []
     with contextlib.suppress(psutil.Error):
         started = psutil.Process(process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""Sources of the notebook's cells, for tracebacks and `inspect`: collected there, put into a rank's linecache."""
+"""Sources of notebook cells in a rank's linecache, for tracebacks and `inspect`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _SAID = {"name", "trainable", "dtype"}
 
 
 class WithBackend(dict[str, Any]):
-    """Values whose pickle has Keras imported with the backend that it has in this process."""
+    """Values whose pickle imports Keras with the backend of this process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Loaded in this order: the choice comes before the models.
@@ -55,7 +55,7 @@ def backend() -> str:
 
 
 def choose_backend(name: str) -> None:
-    """Choose the backend that Keras is imported with later, unless something has chosen it."""
+    """Choose the backend for a later import of Keras, unless one is chosen already."""
     if name and "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", name)
 

@@ -336,7 +336,7 @@ class Pickler(cloudpickle.Pickler):
 
 
 def _intern_names(attributes: dict[str, Any]) -> None:
-    """Have a class's list of attributes (Python 3.13) name them by the strings of its methods' code.
+    """Intern a class's attribute names (Python 3.13), as those of its methods are.
 
     In a class that was loaded they are other strings, as when an instance came back from a rank: its pickle would
     differ, and all that is of it would be sent again.

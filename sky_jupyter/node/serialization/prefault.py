@@ -1,4 +1,7 @@
-"""Prefault of mapped values: their first use then meets no page faults, which take as long as a pass over the data."""
+"""Prefault of mapped values, so that their first use meets no page faults.
+
+Page faults take as long as a pass over the data.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _MADV_POPULATE_READ = 22
 
 
 def prefault(mapped: mmap.mmap, file: int) -> None:
-    """Begin to map the pages of a large file that is in memory, in a thread, if it was not mapped before.
+    """Map a large in-memory file's pages in a thread, unless that was done before.
 
     ``file`` is its descriptor: each run has another name for it.
     """

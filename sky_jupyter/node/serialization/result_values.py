@@ -108,7 +108,7 @@ def _pickled(value: Any, writer: SharedWriter) -> AnyBytes:
 
 
 def dump_short(value: Any, limit: int, room: SharedBytes | None = None) -> dict[str, Any] | None:
-    """Return the fields of a short call's end for a value: its type and its pickle, as bytes, which may be shared.
+    """Return a short call's end fields for a value: its type and its pickled bytes.
 
     Those that are shared are written to ``room``, if there is such a file. Returns None for a value that is larger than
     ``limit``, or cannot be sent as it is.

@@ -1,4 +1,4 @@
-"""Requests to shared objects from a process on the scheduler's machine, by a socket of the scheduler.
+"""Requests to shared objects by the scheduler's socket, from its own machine.
 
 The thread that asks writes to the socket and waits there itself: no other thread or process has a part in it. Each
 request that waits has a connection of its own, which others use afterwards. docs/design-calls.md has the whole.
@@ -33,7 +33,9 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class DirectRequests:
-    """Connections of a process to the scheduler on its machine; made once that has answered on the long way.
+    """Connections of a process to the scheduler on its machine.
+
+    Made once the scheduler has answered an indirect request.
 
     Parameters
     ----------
@@ -118,7 +120,7 @@ class DirectRequests:
             return None
 
     def _is_interrupted(self, line: _Line, error: BaseException, id: str, where: str) -> bool:
-        """End a request that has failed; return False if its connection was broken, and it is to go the long way."""
+        """End a failed request; return False if a broken connection calls for a resend."""
         with undisturbed():
             goes_on = isinstance(error, OSError) and line.is_broken
             with contextlib.suppress(ValueError):
@@ -163,7 +165,7 @@ class DirectRequests:
 
 
 class _Line:
-    """Connection to the scheduler; one thread or coroutine uses it at a time, and any may close it."""
+    """Connection to the scheduler for one thread or coroutine; any may close it."""
 
     def __init__(self, unconnected: socket.socket, path: str, who: str, epoch: str) -> None:
         self._socket, self.epoch = unconnected, epoch
@@ -175,7 +177,10 @@ class _Line:
 
     @property
     def is_broken(self) -> bool:
-        """Whether either end has closed it. An error alone does not tell: a signal's handler may have raised it."""
+        """Whether either end has closed it.
+
+        An error alone does not tell: a signal's handler may have raised it.
+        """
         try:
             return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Shared state for code that runs on no rank: who manages pools in this process offers the current one's."""
+"""Shared state of the current pool, for code that runs on no rank."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def is_own(connection: socket.socket) -> bool:
 
 
 def listen(path: str, take: Callable[[socket.socket], object], backlog: int) -> socket.socket:
-    """Listen on a socket, for this user's processes; call ``take`` with each connection, on the running loop.
+    """Listen on a socket for this user's processes; pass connections to ``take``.
 
     A file that an earlier process has left at ``path`` is replaced. Where no socket can be there nobody connects.
     """

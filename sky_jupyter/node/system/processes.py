@@ -51,7 +51,7 @@ def adopt_orphans() -> None:
 
 
 def allow_many_files() -> None:
-    """Raise this process's limit of open files as far as it may be: a scheduler has two sockets for each node."""
+    """Raise the open-file limit: a scheduler has two sockets for each node."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

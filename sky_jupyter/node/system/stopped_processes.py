@@ -66,7 +66,7 @@ def state_of(pid: int) -> str:
 
 
 def _letter(pid: int) -> str:
-    """Return the system's letter for a process's state; empty if it has none, or there is no such file.
+    """Return the letter of a process's state in ``/proc``; empty if there is none.
 
     psutil reads several files for each process, and watchers look every second.
     """

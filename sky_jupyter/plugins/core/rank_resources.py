@@ -100,7 +100,7 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def patient_threads() -> Iterator[None]:
-    """Have threads that this one starts inside wait their turn, rather than displace a thread when they wake.
+    """Make threads started in the block wait their turn instead of preempting others.
 
     gloo's thread for connections wakes when a peer's answer comes, often while the thread that sends still holds the
     connection's lock. Where it displaces that thread it then tries for the lock without a pause, until its time is up:

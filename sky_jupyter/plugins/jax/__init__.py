@@ -292,7 +292,7 @@ def _devices_of_one(info: InstanceInfo) -> int:
 
 
 def _bind_gloo(addr: str) -> None:
-    """Make JAX's CPU collectives listen on this node's own address, in a thread that lets others go first.
+    """Make JAX's CPU collectives listen on this node's address, in patient threads.
 
     JAX passes the host's name to gloo, which Debian and Ubuntu map to 127.0.1.1, and has no option for another. If a
     release of JAX has this elsewhere, it keeps its default.

@@ -90,7 +90,7 @@ def loop() -> LoopThread:
 async def stoppable_in_thread(
     stop: Callable[[], None], timeout: float, call: Callable[..., T], *arguments: object
 ) -> T:
-    """Run a call in a thread; on a cancellation, ``stop`` it and wait for it, for ``timeout`` seconds at most."""
+    """Run a call in a thread; if cancelled, ``stop`` it and wait up to ``timeout`` s."""
     future = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:
         return await asyncio.shield(future)

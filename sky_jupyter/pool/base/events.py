@@ -124,7 +124,7 @@ class Tape:
 
 
 class NullView:
-    """Null view, for what nobody looks at: values that are fetched, a run with ``--quiet``.
+    """Null view, for fetched values and runs with ``--quiet``.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ class PhaseLog:
 
     @contextlib.contextmanager
     def phase(self, name: str, text: str, tell: Listener) -> Iterator[Callable[[str], None]]:
-        """Have a phase in the block, and tell of it; yield a function that reports a line of it."""
+        """Run the block as a phase and report it; yield a function that reports a line."""
         noted = self.begin(name, text)
 
         def say(line: str) -> None:
@@ -120,7 +120,7 @@ class PhaseLog:
                 phase.steps.append((time.time(), line[:_LINE]))
 
     def step(self, text: str) -> None:
-        """Note that something in the current phase was reached, for those who ask where the time went."""
+        """Record a step that the current phase has reached, for `timings`."""
         with self._lock:
             if self._phases and self._phases[-1].state == "on":
                 self._phases[-1].steps.append((time.time(), text))
@@ -152,7 +152,7 @@ class PhaseLog:
             return {phase.name: phase.elapsed for phase in self._phases if phase.state == "done"}
 
     def timings(self) -> list[StartTiming]:
-        """Return when each phase, each step in it and each node's part began, and the seconds that they took."""
+        """Return the begin and duration of each phase, its steps and its nodes' parts."""
         with self._lock:
             return [found for phase in self._phases for found in _timings_of(phase)]
 
@@ -189,7 +189,7 @@ class PhaseLog:
 
 @dataclass(frozen=True)
 class StartTiming:
-    """When something in a start began (``time.time()``), and how many seconds it took.
+    """When one part of a start began (``time.time()``), and how long it took.
 
     Attributes
     ----------

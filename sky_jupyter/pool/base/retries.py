@@ -42,7 +42,7 @@ class Pauses:
 async def within(
     work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError], pauses: Pauses | None = None
 ) -> T:
-    """Await work for up to ``limit`` seconds, without ``pauses``; raise ``late(why)`` after that.
+    """Await work for ``limit`` seconds without ``pauses``, then raise ``late(why)``.
 
     ``option`` is the name of the limit in `Options`, for the message.
     """

@@ -1,4 +1,4 @@
-"""What happened in a pool's runs, kept for questions afterwards: who was slow, what was sent, what was recreated.
+"""Timeline of a pool's runs: who was slow, what was sent, what was recreated.
 
 Each part notes what it does at the moment that it does it, as a row. Rows are data; nothing here asks a node.
 """
@@ -196,7 +196,7 @@ class EventLog:
             self._waits[rank] = row
 
     def works(self, rank: int, *, until_now: bool = False) -> None:
-        """Note that a rank was seen at something else than waiting; ``until_now`` if it waited until this moment."""
+        """Note that a rank no longer waits; ``until_now`` if it waited until this moment."""
         with self._lock:
             known = self._waits.pop(rank, None)
             if known is not None and until_now:
@@ -279,7 +279,7 @@ class PoolEvents:
                 self.own.keep(row)
 
     def note_short(self, run: str, title: str, ranks: list[tuple[int, int, float]], *, everywhere: bool) -> None:
-        """Note a short call, with rank, node and seconds of each rank: rows are made of it where somebody asks."""
+        """Note a short call, with (rank, node, seconds) each; rows are made on demand."""
         self._short.append((run, title, time.time(), everywhere, ranks))
 
     def _short_rows(self) -> Iterator[EventRow]:

@@ -18,7 +18,7 @@ NAMES = ("pool.ca", "pool.cert", "pool.key")
 
 
 def make(pool: str) -> dict[str, bytes]:
-    """Make an authority and a certificate for a pool's id (ECDSA on P-256); return the files, by name."""
+    """Make a certificate authority and a certificate for a pool; return their files."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

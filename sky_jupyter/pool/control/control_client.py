@@ -241,7 +241,7 @@ class Control:
 
     @property
     def _connected(self) -> Client:
-        """The client; raises OSError where it was closed meanwhile, as when the pool's processes end in a start."""
+        """The client. Raises OSError if it was closed meanwhile, as by a failed start."""
         if self.client is None:
             raise ConnectionAbortedError(self.why_closed)
         return self.client
@@ -318,7 +318,7 @@ class Control:
             self._dropping.discard(node)
 
     async def unregister(self, node: int) -> bool:
-        """Remove a node's agent from the scheduler, where its name is taken until then; return whether it was removed.
+        """Remove an agent from the scheduler, to free its name; return success.
 
         The scheduler notices the end of an agent by itself, but later.
         """
@@ -406,7 +406,7 @@ class Control:
         }
 
     async def _ping_many(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Ping nodes by one request to the scheduler, and those that are late by another; return the answers.
+        """Ping nodes through the scheduler, late ones twice; return the answers.
 
         Of very many, the scheduler has some agents ping others.
         """
@@ -556,7 +556,7 @@ class Control:
         return found
 
     def _branches(self, places: list[str]) -> dict[str, list[str]]:
-        """Return addresses to ask, each with those to which its agent passes the request on: as many as there are.
+        """Return addresses to ask, each with those to which its agent forwards the ping.
 
         What is late, or is reached only by our link, passes nothing on and is asked itself.
         """
@@ -647,7 +647,7 @@ def _cut(client: Client) -> None:
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """Leave out what Dask logs of its own attempt to reconnect, whose TLS handshake broke: we connect again.
+    """Leave out Dask's reports that its own reconnect failed: we connect again.
 
     And that it closes connections to very many nodes, which it opens again.
     """

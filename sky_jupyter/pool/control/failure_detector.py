@@ -1,4 +1,4 @@
-"""Failure detection: which nodes of a pool answer, which are late or silent, and which are lost."""
+"""Failure detection: which nodes of a pool answer, are late, silent or lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NodeWatcher(Protocol):
 
 
 class FailureDetector:
-    """Nodes of a pool by what was heard of them; the control client tells it. Used on the loop only.
+    """Which nodes of a pool answer, are late, silent or lost. Used on the loop only.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class FailureDetector:
         self._took[node] = time.monotonic() - began
 
     def doubt(self, node: int | None, beside: Sequence[int] = ()) -> None:
-        """Note that an answer of a node, or of the scheduler (None), is late; of the nodes ``beside`` it, too."""
+        """Note a late answer of a node (None: the scheduler) and of nodes ``beside`` it."""
         self.doubted.update((node, *beside))
         if not self.closed:
             self.watcher.on_doubt(node)
@@ -154,7 +154,7 @@ class FailureDetector:
         return list(found.values())
 
     def miss(self, node: int, now: float) -> bool:
-        """Note that the scheduler has no agent of a node; return whether to look again soon."""
+        """Note that the scheduler lacks a node's agent; return whether to look soon."""
         is_away, apart = self.away.get(node), node in self.apart
         if is_away is not None and is_away() == apart:
             # Its absence is not counted: either it is reached by our link, which is down, or our link is up and the

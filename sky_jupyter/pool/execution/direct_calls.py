@@ -1,4 +1,4 @@
-"""Short calls that the calling thread makes by itself, on a socket to the agents of its own machine.
+"""Short calls that the calling thread makes itself, on a socket to local agents.
 
 Nothing else may be on its way. The loop's thread has no part in such a call: to wake it, and to be woken by it, costs
 more than the call.
@@ -85,7 +85,7 @@ class DirectCall(Protocol):
         ...
 
     def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
-        """Take what an agent tells of a rank; return False if it is not one of these nodes that is waited for."""
+        """Take a rank's result; return False if not awaited or not on one of ``nodes``."""
         ...
 
 
@@ -98,7 +98,7 @@ class CallsContext(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether calls are possible, none is on its way, and the connections are those of the pool's client."""
+        """Whether calls are possible, none is under way, and the channels are current."""
         ...
 
     def load_of(self, rank: int) -> int:
@@ -147,7 +147,7 @@ class DirectCalls:
     # -- any thread --------------------------------------------------------------------------------
 
     def make(self, call: DirectCall, presses: list[object]) -> bool:
-        """Make a call, until it is over or opened; return False for one that is to be sent by the loop.
+        """Make a call until it is over or opened; return False if the loop must send it.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class DirectCalls:
         return True
 
     def _follow(self, call: DirectCall, line: DirectLine, per_node: int, presses: list[object]) -> bool:
-        """Wait until a call is over or opened; return False if it was given back, and is to be sent by the loop."""
+        """Wait until a call is over or opened; return False if the agent gave it back."""
         is_asked = False
         while call.left and not call.opened:
             self._await(call, line, per_node)
@@ -231,11 +231,11 @@ class DirectCalls:
         return []
 
     def _is_behind(self, call: DirectCall) -> bool:
-        """Return whether a call's rank may be at another call or a cell, while other ranks may have nothing to do."""
+        """Return whether a call may be queued at a busy rank while other ranks are free."""
         return not call.stays and self.rank in self._short.pool.supervisor.busy_ranks()
 
     def _await(self, call: DirectCall, line: DirectLine, per_node: int) -> None:
-        """Take what comes next on a line; frames of other calls are of no interest any more."""
+        """Read the next frames of a line; ignore those of other calls."""
         try:
             for kind, id, *rest in line.receive(_TICK):
                 if id != call.id:

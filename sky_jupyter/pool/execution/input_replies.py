@@ -1,4 +1,4 @@
-"""Answers of the user to questions of a run's code: asked here, and sent to the rank that waits."""
+"""User's answers to a run's questions: asked here, sent to the rank that waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices that machines of a pool are about to be taken away, as the manager has them from the agents."""
+"""Notices from the agents that machines of a pool are about to be taken away."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class InterruptionNotices:
         self.on_withdrawn: Callable[[int], None] = _ignore
 
     def take(self, node: int, facts: Any) -> bool:
-        """Handle an agent's report, which is untrusted; return whether a machine is about to go."""
+        """Handle an agent's untrusted report; return whether it announces a new loss."""
         notice = _read(facts)
         known = self.nodes.get(node)
         if notice is None:
@@ -104,7 +104,7 @@ class InterruptionNotices:
 
     @property
     def told(self) -> dict[str, str]:
-        """Return a line for each such machine that is still there: its node, and what is known."""
+        """A sentence for each announced loss whose machine still exists, by node name."""
         there = {node: one for node, one in list(self.nodes.items()) if _key(node) in self._watchdog.troubles}
         return {self._who(node): _sentence("its machine", one) for node, one in there.items()}
 

@@ -1,4 +1,4 @@
-"""Runs that the nodes' journals know: their list, their pages and results, and those of other managers."""
+"""Runs in the nodes' journals, other managers' too: list, pages and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repairs of kernels: those that ended, that are lost or stuck, or whose frameworks are out of step."""
+"""Repairs of kernels: ended, lost or stuck ones, and frameworks out of step."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class RepairsContext(SupervisorContext, Protocol):
 
 
 class KernelRepairs:
-    """Repairs of one pool's kernels, one after another, for which the next run waits; used on the loop only.
+    """Repairs of a pool's kernels, one at a time; the next run waits. Loop only.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ def take_stock(pool: StockContext) -> None:
 
 
 def _record_missing(pool: StockContext, known: Mapping[str, Mapping[str, Any]]) -> None:
-    """Record the latest cells, whose rows were still queued when their manager was killed."""
+    """Record cells whose rows were still queued when their manager was killed."""
     latest = pool.registry.runs(pool.id, 1)
     for id, facts in known.items():
         begin, content = facts["begin"], facts["begin"].get("content") or {}

@@ -1,4 +1,4 @@
-"""Parallel loops, such as joblib's: threads submit functions to a pool's ranks and get futures.
+"""Parallel loops, like joblib's: threads submit calls to ranks and get futures.
 
 A rank runs one call at a time; others wait here, in order, and not in Dask's queue, since each rank must first get
 the values that they share. A call whose node is lost runs on another.

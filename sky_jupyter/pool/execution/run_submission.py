@@ -39,11 +39,11 @@ class GuestChecks(Protocol):
     """What guests of a pool may do."""
 
     def refuse_guest(self, done: str) -> None:
-        """Raise PoolError if this process is a guest, which cannot have that ``done`` to the pool."""
+        """Raise PoolError if this is a guest; ``done`` is the change, as in "restarted"."""
         ...
 
     def require_same(self) -> None:
-        """Raise PoolError if the pool has ended or changed that this process is a guest of."""
+        """Raise PoolError for a guest whose pool has ended or changed."""
         ...
 
 
@@ -180,7 +180,7 @@ class RunSubmission:
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Run:
-        """Start a function, in a blob, on ranks; see `begin_cell`. ``title`` is its name in the pool's events."""
+        """Start a function on ranks; ``title`` names it in events. See `begin_cell`."""
         run = self.new_run(self.pool.check_ranks(ranks), listener, capture)
         run.limit, run.kind, run.title = "timeout", "call", title
         content = {"kind": "call", **self.ship(run, on_send, tick, call), **self._asking(run, asks=asks)}
@@ -267,7 +267,7 @@ class RunSubmission:
         return shipped
 
     def take_up(self, short: ShortCall, listener: Listener, *, asks: bool) -> Run:
-        """Have a short call of all ranks that was opened go on as a run; return that. See `begin_call`."""
+        """Continue an opened short call of all ranks as a run. See `begin_call`."""
         pool = self.pool
         run = Run(short.id, {rank: rank // pool.spec.ranks_per_node for rank in short.ranks}, listener)
         run.capture, run.shape, run.incarnations = short.function.bundle.capture, pool.shape, short.incarnations
@@ -285,7 +285,7 @@ class RunSubmission:
         return run
 
     def _asking(self, run: Run, *, asks: bool) -> dict[str, bool]:
-        """Return what tells the ranks that the user can be asked; nothing if that is not so."""
+        """Connect a run's questions to the user; return the request field that says so."""
         pool = self.pool
         if not asks or pool.ask is None:
             return {}
@@ -324,7 +324,7 @@ class RunSubmission:
         return run
 
     def _may_be_direct(self, run: Run) -> bool:
-        """Return whether a cell may go the short way; connect to the agents for it, unless that was done."""
+        """Return whether a cell may go the short way; connect for later ones if needed."""
         pool = self.pool
         short = pool.calls.short
         if not short.direct.is_possible:
@@ -333,7 +333,7 @@ class RunSubmission:
         return short.is_idle and run.shape == pool.control.shape and not pool.watchdog.troubles
 
     def _run_directly(self, run: Run, content: dict[str, Any], grace: float, presses: list[object]) -> None:
-        """Run a cell on the short way; it goes on on the long one if it is not over in a moment."""
+        """Run a cell as a direct call, or as a run if it cannot be made or is opened."""
         pool = self.pool
         begin = {"code": run.code, "grace": grace, "timeout": None, "began": time.time(), "apart": False}
         cell, short = ShortCell(run, content, begin), pool.calls.short
@@ -351,7 +351,7 @@ class RunSubmission:
             run.task.set_result(None)
 
     def register(self, runs: Sequence[Run]) -> None:
-        """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""
+        """Register runs about to start; raise PoolError if the pool has ended meanwhile."""
         pool = self.pool
         for run in runs:
             pool.supervisor.add(run)

@@ -1,4 +1,4 @@
-"""Termination of runs: interrupts, aborted collectives, and kills of ranks that do not stop."""
+"""Termination of runs: interrupts, aborted collectives, killed ranks."""
 
 from __future__ import annotations
 

@@ -130,14 +130,14 @@ class ShortCall:
         return [one.value() for _, one in sorted(self.results.items())]
 
     def take_values(self, spare: SpareFiles) -> list[Any]:
-        """Return the values of a call that is over, once; give away the files that they came in."""
+        """Return a finished call's values, once; give their files to ``spare``."""
         values = self.values()
         for one in self.results.values():
             spare.put(one.pickled)
         return values
 
     def run_of_writes(self) -> Run | None:
-        """Return a run that has assigned what this call, which is over, has; None if that is nothing."""
+        """Return a run with the names that this finished call assigned; None if none."""
         if not any(one.writes for one in self.results.values()):
             return None
         run = Run(self.id, {one.rank: one.node for one in self.results.values()}, ignore)
@@ -153,14 +153,14 @@ class ShortCall:
         self.incarnations.clear()
 
     def forget(self) -> None:
-        """Forget arguments and values, once these were taken: whoever has a future of it keeps it."""
+        """Forget arguments and values once they are taken, as futures keep the call."""
         self.arguments = b""
         self.results.clear()
 
     def packed(
         self, known: set[bytes], ranks: list[int], *, here: bool, spare: SpareFiles | None = None
     ) -> tuple[bytes, list[SharedBytes]]:
-        """Return the frames that make it on ranks, and the shared bytes in the last of them.
+        """Return the frames for these ranks, and the shared bytes in the last of them.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class ShortCall:
         return before + packed, shared
 
     def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
-        """Take what an agent tells of a rank; return False if it is not one of these nodes that is waited for."""
+        """Take a rank's result; return False if not awaited or not on one of ``nodes``."""
         rank, elapsed, pickled, name, *writes = value
         if rank not in self.left or rank // per_node not in nodes:
             return False

@@ -1,4 +1,4 @@
-"""Connections of a notebook's short calls: to the agents of a process on its own machine, or to one agent elsewhere."""
+"""Channels of short calls: to local agents, or to one agent elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CallChannel(ABC):
 
     @abstractmethod
     def delay(self, size: int) -> float:
-        """Return the seconds that a call's arguments of so many bytes, and its value, may be on their way."""
+        """Return the seconds that ``size`` bytes of arguments and the value may travel."""
 
     @abstractmethod
     def write(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
@@ -124,7 +124,7 @@ class LocalCallChannel(CallChannel):
 
 
 class DirectLine:
-    """Unix socket to the agents of a process on this machine, for the thread that makes a call.
+    """Unix socket to the agents of a local process, for direct calls.
 
     One thread uses it at a time; any thread may close it. ``known`` are the functions that its agents have been sent,
     here or on the channel beside it.
@@ -137,7 +137,7 @@ class DirectLine:
         self._poll.register(connected, select.POLLIN)
 
     def send(self, data: bytes, shared: Sequence[SharedBytes]) -> bool:
-        """Send frames, and the shared bytes in them; return False if that cannot be done at once: nobody has them."""
+        """Send frames and shared bytes at once; return False if nobody received them."""
         try:
             if shared_bytes.send(self._socket, data, shared) == len(data):
                 return True
@@ -177,7 +177,7 @@ class DirectLine:
 
 
 async def connect_here(path: str, manager: int, timeout: float) -> tuple[socket.socket, dict[int, str]]:
-    """Connect to the agents of a process on this machine; return the incarnations of those that are there.
+    """Connect to the agents of a local process; return the socket and incarnations.
 
     Raises OSError, ValueError or TypeError where there is no such process, or it cannot be understood.
     """

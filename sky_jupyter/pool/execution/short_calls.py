@@ -1,4 +1,4 @@
-"""Short way of function calls: frames on a standing channel to each agent, without Dask, journal and registry.
+"""Short way of calls: frames to each agent, without Dask, journal and registry.
 
 A call that is not over soon, prints, fails, or whose channel breaks is *opened*: it goes on under the same id as a run
 or task of the long way, which has everything else. docs/design-calls.md has the whole.
@@ -142,7 +142,7 @@ class ShortCalls:
 
     @property
     def are_possible(self) -> bool:
-        """Whether the pool is as it has to be for the short way: its manager's, whole, idle, and within reach."""
+        """Whether the pool allows short calls: its manager's, whole, unshared, reachable."""
         return self._would_be_possible and not self.pool.control.silent
 
     @property
@@ -159,7 +159,7 @@ class ShortCalls:
         return is_within_reach and is_whole and control.up.is_set() and is_alone
 
     def known(self, function: Any, *, everywhere: bool, ledger: Ledger, namespace: dict[str, Any]) -> KnownFunction:
-        """Return a function with what it reads, pickled if it may have changed since the last time.
+        """Return a function with what it reads, pickled again if it may have changed.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class ShortCalls:
         return known
 
     def warm(self, function: KnownFunction, more: frozenset[str], listener: Listener) -> WarmFunction | None:
-        """Return a function that the nodes have; sent now, if they lack it. None if it is too large to be kept.
+        """Return a function as the nodes keep it, sent if new; None if it is too large.
 
         Parameters
         ----------
@@ -282,7 +282,7 @@ class ShortCalls:
         loop().loop.call_soon_threadsafe(release)
 
     def drop(self, call: ShortCall) -> None:
-        """Forget a call that no rank has begun; have one of all ranks go on on the long way, to be stopped there.
+        """Drop a call that no rank has begun; open one of all ranks, to stop it as a run.
 
         One that its rank has begun ends by itself, or goes on on the long way as any that takes long.
         """
@@ -316,7 +316,7 @@ class ShortCalls:
 
     @property
     def is_idle(self) -> bool:
-        """Whether calls are possible, none is on its way, and the connections are those of the pool's client."""
+        """Whether calls are possible, none is under way, and the channels are current."""
         if self._active or self._queue or self._waiting or self._dialing:
             return False
         return self.are_possible and self._client is self.pool.control.client
@@ -335,7 +335,7 @@ class ShortCalls:
         loop().loop.call_soon_threadsafe(take_over)
 
     def connect(self) -> None:
-        """Connect to the agents of the pool, if they are on this machine: cells go there only if that is done."""
+        """Connect to the pool's local agents; until then, cells take the long way."""
 
         def connect() -> None:
             if self.are_possible:
@@ -406,7 +406,7 @@ class ShortCalls:
         self._sweep_later()
 
     def _waits_out(self, call: ShortCall, possible: bool) -> bool:
-        """Return whether a short call waits here: for ranks that are at opened calls, or for agents that are silent.
+        """Return whether a call waits here, for ranks at opened calls or silent agents.
 
         On the long way it takes many times as long as its function, and so would all that are behind it. One is
         opened in any case, whose view tells what is the matter, and each that a thread waits for.
@@ -415,7 +415,7 @@ class ShortCalls:
         return is_over_soon and self._all_opened > 0 and call.function.ahead > 1 and not call.is_waited
 
     def _take(self, call: ShortCall, ranks: list[int], written: dict[CallChannel, list[bytes]]) -> None:
-        """Send a call to ranks, or have it wait for a connection: which rank is free is seen again after that."""
+        """Send a call to ranks, or queue it until connected; ranks are then chosen again."""
         supervisor, per_node = self.pool.supervisor, self.pool.spec.ranks_per_node
         nodes = sorted({rank // per_node for rank in ranks})
         if lacking := [node for node in nodes if node not in self._channels or not self._channels[node].is_open]:
@@ -448,7 +448,7 @@ class ShortCalls:
         return process_of(self.pool.control.incarnations.get(node, ""))
 
     def _dialed_for(self, node: int) -> int:
-        """Return the first node of the process that has a node's agent, if that may be on this machine."""
+        """Return the node to dial: the first of its process, if that may be local."""
         process = self._process_of(node)
         if process in self._not_here:
             return node
@@ -474,7 +474,7 @@ class ShortCalls:
         self._flush()
 
     async def _dial_here(self, node: int, process: str) -> bool:
-        """Open the connections to a process on this machine, by its first node; return whether its agents are there."""
+        """Connect to a local process by its first node; return whether agents are there."""
         control = self.pool.control
         path = frames.agents_socket_of(self.pool.hosts[0].folder, node)
         try:
@@ -497,7 +497,7 @@ class ShortCalls:
         return bool(there)
 
     async def _dial_agent(self, node: int) -> bool:
-        """Open the channel to a node elsewhere, by the tunnel of a link; return whether it can be reached."""
+        """Open a channel to a node elsewhere, by a link's tunnel; return success."""
         from distributed.comm import connect
 
         if time.monotonic() < self._resting.get(node, 0.0):
@@ -634,7 +634,7 @@ class ShortCalls:
             call.on_over(call)
 
     def _withdraw(self, call: ShortCall) -> None:
-        """Ask the agent of a call's rank to forget it, with all others of which that is asked now."""
+        """Ask an agent to forget a call, in one frame with all others withdrawn now."""
         channel = self._channels.get(call.ranks[0] // self.pool.spec.ranks_per_node)
         if channel is None:
             return
@@ -653,7 +653,7 @@ class ShortCalls:
             self._sweeper = asyncio.get_running_loop().call_later(_SHORT, self._sweep)
 
     def _sweep(self) -> None:
-        """Open the call of each rank that takes long, and move those behind it; see again to what waits."""
+        """Open each rank's late call, move those behind it, and send what waits."""
         self._sweeper = None
         behind: dict[int, list[ShortCall]] = {}
         for call in list(self._active.values()):
@@ -680,7 +680,7 @@ class ShortCalls:
         return call.is_late and since < time.perf_counter() - patience
 
     def _move(self, call: ShortCall) -> bool:
-        """Have another rank make a call, if its own has not begun it; return False for one that is asked already.
+        """Ask to move a call to another rank; return False if that was asked already.
 
         One that is for its rank stays.
         """

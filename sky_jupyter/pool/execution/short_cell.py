@@ -1,4 +1,4 @@
-"""A cell on the short way: its ranks run it as any request, and tell their ends without a journal.
+"""Cell on the short way: ranks run it as usual and report its end, unjournaled.
 
 It is over soon, and has printed, shown and asked nothing; otherwise it is opened, and goes on on the long way.
 """
@@ -19,7 +19,7 @@ _SHORT = TIMEOUTS.polls.short_calls
 
 
 class ShortCell:
-    """Cell on the short way, to be made by `DirectCalls`, which says what the attributes mean.
+    """Cell on the short way, made by `DirectCalls`; see `DirectCall` for attributes.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class ShortCell:
         return frames.pack(frames.CALL, self.id, self.key, self.arguments, ranks, self._about), []
 
     def take(self, value: Sequence[Any], nodes: Collection[int], per_node: int) -> bool:
-        """Take what an agent tells of a rank; return False if it is not one of these nodes that is waited for."""
+        """Take a rank's end; return False if invalid, not awaited or not on ``nodes``."""
         rank, _, _, _, end = value
         if rank not in self.left or rank // per_node not in nodes:
             return False

@@ -155,7 +155,7 @@ class Supervisor:
             self.note(logging.DEBUG, f"run {run.id} is over{failed}")
 
     def extend(self, name: str, extension: SupervisorExtension) -> None:
-        """Have an optional part told of the batches that are named like it. Callable from any thread."""
+        """Send an extension the agents' batches of this name. Callable from any thread."""
 
         def add() -> None:
             extension.suit(self.spec)
@@ -216,7 +216,7 @@ class Supervisor:
         self._turn.release()
 
     def take_turn_directly(self) -> bool:
-        """Take the turn, in any thread, for a short call that the loop has no part in, if it is free."""
+        """Take the turn for a direct call, in any thread; return False if it is not free."""
         return self.turns.is_standing and self._turn.take_now()
 
     def leave_turn_directly(self) -> None:
@@ -226,7 +226,7 @@ class Supervisor:
     async def execute_opened(
         self, run: Run, content: dict[str, Any], grace: float, timeout: float | None, ends: Mapping[int, dict[str, Any]]
     ) -> None:
-        """Run to the end what began as a short call and has its turn; ``ends`` are those of its ranks so far."""
+        """Finish an opened call, which has its turn; ``ends`` are its ranks' ends so far."""
         try:
             # One that was made directly has not said so yet.
             self.turns.take_standing(run.id)
@@ -288,7 +288,7 @@ class Supervisor:
         return False
 
     async def _end_all_stale(self, run: Run, stale: Sequence[str]) -> bool:
-        """End the runs of notebooks that are gone; if that fails, fail the run that has its turn now."""
+        """End the runs of notebooks that are gone; fail ``run`` if that cannot be done."""
         try:
             for id in stale:
                 await self._end_stale(id)
@@ -342,7 +342,7 @@ class Supervisor:
         await self.repairs.settle_kernels()
 
     async def leave_turns(self) -> None:
-        """End the requests for turns of what has not begun, and the standing turn, if the agents can be told."""
+        """Withdraw waiting requests for turns and the standing turn, if agents answer."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.turns.leave(), _REACH_PATIENCE)
 
@@ -563,7 +563,7 @@ class Supervisor:
             self.keep_task(self.examine(number)).add_done_callback(lambda _: self._examined.discard(number))
 
     def on_silent(self, nodes: Sequence[int] | None, *, silent: bool) -> None:
-        """Report nodes that share an agent's process, or the pool (None), that go silent or return."""
+        """Report that nodes of one process, or the pool (None), go silent or return."""
         who = "the pool" if nodes is None else self._who(*nodes)
         is_one = nodes is None or len(nodes) == 1
         # Told of the first one; more of them may be back than had been told of.
@@ -623,5 +623,8 @@ class Supervisor:
 
 
 def _identity_of(listener: Listener) -> tuple[int, str]:
-    """Return what tells listeners apart: a method is another object at each look, and not all can be hashed."""
+    """Return a key that tells listeners apart.
+
+    A method is a new object at each access, and not every listener can be hashed.
+    """
     return id(getattr(listener, "__self__", listener)), getattr(listener, "__name__", "")

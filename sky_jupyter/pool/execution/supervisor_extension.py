@@ -1,4 +1,4 @@
-"""What a supervisor tells an optional part of its pool, such as widgets, which agents send batches of its own."""
+"""What a supervisor tells an optional part of its pool, such as widgets."""
 
 from __future__ import annotations
 

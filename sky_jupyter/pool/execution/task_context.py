@@ -1,4 +1,4 @@
-"""What function calls share: the pool as they see it, and a function on its nodes."""
+"""What function calls share: their view of the pool, and a function on its nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Submission(Protocol):
         ...
 
     def register(self, runs: Sequence[Run]) -> None:
-        """Register runs that are about to start; raise PoolError if the pool has ended meanwhile."""
+        """Register runs about to start; raise PoolError if the pool has ended meanwhile."""
         ...
 
 

@@ -152,7 +152,7 @@ class TaskRun(Run):
         self._leave(why)
 
     def lose_last(self, node: int, ranks_per_node: int) -> None:
-        """End it as lost with its node, as Dask retries it no more; its begin may not have been heard."""
+        """End it as lost with its node, without a retry, even if its begin is unknown."""
         if not self.outcomes and node >= 0:
             self.place(node * ranks_per_node if self.rank is None else self.rank, node)
         self.give_up(f"node {self.node} was lost")
@@ -445,7 +445,7 @@ class PoolTasks:
             self._futures.update(zip(calls, futures, strict=True))
 
     def _places(self) -> dict[str, Any]:
-        """Return where calls go that are for no rank, as Dask has it, which knows nothing of cells.
+        """Return where calls for any rank go, as arguments of Dask, which knows no cells.
 
         Not to nodes whose ranks are all at cells, if there are others.
         """
@@ -501,7 +501,7 @@ class PoolTasks:
                     run.give_up(f"the control plane could not bring it to a rank: {type(error).__name__}: {error}")
 
     async def _find_opened(self, runs: Sequence[TaskRun]) -> dict[str, int]:
-        """Find calls that were sent as short ones; count those as lost whose agents are not there any more.
+        """Find opened short calls at their agents; lose those whose agents have ended.
 
         One that an agent does not know has not reached it: it is begun now.
         """

@@ -1,4 +1,4 @@
-"""Turns of runs on a pool: among this notebook's own, and among notebooks, to which the head's agent gives them."""
+"""Turns of runs: in this notebook, and among notebooks by the head's agent."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ThreadsafeTurn:
 
 
 class Turns:
-    """Place of this notebook in the order of runs; made by the supervisor, used on its loop.
+    """Place of this notebook in the order of runs; used on the supervisor's loop.
 
     A manager that is alone has a standing turn and asks for none. docs/design-guests.md has the whole.
 
@@ -221,7 +221,7 @@ class Turns:
         return None
 
     def take_standing(self, run: str) -> bool:
-        """Begin a run without asking, if this notebook has the standing turn; return whether it has."""
+        """Begin a run in the standing turn; return whether this notebook has it."""
         if not self.is_standing:
             return False
         self._holder = run
@@ -229,7 +229,7 @@ class Turns:
 
     @property
     def is_standing(self) -> bool:
-        """Whether this notebook has the standing turn, and nothing is left to be told of the one before."""
+        """Whether this notebook has the standing turn, and has left the one before."""
         return not self.shared and (self._leaving is None or self._leaving.done())
 
     def _take(self, run: str, answer: Mapping[str, Any], fresh: set[int]) -> tuple[set[int], list[str]]:
@@ -253,7 +253,7 @@ class Turns:
         return f"waits for a run of {who}" if who else "waits for its turn"
 
     async def still_held(self) -> bool:
-        """Return whether the turn is still this notebook's: a restart by the manager ends it."""
+        """Return whether this notebook still has its turn: a manager's restart ends it."""
         if self.shared and self._holder and not self._is_lost:
             # Whatever fails in one renewal, the next one follows.
             with contextlib.suppress(Exception):
@@ -268,11 +268,11 @@ class Turns:
                 await self.still_held()
 
     def note_wrote(self, names: Iterable[str]) -> None:
-        """Note names that a run has assigned on the ranks, to be told to others with the next turn that is left."""
+        """Note names that a run assigned on ranks; others are told when a turn is left."""
         self._wrote.update(names)
 
     def leave_soon(self, run: str, after: Callable[[], Any] | None = None, wrote: Iterable[str] = ()) -> None:
-        """Leave the turn in the background, once ``await after()`` has returned; a standing turn stays.
+        """Leave the turn in the background, after ``after()``; a standing turn stays.
 
         The others are told of the names that the run ``wrote`` on the ranks.
         """
@@ -292,7 +292,7 @@ class Turns:
         self._leaving = self._tasks.start(leave())
 
     async def leave(self, run: str = "") -> None:
-        """Tell the others that the turn, or the wait for it, is over; without a run, the standing turn.
+        """Give up a run's turn, or its wait for one; without a run, the standing turn.
 
         If the agent does not answer, it is told in the background.
         """
@@ -309,7 +309,7 @@ class Turns:
                 return
 
     async def _told_left(self, run: str) -> bool:
-        """Tell the agent that a run has left, with this notebook's changes; return whether it has answered."""
+        """Tell the agent that a run left, with changes; return whether it answered."""
         wrote, fresh = self._wrote, self._fresh
         self._wrote, self._fresh = set(), set()
         try:

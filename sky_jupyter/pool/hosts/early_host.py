@@ -1,4 +1,4 @@
-"""Host process that begins before its pool is made: it imports what it needs while the notebook imports the manager.
+"""Host process that begins before its pool, to import while the notebook does.
 
 A line that is to start a local pool has one begin. The pool takes it over when it launches its hosts, if it is what
 that would start; else it is ended, as where the line was not right. Until then it has the id of the pool to be in its
@@ -57,17 +57,17 @@ class EarlyHost:
             raise
 
     def fits(self, machine: Machine, python: Path, variables: Mapping[str, str]) -> bool:
-        """Return whether it lives, and is what a pool would start, but for variables that plugins add."""
+        """Return whether it lives and suits a pool, apart from variables of plugins."""
         is_same = sys.executable == str(python) and self._variables.items() <= variables.items()
         return is_same and machine.key == LocalMachine.key and process_identity.lives(*self.command.identity)
 
     def files(self, variables: Mapping[str, str]) -> dict[PurePath, bytes]:
-        """Return what is to be written into its folder before its configuration: the variables that it lacks."""
+        """Return the file of variables that it lacks, to write before its configuration."""
         more = {name: value for name, value in variables.items() if name not in self._variables}
         return {self._folder / VARIABLES: json.dumps(more).encode()} if more else {}
 
     def make_folders(self) -> tuple[Path, Path]:
-        """Return the pool's folder, and a new one for blobs; end the host if that cannot be made."""
+        """Return the pool's folder and a new blob folder; end the host if that fails."""
         try:
             return self._folder, make_blobs(self.pool, self._folder)
         except BaseException:
@@ -104,13 +104,13 @@ class EarlyHosts:
         self._begun: EarlyHost | None = None
 
     def begin(self) -> None:
-        """Start a host process for the local pool that is to be made next, if it can be; tell no errors."""
+        """Start a host process for the next local pool if possible; ignore errors."""
         with self._lock, contextlib.suppress(OSError, SkyError):
             if self._begun is None:
                 self._begun = EarlyHost()
 
     def claim(self, spec: PoolSpec) -> str | None:
-        """Return the id for a new pool whose host has begun; None if none has, or the pool is not for it."""
+        """Claim a begun host for a new pool; return the pool's id, None if none suits."""
         with self._lock:
             if self._begun is None or self._begun.claimed or not _may_have(spec):
                 return None
@@ -118,7 +118,7 @@ class EarlyHosts:
             return self._begun.pool
 
     def take(self, pool: str, machine: Machine, python: Path, variables: Mapping[str, str]) -> EarlyHost | None:
-        """Return the host that has begun for a pool, which owns it from now on; None if there is none that fits.
+        """Return a pool's early host, which the pool then owns; None if none fits.
 
         Parameters
         ----------

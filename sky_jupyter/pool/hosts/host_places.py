@@ -71,7 +71,7 @@ def make_folder(pool: str, *, lasting: bool = False) -> Path:
 
 
 def make_blobs(pool: str, folder: Path) -> Path:
-    """Make the folder of a pool's blobs: in memory where there is room for files, else in the pool's folder."""
+    """Make a pool's folder for blobs: in memory if possible, else in its own folder."""
     if sys.platform == "linux" and os.access(_SHARED_MEMORY, os.W_OK):
         return Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=_SHARED_MEMORY))
     blobs = folder / "blobs"

@@ -175,7 +175,7 @@ class Host:
         return address
 
     def reach_agent(self, address: str) -> str:
-        """Return the address from here of one of its agents, by that in the control plane."""
+        """Return an agent's address from here, given that in the control plane."""
         return address
 
     def leave(self) -> None:

@@ -141,7 +141,7 @@ async def _answers(host: Host, span: float) -> bool:
 
 
 async def _seen(others: Sequence[Host], address: str, span: float) -> tuple[str, str]:
-    """Return which hosts were asked, and what all of them found; nothing if there are none."""
+    """Return the hosts that saw the node as away or closed, and which; else nothing."""
     if not others:
         return "", ""
     host, port = place(address)

@@ -88,7 +88,7 @@ class PoolLink:
         return cls(None, folder, blobs, ours=True, folders=[folder, blobs])
 
     def open(self) -> Link:
-        """Return the link; start it if there is none, and raise PoolError once it has been given up."""
+        """Return the link, started if needed; raise PoolError once it was given up."""
         with self._opening:
             if self.link is None:
                 if self._over.is_set():

@@ -1,4 +1,4 @@
-"""Budget of a pool (``max_cost``): warns at 80%, ends the pool when it is used up.
+"""Budget of a pool (``max_cost``): warns at 80%, ends the pool when used up.
 
 Nodes are told when it is used up at the present price: they end by themselves then if no manager is there.
 """

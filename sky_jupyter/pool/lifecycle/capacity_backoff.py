@@ -63,7 +63,7 @@ class Refusals:
         self._recent = [*recent, _Refusal(*place, error.scope, error.better, text, now)]
 
     def following(self, places: Sequence[Place]) -> Place | None:
-        """Return the place to try first: one that a refusal named, else the first one; recent refusers last."""
+        """Return the next place: recent refusers last, places that a refusal named first."""
         known = self._known()
         left = [place for place in places if not any(one.rules_out(place) for one in known)]
 

@@ -93,12 +93,12 @@ class Comeback:
 
     @property
     def _may(self) -> bool:
-        """Return whether this process manages a pool whose machines may come back by themselves."""
+        """Whether this process manages a pool whose machines may come back by themselves."""
         pool = self.pool
         return pool.guest is None and has_queue(pool.spec.provider) and pool.provisioning.buys(pool.spec)
 
     def cure(self, loss: Loss | None) -> str | None:
-        """Return what is said to recreate a pool whose head is lost; None if it does not do so by itself."""
+        """Return how a pool without its head comes back by itself; None if it does not."""
         if not self._may or (loss is not None and not loss.returns):
             return None
         # That it comes back is said as soon as it is known.
@@ -153,7 +153,7 @@ class Comeback:
         return True
 
     def stop(self, patience: float) -> None:
-        """End the restart, as the pool ends or is let go of; wait so many seconds for that."""
+        """End the restart as the pool ends or is released; wait up to ``patience`` s."""
         with self._lock:
             self._stop.set()
             thread = self._thread
@@ -173,7 +173,7 @@ class Comeback:
                 return
 
     def _lost(self, stop: threading.Event) -> Loss | None:
-        """Return what the provider says of the head's machine; it may not see at once that it is gone."""
+        """Poll the provider until it reports a loss of the head's machine; return that."""
         pool, pause, end = self.pool, _PAUSE, time.monotonic() + _COMEBACK
         while time.monotonic() < end and not stop.is_set() and pool.state is PoolState.BROKEN:
             # The output of runs is still read from the other nodes, which a restart would end.
@@ -217,7 +217,7 @@ class Comeback:
             self._over.set()
 
     def _is_ours(self) -> bool:
-        """Return whether no other manager has taken the pool over; while it is broken, nobody tells."""
+        """Return whether the pool is still ours: a broken one is not told of a takeover."""
         try:
             return self.pool.registry.owns(self.pool.id, self.pool.generation)
         except PoolError:

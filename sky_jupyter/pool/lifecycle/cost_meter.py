@@ -1,4 +1,4 @@
-"""Meter of a pool's cost: looks at the machines in the background, beside the cells."""
+"""Meter of a pool's cost: looks at the machines in the background."""
 
 from __future__ import annotations
 

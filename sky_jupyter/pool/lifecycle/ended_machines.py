@@ -34,7 +34,7 @@ class Loss:
 
 
 def loss_of(spec: PoolSpec, ids: Sequence[str], known: Mapping[str, str]) -> Loss | None:
-    """Ask the provider whether one of these machines has ended or restarted; None if it says neither.
+    """Return how one of these machines ended or restarted, if its provider says so.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def loss_of(spec: PoolSpec, ids: Sequence[str], known: Mapping[str, str]) -> Los
 
 
 def why_ended(spec: PoolSpec, ids: Sequence[str], known: Mapping[str, str]) -> str:
-    """Return why all that ran on one of these machines has ended, as its provider says, or ""; see `loss_of`."""
+    """Return why everything on one of these machines ended, or ""; see `loss_of`."""
     loss = loss_of(spec, ids, known)
     return loss.why if loss is not None else ""
 

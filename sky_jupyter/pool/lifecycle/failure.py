@@ -141,7 +141,7 @@ class PoolFailure:
         return self.anew or why_ended(pool.spec, pool.ids, pool.incarnations)
 
     def _stop_control(self, why: str, cure: str | None = None) -> bool:
-        """Break the pool and close its client; return success. ``cure`` is what makes it anew."""
+        """Break the pool and close its client; return success. ``cure`` says what helps."""
         pool = self.pool
         alone = pool.state is PoolState.READY and not pool.is_watched and not pool.states.is_changing
         if not pool.states.offer(PoolState.BROKEN, why):

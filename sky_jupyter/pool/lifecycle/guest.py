@@ -12,7 +12,7 @@ from ..registry.registry import PoolRow, Registry
 
 
 class Guest:
-    """What a guest knows of its pool's manager; made when it joins, held by the lifecycle.
+    """What a guest knows of its pool's manager; made when it joins.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Guest:
         return 0
 
     def refuse(self, done: str) -> None:
-        """Raise PoolError: only the manager can have that ``done`` to the pool, as in "ended"."""
+        """Raise PoolError: only a manager may change the pool. ``done`` as in "ended"."""
         row = self.look() or self._row
         name = row.name
         ways = [f"`%sky leave {name}` ends its use here"]
@@ -55,7 +55,7 @@ class Guest:
         )
 
     def find_over(self) -> Gone | None:
-        """Return what became of the pool that the guest has joined; None if it is there as it was."""
+        """Return what became of the guest's pool; None if it is unchanged."""
         name, who = self._row.name, self._row.who
         anew = f"%sky join {name}"
         row = self.look()

@@ -195,7 +195,7 @@ class HostEvents:
             pool.failure.mark_broken(self.why_gone(host.place))
 
     def end_if_time_is_over(self) -> bool:
-        """End the rest of the pool, in a thread, if its nodes' timers have ended them; tell whether they have."""
+        """If the pool's time or budget is over, end it in a thread; return whether it is."""
         pool = self.pool
         why = pool.expiry.text if pool.expiry.over else pool.meter.used_up
         if why:

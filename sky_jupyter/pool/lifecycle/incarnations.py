@@ -1,4 +1,4 @@
-"""Incarnations of a pool's machines: a machine may come back under its id with none of its processes."""
+"""Incarnations of machines: one may come back under its id without its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def described(spec: PoolSpec, ids: Sequence[str]) -> Sequence[MachineRecord]:
-    """Return the provider's records of machines; raise Unanswered if there is no answer."""
+    """Return the provider's records of machines; raise Unanswered if it is silent."""
     try:
         return provider_of(spec).describe(ids) if ids else ()
     except (OSError, TimeoutError) as error:
@@ -25,7 +25,7 @@ def described(spec: PoolSpec, ids: Sequence[str]) -> Sequence[MachineRecord]:
 
 
 def connect(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> tuple[list[Machine], dict[str, str]]:
-    """Connect to machines; return them, and their incarnations by id, which are empty without a queue.
+    """Connect to machines; return them and, if they can queue, incarnations by id.
 
     Raises MachineError also if a machine came back meanwhile: it is not known which incarnation was connected to.
     """
@@ -43,7 +43,7 @@ def connect(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> t
 
 
 def read(spec: PoolSpec, ids: Sequence[str]) -> dict[str, str]:
-    """Return the present incarnations of machines, by id; empty for a provider without a queue."""
+    """Return machines' incarnations by id; empty if the provider has no queue."""
     if not has_queue(spec.provider):
         return {}
     return {record.id: record.incarnation for record in described(spec, ids) if record.incarnation}

@@ -1,4 +1,4 @@
-"""Lifecycle of a pool: its start, its connections, and the parts that change and end it."""
+"""Lifecycle of a pool: start, connections, and the parts that change and end it."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ class PoolLifecycle:
                 self._client.enter_context(plugin.around_client(self._user))
 
     def leave_client(self) -> None:
-        """Leave the plugins' contexts in the notebook, and close the client of Dask workers."""
+        """Leave the notebook's plugin contexts and close the client of Dask workers."""
         with contextlib.suppress(Exception):
             self._client.close()
         self.workers.close()
@@ -313,12 +313,12 @@ class PoolLifecycle:
         record.write(self.hosts[0].folder)
 
     def refuse_guest(self, done: str) -> None:
-        """Raise PoolError if this process is a guest, which cannot have that ``done`` to the pool."""
+        """Raise PoolError if this is a guest; ``done`` is the change, as in "restarted"."""
         if self.guest is not None:
             self.guest.refuse(done)
 
     def require_same(self) -> None:
-        """Raise PoolError if the pool has ended or changed that this process is a guest of."""
+        """Raise PoolError for a guest whose pool has ended or changed."""
         if self.guest is not None and (gone := self.guest.find_over()) is not None:
             loop().loop.call_soon_threadsafe(self.failure.lose_as_guest, self.guest, gone.text)
             raise PoolError(gone.refusal("%%sky --provider local"))
@@ -414,7 +414,7 @@ class PoolLifecycle:
         return control
 
     def down(self, tell: Tell = silently) -> None:
-        """End the pool: its processes, sockets and files. Idempotent; waits for another thread that is at it.
+        """End the pool; if another thread ends it already, wait for that. Idempotent.
 
         A pool that another manager has taken over is only forgotten here; so is a pool that a fork inherited.
 
@@ -460,7 +460,7 @@ class PoolLifecycle:
 
     @contextlib.contextmanager
     def explaining_end(self) -> Iterator[None]:
-        """Raise why the pool has ended, or is broken, instead of what that did to the block.
+        """Raise why the pool ended or broke, instead of what that caused in the block.
 
         The block may find folders removed and connections closed. For other threads than the loop's.
         """

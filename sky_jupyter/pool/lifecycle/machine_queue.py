@@ -1,4 +1,4 @@
-"""Wait for machines that stand in their provider's queue; say at each change which ones, and why."""
+"""Wait for machines in their provider's queue, with a line at each change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_REASONS = 4
 
 
 class QueuedTooLong(ProvisionError):
-    """Raised when machines have waited for ``queue_timeout``: they do not get another one."""
+    """Raised when machines were queued for ``queue_timeout``; there is no retry."""
 
 
 def wait(
@@ -36,7 +36,7 @@ def wait(
     is_over: Callable[[], bool] = lambda: False,
     ended: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return when none of the machines is queued any more; at once if the provider has no queue.
+    """Wait until no machine is queued; return at once if the provider has no queue.
 
     Machines that run already are kept on meanwhile.
 
@@ -138,7 +138,7 @@ def _line(nodes: Mapping[str, int], waiting: Mapping[str, str]) -> str:
 
 
 def _keep_on(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> None:
-    """Keep machines on that run while others wait: no host process writes their power file yet."""
+    """Keep running machines on while others wait: no host renews power files yet."""
     file = getattr(spec.provider, "power_file", "")
     if not file or not ids:
         return

@@ -1,4 +1,4 @@
-"""Replacement of machines that were taken away, while the pool's other nodes go on.
+"""Replacement of machines that were taken away, while the other nodes go on.
 
 Another machine is made as soon as a notice comes, in the same zone, and prepared. When the old one is gone, its node
 restarts on the other: the supervisor then makes its kernels, and sets up what the others need again. A machine that
@@ -57,7 +57,7 @@ _ATTEMPTS = 3
 
 
 class ReplacementContext(PoolContext, Protocol):
-    """The pool's lifecycle as seen by replacements, which change one node's part of it."""
+    """Pool's lifecycle as replacements see it, which change one node's part of it."""
 
     ids: Sequence[str]
     incarnations: dict[str, str]
@@ -130,7 +130,7 @@ class MachineReplacement:
     # -- events of nodes ---------------------------------------------------------------------------
 
     def expect(self, node: int) -> None:
-        """Prepare another machine for a node whose machine will be taken away, unless it would have to queue."""
+        """Prepare a machine for a node that will lose its own, unless it would queue."""
         if node != 0 and self._may and not has_queue(self.pool.spec.provider):
             self._begin(node)
 
@@ -157,7 +157,7 @@ class MachineReplacement:
             self._tasks.start(self._consider_on(node))
 
     async def _consider_on(self, node: int) -> None:
-        """Go on asking about a machine that its provider may miss later, and replace by itself."""
+        """Keep polling about a lost node's machine; replace it once it is gone."""
         control = self.pool.control
         for _ in range(round(_COMEBACK / _PAUSE)):
             await asyncio.sleep(_PAUSE)
@@ -165,7 +165,7 @@ class MachineReplacement:
                 return
 
     async def _replace_if_gone(self, node: int) -> bool:
-        """Begin to replace a lost node's machine if that is gone; return whether there is nothing more to ask."""
+        """Begin to replace a lost node's machine if gone; return whether to stop polling."""
         pool = self.pool
         if node not in pool.control.lost or not self._may:
             return True
@@ -274,7 +274,7 @@ class MachineReplacement:
         await self._in_thread(pool.provisioning.release, pool.spec, [id for id in before if id not in pool.ids])
 
     def _await_turn(self, tell: Callable[[str], None]) -> list[int]:
-        """Return which of the wanted nodes are replaced now: those that buy machines, else those that are back."""
+        """Return the nodes to replace now: those that need new machines, else those back."""
         pool, wanted = self.pool, set(self._wanted)
         # What was to come back may have ended meanwhile.
         for node in wanted & self._returning:
@@ -365,7 +365,7 @@ class MachineReplacement:
         )
 
     async def _until_lost(self, nodes: Sequence[int], wanted: Collection[int]) -> None:
-        """Wait until the old machines are gone; raise _Again if more than the wanted ones are to be replaced."""
+        """Wait until the old machines are gone; raise _Again if the wanted nodes change."""
         while self._wanted == wanted and not self._lost.issuperset(nodes):
             self._news.clear()
             await self._news.wait()

@@ -1,4 +1,4 @@
-"""Keep made machines on while they are prepared: no host process writes their power file yet."""
+"""Renewal of power files while machines are prepared: no host writes them yet."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def kept_on(machines: Sequence[Machine], provider: ProviderTraits) -> Iterator[N
 
 
 def renew(machines: Sequence[Machine], file: str) -> None:
-    """Keep machines on a while longer, by their power file; ignore those that do not answer."""
+    """Renew machines' power files, which keep them on; ignore silent machines."""
     line = power_watchdog.keep_line(file)
 
     def one(machine: Machine) -> None:

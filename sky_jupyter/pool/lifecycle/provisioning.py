@@ -128,7 +128,7 @@ class Provisioning:
 
     @contextlib.contextmanager
     def adopting(self) -> Iterator[None]:
-        """Make no machines in the block: nobody has asked for others than those that there are."""
+        """Forbid new machines in the block, as nobody has asked for others."""
         self._adopts = True
         try:
             yield
@@ -201,7 +201,7 @@ class Provisioning:
                 self.bill.close(ids)
 
     def keep_only(self, spec: PoolSpec, ids: Collection[str]) -> None:
-        """Destroy all machines of the pool but these, if possible: also those of a call that was given up."""
+        """Destroy all machines of the pool but these, also those of an abandoned call."""
         if not self.buys(spec):
             return
         self._kept = set(ids)
@@ -255,7 +255,7 @@ class Provisioning:
             self._lock.release()
 
     def halt(self, spec: PoolSpec, ids: Sequence[str], limit: float) -> list[str]:
-        """Stop buying, and stop the machines; return those that could not be confirmed to stop.
+        """Stop buying, and stop the machines; return those not confirmed as stopped.
 
         Other machines of the pool, such as one that was being prepared, are destroyed.
         """
@@ -428,7 +428,7 @@ class Provisioning:
         return zone_choice.nearest(found, self._had, spec)
 
     def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
-        """Send an order, and again while it gets no answer: the same token creates the same machines."""
+        """Send an order, again if unanswered: the same token creates the same machines."""
         delay = spec.options.provision_retry_delay
         for number in itertools.count():
             try:

@@ -463,7 +463,7 @@ class Resizing:
             await self._in_thread(self._discard)
 
     async def _break(self, why: str) -> None:
-        """Mark the pool broken, once, with its previous nodes: a restart, which may follow, makes these."""
+        """Mark the pool broken, once; a restart then makes its previous nodes."""
         if self._broken:
             return
         self._broken = True

@@ -60,7 +60,7 @@ class RestartContext(PoolContext, Protocol):
     def listener(self, listener: Listener) -> None: ...
 
     def refuse_guest(self, done: str) -> None:
-        """Raise PoolError if this process is a guest, which cannot have that ``done`` to the pool."""
+        """Raise PoolError if this is a guest; ``done`` is the change, as in "restarted"."""
         ...
 
     def changing(self, what: str) -> contextlib.AbstractContextManager[None]:
@@ -121,7 +121,7 @@ class PoolRestart:
             self.run(listener, tick)
 
     def come_back(self, why: str, listener: Listener, tick: Tick) -> None:
-        """Recreate a broken pool on the machines that it has, and on no others; see `Comeback`."""
+        """Recreate a broken pool on its existing machines only; see `Comeback`."""
         pool = self.pool
         with pool.changing("restarted"), pool.provisioning.adopting():
             if pool.state is PoolState.BROKEN:

@@ -103,7 +103,7 @@ class PoolShares:
 
 
 def _comm(client: Any) -> Any:
-    """Return a client's connection to the scheduler; another scheduler has another one."""
+    """Return a client's connection, which tells one scheduler from another."""
     return client and client.scheduler_comm and client.scheduler_comm.comm
 
 

@@ -187,7 +187,7 @@ class PoolStart:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids, say)
 
     def _wait_in_queue(self) -> None:
-        """Wait until no machine is queued, in a phase of its own; that time does not count."""
+        """Wait until no machine is queued, in a phase whose time does not count."""
         pool = self.pool
         with contextlib.ExitStack() as stack:
             shown: list[Callable[[str], None]] = []

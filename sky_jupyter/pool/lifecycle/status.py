@@ -277,13 +277,13 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
 
 
 def _remaining(pool: StatusContext) -> str:
-    """Return how long a pool's machines may be used, where a scheduler gives them for some time; else ""."""
+    """Return the time left of a scheduler's allocation, or ""."""
     left = getattr(pool.spec.provider, "time_left", None)
     return str((left and left(pool.ids)) or "")
 
 
 def _waiting(pool: StatusContext) -> dict[str, str]:
-    """Return what is known of machines that are waited for, in their provider's queue or in place of others."""
+    """Return what is known of machines that are queued or being replaced."""
     text = pool.phases.line_of("queue") or pool.supervisor.watchdog.troubles.get("replacement", "")
     return {"machines": text} if text else {}
 

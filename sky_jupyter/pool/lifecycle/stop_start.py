@@ -24,7 +24,7 @@ _LOOK = TIMEOUTS.machines.sweep_pause * 5
 
 
 def stop(pool: PoolLifecycle, tell: Tell) -> float:
-    """End a pool's processes and stop its machines; return when their disks are ended, as Unix time.
+    """End a pool, stop its machines; return when their disks are deleted (Unix time).
 
     Raises PoolError if its machines cannot be stopped.
     """
@@ -41,7 +41,7 @@ def stop(pool: PoolLifecycle, tell: Tell) -> float:
 
 
 def resume(pool: PoolLifecycle, row: PoolRow, ids: Sequence[str]) -> None:
-    """Start the machines of a stopped pool, and have the pool be that one; it is to be started then.
+    """Make ``pool`` the stopped pool of ``row``, and start its machines only.
 
     Raises PoolError if its machines have ended, and SkyError if they cannot be started now: the pool stays stopped.
     """

@@ -90,7 +90,7 @@ class TeardownContext(PoolContext, Protocol):
         ...
 
     def leave_client(self) -> None:
-        """Leave the plugins' contexts in the notebook, and close the client of Dask workers."""
+        """Leave the notebook's plugin contexts and close the client of Dask workers."""
         ...
 
     def down(self) -> None:
@@ -239,7 +239,7 @@ class Teardown:
         pool.logger.close()
 
     def expire(self, why: str = "") -> None:
-        """End the pool because its ``ttl`` is over, or for another reason; runs in a thread."""
+        """End the pool as its ``ttl`` is over, or because of ``why``; runs in a thread."""
         pool = self.pool
         if pool.states.is_over:
             return

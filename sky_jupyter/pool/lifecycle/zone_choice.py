@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def needs_one_zone(spec: PoolSpec) -> bool:
-    """Return whether all machines must be in one zone: their ranks wait for each other all the time."""
+    """Return whether all machines must be in one zone, as ranks wait for each other."""
     return spec.nodes > 1 and any(plugin.collective for plugin in spec.plugins)
 
 
 def nearest(
     places: Sequence[tuple[Offer, str]], had: Sequence[MachineRecord], spec: PoolSpec
 ) -> list[tuple[Offer, str]]:
-    """Return the places that may be used, those in the zone of the pool's machines first.
+    """Return the usable places, those in the zone of the pool's machines first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Costs of machines in the registry: a row for each stay of a machine in one state.
+"""Costs of machines in the registry: a row for each stay in one state.
 
 Rows are kept when their pool has ended: `%sky cost` shows past pools too.
 """
@@ -66,7 +66,7 @@ class CostRow:
     public: bool = False
 
     def so_far(self, now: float) -> float | None:
-        """Return the dollars until ``now``, at the last known price from ``at`` on; None if unknown."""
+        """Return the dollars until ``now``, at the last known price; None if unknown."""
         if self.hourly is None:
             return self.dollars if self.at == self.ended else None
         until = now if self.ended is None else self.ended

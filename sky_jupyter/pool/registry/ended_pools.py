@@ -111,7 +111,7 @@ def _switches(spec: PoolSpec) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return a provider's field as its option takes it: several with a comma between, options with a space."""
+    """Return a provider's field as its option takes it: joined by commas or spaces."""
     if not isinstance(value, tuple):
         return str(value)
     texts = ["=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value]

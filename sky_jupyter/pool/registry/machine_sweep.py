@@ -134,7 +134,10 @@ def end_machines(
 
 
 def check_account(account: str, rows: Sequence[OrderRow]) -> None:
-    """Raise PoolError if the credentials' account is not the machines': it lists none of them."""
+    """Raise PoolError if the credentials are of another account than the machines.
+
+    Such an account lists none of them.
+    """
     paying = {row.account for row in rows if row.account}
     if paying and account not in paying:
         raise PoolError(
@@ -260,7 +263,7 @@ def _stays_stopped(row: PoolRow | None) -> bool:
 
 
 def _stop_again(registry: Registry, row: PoolRow, rows: Sequence[OrderRow], swept: Swept) -> None:
-    """Stop machines of a stopped pool that run: its provider refused, or who started them has died."""
+    """Stop running machines of a stopped pool, whose stop was refused or cut short."""
     from ...providers import provider_registry
     from ...providers.base import can_stop
 
@@ -318,7 +321,7 @@ def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[O
 
 
 def _sweep_strays(registry: Registry, swept: Swept) -> None:
-    """Destroy machines of no pool, at the providers that have sold any; each is asked every few minutes."""
+    """Destroy machines of no pool at known providers, each asked every few minutes."""
     from ...providers import provider_registry
 
     for purchase in provider_accounts.of(registry, _STRAYS):

@@ -1,4 +1,4 @@
-"""Machines that carry our tag and are of no live pool: found at their provider, judged, ended.
+"""Machines with our tag and no live pool: found at the provider, judged, ended.
 
 A machine is ended if its deadline has passed, or if this registry has bought it and no pool here has it. Machines that
 another registry has bought with the same account are left until their deadline.
@@ -51,7 +51,7 @@ class Stray:
 def look(
     registry: Registry, provider: Provisioner, regions: Sequence[str], chosen: Collection[str] = ()
 ) -> list[Stray]:
-    """Return the machines with our tag at a provider, each with what is to become of it.
+    """Return a provider's machines with our tag, each with what will become of it.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def look(
 
 
 def _refuse_namesakes(records: Sequence[MachineRecord], chosen: Collection[str]) -> None:
-    """Raise PoolError if a chosen name is that of several pools: others of the account may have "default" too."""
+    """Raise PoolError if several pools of the account have the same chosen name."""
     for name in chosen:
         owners = {record.pool: record.owner for record in records if name == record.name != ""}
         if len(owners) > 1 and name not in owners:
@@ -115,7 +115,7 @@ def _judged(
 
 
 def end(provider: Provisioner, found: Sequence[Stray], limit: float) -> list[str]:
-    """End machines, and wait until each is seen going; return the ids of those that are not."""
+    """End machines, and wait until each is going; return the ids of those that stay."""
     left = [stray.record.id for stray in found if stray.ends]
     regions = sorted({stray.record.region for stray in found if stray.ends and stray.record.region})
     began = time.monotonic()

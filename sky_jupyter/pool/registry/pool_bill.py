@@ -1,4 +1,4 @@
-"""Account of what a pool's machines cost, from their creation to their end; kept in the registry."""
+"""Account of what a pool's machines cost in their lifetime; kept in the registry."""
 
 from __future__ import annotations
 

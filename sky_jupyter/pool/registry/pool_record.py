@@ -1,4 +1,4 @@
-"""Record in a pool's folder, from which a later manager attaches, and a guest joins.
+"""Record in a pool's folder, for managers that attach and guests that join.
 
 The folder and the file are readable by their user only, like the pool's keys. The file is JSON, so that every version
 can read what kind of pool it is and how to end it; the user's own plugins are a pickle in it, which is loaded last.
@@ -98,7 +98,7 @@ class PoolRecord:
 
     @staticmethod
     def read_nodes(row: PoolRow) -> tuple[Any, ...]:
-        """Return what differs once a pool has other nodes, without unpickling; raise PoolError if it is unreadable."""
+        """Read what changes with a pool's nodes, unpickling nothing; or raise PoolError."""
         told = _told(row)
         with _readable(row):
             return told["shape"], told["ids"], told.get("incarnations"), told["hosts"]

@@ -1,4 +1,4 @@
-"""Providers that this registry has bought machines from, kept after their pools: sweeps ask them.
+"""Providers that this registry bought from, kept after their pools, for sweeps.
 
 A row is a provider, as `Provisioner.recipe` has it, and a region. No row has a secret.
 """
@@ -99,7 +99,7 @@ def _read(connection: sqlite3.Connection, now: float) -> list[tuple[str, str, st
 
 
 def owner(registry: Registry) -> str:
-    """Return the owner of this registry's machines, for their tags: the host's name, and the registry's id.
+    """Return this registry's owner tag: the host's name and the registry's id.
 
     The id is random, so that no other registry takes the machines for its own; a registry that was removed loses it.
     """
@@ -112,7 +112,7 @@ def owner(registry: Registry) -> str:
 
 
 def is_mine(owner_tag: str, mine: str) -> bool:
-    """Return whether a machine's owner is this registry, under whatever name of the host."""
+    """Return whether a machine's owner is this registry, whatever its host's name."""
     id = mine.rpartition("/")[2]
     return bool(id) and owner_tag.rpartition("/")[2] == id
 

@@ -147,7 +147,7 @@ class Registry:
             self._warnings.append(text)
 
     def has_rows(self, tables: Sequence[str]) -> bool:
-        """Tell whether any of these tables has rows, or cannot be read; one that was never needed does not exist."""
+        """Return whether a table has rows or is unreadable; unneeded ones do not exist."""
         with self.connection() as connection:
             known = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             try:
@@ -352,7 +352,7 @@ class Registry:
     def run_began(
         self, id: str, pool: str, code: str, ranks: Sequence[int] = (), cell: int = 0, notebook: str | None = None
     ) -> None:
-        """Record the begin of a run on these ranks, or on all; by default this process's notebook began it."""
+        """Record the begin of a run, by default on all ranks and by this notebook."""
         # Code may have lone surrogates, which cannot be encoded.
         text = code[:MAX_CODE].encode("utf-8", "replace").decode()
         values = (id, pool, text, time.time(), format_ranks(ranks[:MAX_RANKS]), cell)
@@ -470,7 +470,7 @@ class Registry:
             self._write()
 
     def _write_soon(self) -> None:
-        """Write what is queued, ends of runs a moment later: then they are in one transaction with the next begin."""
+        """Write what is queued; ends of runs wait a moment to share a transaction."""
         if self._unwritten:
             self._hurry.wait(_GATHER)
             self._hurry.clear()

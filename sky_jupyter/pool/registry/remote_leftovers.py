@@ -158,7 +158,7 @@ def of(registry: Registry, pool: str) -> list[RemotePart]:
 def end(
     registry: Registry, traces: Iterable[RemotePart], prompts: Prompts | None = None
 ) -> tuple[list[RemotePart], dict[str, str]]:
-    """End what pools have left on other machines, which are connected to side by side.
+    """End what pools have left on other machines, in parallel.
 
     Returns the parts that were ended, and for other hosts the reason.
     """

@@ -17,7 +17,7 @@ _AT_ONCE = 5000
 
 @dataclass(frozen=True)
 class Retention:
-    """Numbers of the newest rows among which ended ones are kept; live rows always are.
+    """How many of the newest rows to keep; older live rows stay, too.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Retention:
 
     @classmethod
     def read(cls) -> Retention:
-        """Return the numbers of ``SKY_KEEP_RUNS`` and ``SKY_KEEP_POOLS``, or the defaults.
+        """Return the limits of ``SKY_KEEP_RUNS`` and ``SKY_KEEP_POOLS``, or the defaults.
 
         Raises SpecError if one is no number, or not from 1 to 10,000,000.
         """

@@ -64,12 +64,12 @@ class PoolRow:
 
     @property
     def is_local(self) -> bool:
-        """Whether its nodes are processes of its manager's machine, which end with their host."""
+        """Whether its nodes are processes of its manager's machine, ended with the host."""
         return self.provider == "local"
 
     @property
     def may_outlive(self) -> bool:
-        """Whether it can go on without its manager; `outlives` tells whether it does so now."""
+        """Whether it can go on without its manager; `outlives`: whether it does now."""
         return self.keep or not self.is_local
 
     @property
@@ -108,7 +108,7 @@ class PoolRow:
         return self._host_seen is True
 
     def host_ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the pool's root process; return False if it is alive after so many seconds."""
+        """Wait for the end of the pool's root process; return False after ``seconds``."""
         until = time.monotonic() + seconds
         while self.host_lives and time.monotonic() < until:
             time.sleep(_LOOK)
@@ -193,7 +193,7 @@ class RunRow:
 
 
 def notebooks(runs: Iterable[RunRow]) -> dict[str, str]:
-    """Return the notebooks of these runs, each with a short name; empty unless several are known."""
+    """Return short names of these runs' notebooks; empty unless several are known."""
     found = dict.fromkeys(run.notebook for run in runs)
     if len(found.keys() - {""}) < 2:
         return {}

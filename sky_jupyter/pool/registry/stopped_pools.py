@@ -1,4 +1,4 @@
-"""Pools whose machines are stopped: what starts them again, in a file of the user beside the registry."""
+"""Stopped pools: what starts them again, in a user's file beside the registry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(pool: str, spec: PoolSpec, ids: Sequence[str]) -> None:
 
 
 def read(pool: str, name: str) -> tuple[PoolSpec, list[str]]:
-    """Return the spec and the machines' ids of a pool; raise PoolError if they cannot be read.
+    """Return a pool's spec and machine ids; raise PoolError if they are unreadable.
 
     ``name`` is the pool's, for the message.
     """

@@ -72,7 +72,7 @@ class Questions:
         self.on_ask(question)
 
     def hold(self, question: Question) -> None:
-        """Note that a rank waits for the user without a question: a debugger has stopped it."""
+        """Note that a rank waits for the user, at a question or stopped by a debugger."""
         if question.id not in self._open and len(self._open) < _MOST:
             if not self._open:
                 self._since = time.monotonic()

@@ -70,7 +70,7 @@ class Bound:
         self._size = 0
 
     def add(self, number: int, text: str, printed: Printed, kept: Iterable[Printed]) -> None:
-        """Append an event's text to what a rank has printed; evict from ``kept``, all output, if needed."""
+        """Append an event's text to a rank's output; evict from all ``kept`` if needed."""
         self._size += printed.add(number, text)
         if self._size <= self._most:
             return

@@ -180,7 +180,7 @@ class Run:
         return "timed out" if any("timeout" in end for end in ends) else "interrupted"
 
     def read_from_journals(self, began: float | None) -> None:
-        """Have its events and its duration tell the nodes' times, as another manager began it then."""
+        """Use the nodes' times for events and duration, as another manager began it."""
         self._began_there = began
         self.events.clock = NODE
         self.events.ranks_began({rank: self.outcomes[rank].node for rank in self.left}, began)
@@ -230,7 +230,7 @@ class Run:
         return max(0.0, max(known) - self._began_there)
 
     def pass_over_begin(self, nodes: Iterable[int]) -> None:
-        """Wait for no event with which nodes' journals begin: agents keep it for others, and do not forward it."""
+        """Skip the begin event of nodes' journals, which agents keep and do not forward."""
         for node in nodes:
             self._next[node] = max(1, self.next(node))
 
@@ -431,7 +431,7 @@ class Run:
         self._note_end()
 
     def stop(self, why: str) -> None:
-        """End the remaining ranks as interrupted, before they have begun; ``why`` as in "by you"."""
+        """End the remaining ranks, not begun, as interrupted; ``why`` as in "by you"."""
         for rank in self.left:
             event = {"kind": "end", "rank": rank, "status": "interrupted", "why": why}
             self.outcomes[rank].status, self.outcomes[rank].end = "interrupted", event

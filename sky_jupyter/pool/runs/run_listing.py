@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def ask(control: Control) -> dict[int, dict[str, dict[str, Any]]]:
-    """Return what each node knows of each of its runs, as the call ``list_runs`` does."""
+    """Return what each node knows of each of its runs, as ``list_runs`` does."""
     answers: dict[int, dict[str, dict[str, Any]]] = await control.ask(rpc.LIST_RUNS, brief=True)
     tellers: dict[str, int] = {}
     for node, runs in answers.items():

@@ -1,4 +1,4 @@
-"""Files of a rank's node as they are read from here: a folder's entries, and parts of a file.
+"""Files of a rank's node, read from here: a folder's entries and parts of a file.
 
 The node's agent answers, so it works while the rank computes. It reads as the pool's user on that machine.
 """
@@ -72,7 +72,7 @@ class FolderPage:
 
 
 def list_folder(pool: TransferContext, rank: int, path: str, after: str = "", most: int = MOST_ENTRIES) -> FolderPage:
-    """Return a page of a folder of a rank's node, or the facts of a file. Thread-safe.
+    """Return a page of a folder on a rank's node, or a file's facts. Thread-safe.
 
     Parameters
     ----------

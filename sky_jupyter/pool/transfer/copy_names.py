@@ -1,4 +1,4 @@
-"""Copy of names from one rank to others, such as to the new kernel of a rank that has died.
+"""Copy of names between ranks, such as to the new kernel of a dead rank.
 
 All names go in one pickle, so that objects that belong together stay together. The source writes it, the notebook
 passes it on without reading it, and the targets assign the names as a cell would.
@@ -63,7 +63,7 @@ class CopyContext(PullContext, Protocol):
 
 @dataclass(frozen=True)
 class Copied:
-    """What was copied from a rank to others; ``left`` are names that could not be, with the reason."""
+    """Result of a copy; ``left`` has the names that were not copied, with reasons."""
 
     source: int
     targets: tuple[int, ...]
@@ -78,7 +78,10 @@ class Copied:
 
 
 def missing(pool: CopyContext, namespace: Mapping[str, Any]) -> dict[int, frozenset[str]]:
-    """Return the names that each rank lacks and others have, but for modules, which are imported again."""
+    """Return the names that each rank lacks and others have, except modules.
+
+    Modules are imported again.
+    """
     facts = pool.ledger.facts(namespace)
     own = [one for one in facts if one.origin == "nodes" and not one.gone and not one.stale]
     parted = {one.name: one.ranks for one in own if one.ranks is not None and one.name not in pool.modules}
@@ -95,7 +98,7 @@ def plan(
     source: int | None = None,
     targets: Sequence[int] | None = None,
 ) -> tuple[int, dict[frozenset[str], list[int]]]:
-    """Return the rank to copy from, and the ranks to copy to by the names that each is to get.
+    """Return the rank to copy from, and the ranks to copy to by the names they get.
 
     Parameters
     ----------

@@ -177,7 +177,7 @@ class PoolPackages:
 
     @property
     def may_differ(self) -> bool:
-        """Return whether `check` has anything to do: packages were added, or the nodes' environment is another."""
+        """Whether `check` has work: packages were added, or the environments differ."""
         return bool(self._more) or self._is_other
 
     @functools.cached_property
@@ -225,7 +225,7 @@ class PoolPackages:
         return found
 
     def _news(self, differences: Mapping[str, Mapping[str, list[int]]], *, again: bool) -> str:
-        """Describe differences that were not described before, and with ``again`` all missing packages."""
+        """Describe new differences; with ``again``, also all missing packages."""
         told = []
         for name, versions in differences.items():
             for there, nodes in versions.items():

@@ -1,4 +1,4 @@
-"""Files of ranks as the side panel has them: a folder, what is in a file, and fetching it to the notebook."""
+"""Files of ranks for the side panel: list a folder, show a file, fetch either."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def list_files(pool: TransferContext, rank: int, path: str, after: str = "") -> 
 
 
 def show_file(pool: TransferContext, rank: int, path: str, start: int = 0) -> dict[str, Any]:
-    """Return what a file has to show: a picture, or text from ``start`` on (below 0: so many bytes before its end)."""
+    """Return a file's picture, or its text from ``start`` (negative: from its end)."""
     with _in_words(path):
         own = browse.list_folder(pool, rank, path, most=0).own
         head = browse.read_range(pool, rank, path, 0, _HEAD)
@@ -130,7 +130,7 @@ class Fetches:
         self._lock = threading.Lock()
 
     def begin(self, pool: Fetchable, rank: int, path: str) -> dict[str, Any]:
-        """Begin to fetch a file or folder into the working folder, beside what is there; return its status."""
+        """Begin to fetch into the working folder, overwriting nothing; return the status."""
         with _in_words(path):
             page = browse.list_folder(pool, rank, path, most=0)
         name = PurePosixPath(page.path).name
@@ -158,7 +158,7 @@ class Fetches:
         return fetch.status(id)
 
     def status(self, id: str, *, stop: bool = False) -> dict[str, Any]:
-        """Return how far a fetch is; stop it before, if told so. Raises PoolError for an unknown one."""
+        """Return a fetch's status; ``stop`` ends it first. Raises PoolError if unknown."""
         fetch = self._known.get(id)
         if fetch is None:
             raise PoolError(f"no fetch {id} is known; it may be over for long")

@@ -82,7 +82,7 @@ def _places(pool: TransferContext) -> tuple[Path, Path]:
 
 
 def hosts_of(pool: TransferContext, run: Run) -> list[launch.Host]:
-    """Return the hosts of a run's ranks, or all if none are chosen yet; none whose machine is off."""
+    """Return the hosts of a run's ranks (all if none are chosen) that are not off."""
     nodes = {rank // pool.spec.ranks_per_node for rank in run.outcomes}
     off = pool.control.off if pool.has_control else set()
     return [host for host in pool.hosts if (not nodes or nodes & set(host.nodes)) and not off >= set(host.nodes)]

@@ -138,7 +138,7 @@ def translated(
 
 
 def code_of(error: BaseException | None) -> str:
-    """Return AWS's code of an error, or of the one that it is translated from; empty if there is none."""
+    """Return the AWS code of an error or of its cause; empty if there is none."""
     response = getattr(error, "response", None) or getattr(getattr(error, "__cause__", None), "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
@@ -178,7 +178,7 @@ def _refused(error: Any, call: _Call) -> ProvisionError:
 
 
 def _failed(error: Any, call: _Call) -> ProvisionError:
-    """Translate a failure of botocore itself: credentials, configuration, connections."""
+    """Translate botocore's own errors: credentials, configuration, connections."""
     from botocore import exceptions
 
     said = first_line(error)

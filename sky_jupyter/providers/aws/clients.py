@@ -62,11 +62,11 @@ class Clients:
         return self._client("service-quotas", region)
 
     def pricing(self) -> Any:
-        """Return the client of the price list; it sends each call once, and gives up soon."""
+        """Return the price list's client, with a short timeout and without retries."""
         return self._client("pricing", _PRICING_REGION, once=True, limit=_PRICING_TIMEOUT)
 
     def region(self) -> str:
-        """Return the default region of the profile or environment; raise ProvisionError if there is none."""
+        """Return the profile's or environment's region; raise ProvisionError without one."""
         if found := self.default_region():
             return found
         raise ProvisionError(
@@ -75,7 +75,7 @@ class Clients:
         )
 
     def login(self) -> str:
-        """Return the command that renews the profile's credentials; empty if they come from elsewhere."""
+        """Return the command that renews the profile's credentials; empty if none does."""
         named = self.profile or os.environ.get("AWS_PROFILE")
         suffix = f" --profile {named}" if named else ""
         try:
@@ -140,7 +140,7 @@ def clients(profile: str | None) -> Clients:
 
 
 def forget(profile: str | None) -> None:
-    """Read configuration and credentials anew for the next call: a session never notices a new log-in."""
+    """Drop a profile's cached clients, as a session never notices a new log-in."""
     with _lock:
         _known.pop(profile, None)
 

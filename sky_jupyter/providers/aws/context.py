@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class AWSContext(Protocol):
-    """The provider as its parts see it: its clients and options; `AWS` says what these mean."""
+    """Provider as its parts see it; `AWS` documents its clients and options."""
 
     @property
     def clients(self) -> Clients: ...

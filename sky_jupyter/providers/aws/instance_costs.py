@@ -1,4 +1,4 @@
-"""Cost of EC2 instances: their time at the list price or the spot market's prices, disk and public address."""
+"""Cost of EC2 instances (list or spot prices), their disks and public addresses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _history(clients: Clients, group: tuple[str, str, str], records: Sequence[Ma
 
 
 def _sum(history: _History, began: float, end: float) -> float:
-    """Return the dollars of a time; the first price is also that of what is before it."""
+    """Return the dollars of a period; the first price also holds before its start."""
     starts = [began, *(max(began, at) for at, _ in history[1:])]
     ends = [*(min(end, max(began, at)) for at, _ in history[1:]), end]
     spans = zip(starts, ends, history, strict=True)

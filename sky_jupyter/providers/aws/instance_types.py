@@ -87,7 +87,7 @@ def packaged() -> Mapping[str, InstanceType]:
 
 
 def available(clients: Clients, region: str) -> Mapping[str, InstanceType]:
-    """Return a region's types by name: all with accelerators, and those without of the catalogue's families."""
+    """Return a region's types by name: accelerated, or of a family in the catalogue."""
     plain = [family for family, row in catalogue()["families"].items() if "accelerator" not in row]
     values = [*_ACCELERATED, *(f"{family}.*" for family in plain)]
     found = _cached(clients, region, "types", {"Filters": [{"Name": "instance-type", "Values": values}]})
@@ -129,7 +129,7 @@ def identity(clients: Clients, region: str) -> tuple[str, str]:
 
 
 def described(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[InstanceType]:
-    """Ask EC2 for types and the zones that have them; leave out types with a fraction of an accelerator."""
+    """Ask EC2 for types and their zones; skip types with a fractional accelerator."""
     ec2 = clients.ec2(region)
     with translated("describe instance types", region, profile=clients.profile):
         pages = ec2.get_paginator("describe_instance_types").paginate(**asked)
@@ -168,7 +168,7 @@ def _parsed(row: Mapping[str, Any], zones: Iterable[str]) -> InstanceType:
 
 
 def _kind(device: Mapping[str, Any]) -> str:
-    """Return an accelerator as `Accelerator.kind` writes it, from EC2's name and memory."""
+    """Return the `Accelerator.kind` for EC2's name and memory of an accelerator."""
     try:
         sizes = CATALOGUE[Accelerator(device["Name"]).name].memories
     except SpecError:

@@ -135,7 +135,7 @@ def console(clients: Clients, record: MachineRecord) -> str:
 
 
 def terminate(clients: Clients, ids: Sequence[str], home: Callable[[], Sequence[str]]) -> None:
-    """Terminate instances, and cancel their spot requests; ignore those that have ended.
+    """Terminate instances and their spot requests; ignore those that have ended.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def terminate(clients: Clients, ids: Sequence[str], home: Callable[[], Sequence[
 
 
 def _each(call: Callable[..., Any], name: str, ids: Sequence[str]) -> None:
-    """Call for all ids at once; one by one if EC2 does not know one of them, as it does nothing then."""
+    """Call for all ids at once; if EC2 refuses an unknown id, call for each id."""
     from botocore.exceptions import ClientError
 
     if not ids:
@@ -200,7 +200,7 @@ def _all(clients: Clients, filters: Sequence[Mapping[str, Any]], regions: Sequen
 
 
 def _by_id(clients: Clients, ids: Sequence[str], regions: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Return the instances of each region that have one of the ids; a filter bears unknown ids."""
+    """Return the instances of each region with these ids; unknown ids are no error."""
     parts = [ids[start : start + _MOST_VALUES] for start in range(0, len(ids), _MOST_VALUES)]
     answers = [_all(clients, [{"Name": "instance-id", "Values": list(part)}], regions) for part in parts]
     return [[one for answer in answers for one in answer[number]] for number in range(len(regions))]

@@ -73,7 +73,7 @@ def _sent(aws: AWSContext, clients: Clients, order: Order, count: int, wanted: d
 
 
 def request(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order: Order) -> dict[str, Any]:
-    """Return the arguments of `run_instances`; the caller translates botocore's errors."""
+    """Return the arguments of `run_instances`; botocore's errors are not translated."""
     assert order.offer is not None
     region = order.offer.region
     type = instance_types.named(clients, region, order.offer.name)

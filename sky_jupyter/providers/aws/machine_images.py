@@ -39,7 +39,7 @@ class MachineImage:
 
     @property
     def volumes(self) -> list[dict[str, Any]]:
-        """Block device mappings of its volumes: all end with their instance, whatever the image says."""
+        """Block device mappings: all volumes end with the instance, despite the image."""
         return [self.root, *self.others]
 
     @property
@@ -50,7 +50,7 @@ class MachineImage:
 
 
 def find(aws: AWSContext, clients: Clients, region: str, spec: PoolSpec, type: InstanceType) -> MachineImage:
-    """Return the image for an instance type in a region; the caller translates botocore's errors."""
+    """Return the image for a type in a region; botocore's errors are not translated."""
     id = aws.ami or str(clients.ssm(region).get_parameter(Name=parameter(type))["Parameter"]["Value"])
     found = clients.ec2(region).describe_images(ImageIds=[id])["Images"]
     if not found:

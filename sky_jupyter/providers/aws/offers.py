@@ -1,4 +1,4 @@
-"""Offers of EC2: instance types that fit what is asked for, with places and prices, the best first."""
+"""Offers of EC2: fitting instance types with places and prices, the best first."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def price_list(aws: AWSContext, spec: PoolSpec) -> tuple[list[Offer], str]:
 
 
 def regions(aws: AWSContext, clients: Clients | None, spec: PoolSpec) -> Sequence[str]:
-    """Return the regions to look in: the pool's, else the provider's, else the default one."""
+    """Return the regions to search: the pool's, the provider's or the default one."""
     if spec.region:
         if aws.regions and spec.region not in aws.regions:
             raise SpecError(f"region {spec.region!r} is not among the provider's regions {', '.join(aws.regions)}")
@@ -133,7 +133,7 @@ def regions(aws: AWSContext, clients: Clients | None, spec: PoolSpec) -> Sequenc
 
 
 def may_have_credentials(aws: AWSContext) -> bool:
-    """Return whether there are signs of credentials; botocore, which knows, takes a second to import."""
+    """Return whether credentials seem to exist, without botocore's slow import."""
     if aws.profile or any(name.startswith(tuple(f"AWS_{end}" for end in _VARIABLES)) for name in os.environ):
         return True
     if any(Path(os.environ.get(name, path)).expanduser().is_file() for name, path in _FILES.items()):
@@ -144,7 +144,7 @@ def may_have_credentials(aws: AWSContext) -> bool:
 
 
 def _bound(aws: AWSContext, clients: Clients | None, region: str) -> tuple[str, str]:
-    """Return the instance type and the zone that the provider's fields leave; empty if they leave any."""
+    """Return the instance type and zone that the provider fixes; else empty texts."""
     name, zone = aws.instance_type or "", ""
     if clients is not None and aws.reservation:
         with translated("find the reservation", region, profile=aws.profile):
@@ -170,7 +170,7 @@ def _types(clients: Clients | None, region: str, name: str) -> list[InstanceType
 
 
 def _fitting(aws: AWSContext, types: Iterable[InstanceType], spec: PoolSpec, *, chosen: bool) -> list[InstanceType]:
-    """Return the types that a pool can use; ``chosen`` if the provider's fields name the type."""
+    """Return the types that a pool can use; ``chosen`` if the provider names one."""
     least = (0, 0) if spec.accelerator or chosen else (_LEAST_VCPUS, _LEAST_GB)
     vcpus, memory = spec.vcpus or least[0], spec.memory_gb or least[1]
     large = [one for one in types if one.vcpus >= vcpus and one.memory_gb >= memory]
@@ -188,7 +188,7 @@ def _fitting(aws: AWSContext, types: Iterable[InstanceType], spec: PoolSpec, *, 
 
 
 def is_supported(one: InstanceType) -> bool:
-    """Return whether the provider's images have drivers for a type's accelerator, if it has one."""
+    """Return whether the images have drivers for a type's accelerator, if it has one."""
     if one.accelerator.startswith("custom:"):
         return False
     return not one.accelerator or (Accelerator.parse(one.accelerator).capability or _OLDEST) >= _OLDEST

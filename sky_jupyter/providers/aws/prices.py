@@ -65,7 +65,7 @@ def hourly(clients: Clients | None, name: str, region: str, zone: str = "", mark
 
 
 def listed(clients: Clients | None, names: Sequence[str], region: str) -> dict[str, tuple[float, str]]:
-    """Return prices on demand, and in words where each comes from; unknown ones are left out."""
+    """Return known on-demand prices, each with a text that says where it comes from."""
     found = _packaged(names) if region == catalogue()["region"] else {}
     if clients is not None:
         subject = ("aws", "prices", region, str(clients.pricing().meta.endpoint_url))
@@ -78,7 +78,7 @@ def listed(clients: Clients | None, names: Sequence[str], region: str) -> dict[s
 
 
 def spot(clients: Clients, names: Sequence[str], region: str) -> dict[str, dict[str, float]]:
-    """Return the present spot prices by type and zone; nothing if AWS does not tell them."""
+    """Return current spot prices by type and zone; empty if AWS does not tell them."""
 
     def fetch(missing: Sequence[str]) -> dict[str, dict[str, float]]:
         rows = sorted(_history(clients, missing, region, time.time()), key=lambda row: row["Timestamp"])
@@ -150,7 +150,7 @@ def _packaged(names: Iterable[str]) -> dict[str, tuple[float, str]]:
 
 
 def _ask_list(clients: Clients, names: Sequence[str], region: str) -> dict[str, float | None]:
-    """Ask for list prices, a call a type; return what came in time, and nothing if AWS refuses."""
+    """Return the list prices that arrive in time; empty for a while after a failure."""
     key = (clients.profile, clients.pricing().meta.endpoint_url, str(answer_cache.folder()))
     if time.monotonic() - _refused.get(key, -_PAUSE) < _PAUSE:
         return {}

@@ -171,7 +171,7 @@ class AWS:
         return clients(self.profile)
 
     def account(self) -> str:
-        """Return the number of the account; raise ProvisionError if the credentials are not valid."""
+        """Return the account number; raise ProvisionError for invalid credentials."""
         from .api_errors import translated
 
         with translated("ask for the account", self.region or "", profile=self.profile):
@@ -234,7 +234,7 @@ class AWS:
         return offers.offers(self, self.clients, spec)
 
     def price_list(self, spec: PoolSpec) -> tuple[Sequence[Offer], str]:
-        """Return offers for a table, also without credentials, and in words what is missing."""
+        """Return offers, also without credentials, and a text that says what is missing."""
         from . import offers
 
         return offers.price_list(self, spec)

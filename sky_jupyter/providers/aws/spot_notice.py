@@ -1,4 +1,4 @@
-"""Notice of EC2 that a spot instance will be taken back, read on the instance from its metadata service (IMDSv2).
+"""EC2's spot interruption notice, read from the instance's metadata (IMDSv2).
 
 A node's agent calls `read` every few seconds. Nodes need no boto3 for it, and no role.
 """
@@ -24,14 +24,14 @@ _token: list[str] = []
 
 
 def read() -> Interruption | None:
-    """Return the notice for this instance, or None; raise OSError or ValueError if it cannot be read."""
+    """Return this instance's notice, or None; raise OSError or ValueError on failure."""
     if (action := _get("spot/instance-action")) is not None:
         return Interruption(action.get("action", ""), _time_of(action.get("time", "")))
     return None if _get("events/recommendations/rebalance") is None else Interruption(RISK)
 
 
 def _get(path: str) -> dict[str, Any] | None:
-    """Return a piece of metadata; None if it is not there. Raises OSError or ValueError if it cannot be read."""
+    """Return metadata, or None if missing; raise OSError or ValueError on failure."""
     try:
         return _asked(path)
     except urllib.error.HTTPError as error:

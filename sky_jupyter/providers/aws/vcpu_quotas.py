@@ -36,7 +36,7 @@ def code(kind: str, market: str) -> str:
 
 
 def explain(kind: str, market: str, region: str, need: float | None, told: str, profile: str | None) -> str:
-    """Return the quota's name, what is needed, what is allowed, and where to raise it.
+    """Return the quota's name, the need, the limit, and where to raise it.
 
     Parameters
     ----------

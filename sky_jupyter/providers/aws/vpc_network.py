@@ -1,4 +1,4 @@
-"""Network of the instances: subnet by zone, the kept security group, placement groups.
+"""Network of the instances: subnets, the kept security group, placement groups.
 
 One security group a VPC and user is kept for all pools: all traffic between its members, and SSH from this computer.
 """
@@ -87,7 +87,7 @@ def _is_public(ec2: Any, one: dict[str, Any]) -> bool:
 
 
 def group(aws: AWSContext, clients: Clients, region: str, place: Subnet, *, efa: bool) -> str:
-    """Return the id of the kept security group of a VPC, with all rules; create what is missing."""
+    """Return the id of a VPC's kept security group; create it and its missing rules."""
     ec2 = clients.ec2(region)
     filters = _filters(**{"vpc-id": place.vpc, "group-name": group_name()})
     found = ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
@@ -204,7 +204,7 @@ def placement_group(clients: Clients, region: str, pool: str) -> str:
 
 
 def remove_placement_groups(clients: Clients, region: str, *, but: str = "") -> list[str]:
-    """Delete the region's placement groups of pools; return the names of those that machines are in.
+    """Delete the region's placement groups of pools; return names of those in use.
 
     A pool that has just made its group makes it again: its launch is refused and sent once more.
     """
@@ -239,7 +239,7 @@ def remove_placement_group(clients: Clients, region: str, pool: str) -> threadin
 
 @contextlib.contextmanager
 def _existing(*codes: str) -> Iterator[list[str]]:
-    """Ignore errors that say that it is so already, and yield a list of them: another process may have been first."""
+    """Ignore and list errors with these codes: another process may have been first."""
     from botocore.exceptions import ClientError
 
     ignored: list[str] = []
@@ -252,7 +252,7 @@ def _existing(*codes: str) -> Iterator[list[str]]:
 
 
 def own_address() -> str:
-    """Return the public IPv4 address of this computer, as AWS sees it; raise ProvisionError if unknown."""
+    """Return this computer's public IPv4 address; raise ProvisionError if unknown."""
     url = os.environ.get(_CHECKIP) or _CHECKIP_URL
     asked, known = _addresses.get(url, (0.0, ""))
     if known and time.monotonic() - asked < _CHECKIP_AGE:

@@ -1,4 +1,4 @@
-"""Notice that a job's time limit is near, read on its nodes: the manager and the scheduler have written files there.
+"""Notice that a job's time limit is near, from files written on its nodes.
 
 A node's agent calls `read` every few seconds. The words change when the end comes nearer, so that it is told again.
 """

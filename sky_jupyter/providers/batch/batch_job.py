@@ -1,4 +1,4 @@
-"""Job of a pool, as its scheduler describes it, and the mark by which it is found again."""
+"""Job of a pool as its scheduler describes it, and the mark that identifies it."""
 
 from __future__ import annotations
 

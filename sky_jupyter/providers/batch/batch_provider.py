@@ -1,4 +1,4 @@
-"""`BatchProvider`: what providers of a batch scheduler's jobs have in common. One job is one pool's machines.
+"""`BatchProvider`: base of schedulers' providers. One job is one pool's machines.
 
 A scheduler's own provider has its options as fields, and implements the methods of "What a scheduler implements".
 """
@@ -67,7 +67,9 @@ class BatchStep(NamedTuple):
 
     @classmethod
     def by_ssh(cls, node: str, *before: str) -> BatchStep:
-        """Return how commands are run by the login host's own `ssh`, for schedulers that start steps within jobs only.
+        """Return a step that runs commands by the login host's own `ssh`.
+
+        It serves schedulers that start steps only within jobs.
 
         ``before`` are words that make a command one of the job's, such as ``"pbs_attach", "-j", "12"``.
         """
@@ -138,11 +140,11 @@ class BatchProvider(ABC):
         """End jobs; ignore those that have ended."""
 
     def keep(self, calls: LoginCalls, job: BatchJob, nodes: Sequence[str]) -> None:
-        """Give back all other nodes of a running job; by default they stay, unused, until it ends."""
+        """Release a running job's other nodes; by default they stay, unused, to its end."""
         return
 
     def test(self, calls: LoginCalls, script: str) -> None:
-        """Raise ProvisionError if a script would be refused; by default nothing is known before."""
+        """Raise ProvisionError if a script would be refused; by default do nothing."""
         return
 
     # -- what every provider says ------------------------------------------------------------------
@@ -217,14 +219,14 @@ class BatchProvider(ABC):
         return found
 
     def time_left(self, ids: Sequence[str]) -> TimeLeft | None:
-        """Return how long the first of some machines' jobs may run on, if that is known; nothing is asked for it."""
+        """Return the shortest known time left of the machines' jobs, without asking."""
         ends = [_limits[self.login, id] for id in batch_job.by_job(ids) if (self.login, id) in _limits]
         return TimeLeft(min(ends), time.time()) if ends else None
 
     # -- jobs --------------------------------------------------------------------------------------
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-        """Submit a job of so many nodes; return its machines' ids, also if an earlier call submitted it."""
+        """Submit a job of ``count`` nodes unless one exists; return its machines' ids."""
         calls = self.calls
         with _lock:
             if (order.pool, order.token) in _ended:
@@ -275,7 +277,7 @@ class BatchProvider(ABC):
         return f"{script}\n# It would be taken."
 
     def enqueue(self, spec: PoolSpec) -> str:
-        """Submit a job for a pool that is made later, by the same line; return what was done."""
+        """Submit a job that the same line takes up later; return what was done."""
         token = self.left_in_queue(spec, spec.nodes)
         for job in self.jobs():
             if job.mark.token == token and job.state in (QUEUED, RUNNING):
@@ -288,17 +290,17 @@ class BatchProvider(ABC):
         )
 
     def is_left_in_queue(self, spec: PoolSpec) -> bool:
-        """Return True if a job that `enqueue` submitted for a pool waits or runs, and nobody has taken it up."""
+        """Return True if a job from `enqueue` waits or runs and was not taken up."""
         token = self.left_in_queue(spec, spec.nodes)
         return any(job.mark.token == token and job.state in (QUEUED, RUNNING) for job in self.jobs())
 
     def left_in_queue(self, spec: PoolSpec, count: int) -> str:
-        """Return the token of a job that `enqueue` submits: another pool, or other options, have another one."""
+        """Return the token of a job from `enqueue`, unique to the pool and its options."""
         script = self.script(spec, count, Order("", "", name=spec.name))
         return f"queued{hashlib.sha256(script.encode()).hexdigest()[:16]}"
 
     def console(self, id: str, *, previous: bool = False, lines: int | None = None) -> str:
-        """Return the newest lines of the log of a machine's job; see `LoggingProvider.console`."""
+        """Return the newest log lines of a machine's job; see `LoggingProvider.console`."""
         job = id.partition("/")[0]
         if not job.isalnum():
             raise ProvisionError(f"{id} is not a node of a job: they are called JOB/INDEX")
@@ -315,13 +317,13 @@ class BatchProvider(ABC):
         return [one for job in self.jobs() if pool in (None, job.mark.pool) for one in job.records()]
 
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
-        """Return the state of machines; ``"ended"`` for those whose job is not known any more."""
+        """Return machines' states; ``"ended"`` for those whose job is unknown."""
         found = {one.id: (job, one) for job in self.jobs() for one in job.records()}
         unknown = MachineRecord("", ENDED, reason="the scheduler knows no such job")
         return [self._explained(*found[id]) if id in found else replace(unknown, id=id) for id in ids]
 
     def _explained(self, job: BatchJob, record: MachineRecord) -> MachineRecord:
-        """Return a record that says of a job whose own script failed what its log ends with."""
+        """Return the record with the log's last lines if the job's own script failed."""
         if not job.failed:
             return record
         with contextlib.suppress(ProvisionError):
@@ -360,7 +362,7 @@ class BatchProvider(ABC):
                 calls.changed()
 
     def _clear(self, calls: LoginCalls, job: BatchJob, nodes: Sequence[str]) -> None:
-        """Have nodes' waiters end by themselves: whoever is given back is killed without a word."""
+        """End nodes' waiters, which clean up: a released node is killed without warning."""
         steps = self.steps(calls, job)
 
         def clear(node: str) -> None:
@@ -423,7 +425,7 @@ class BatchProvider(ABC):
 
 
 def node_folder(incarnation: str, node: str) -> str:
-    """Return the folder of a job's start on a node's own disk; ``incarnation`` and ``node`` may name variables."""
+    """Return the folder of a job's start on a node; arguments may be shell variables."""
     return f"/tmp/sky-job-{incarnation}.{node}"
 
 

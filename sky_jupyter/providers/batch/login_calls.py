@@ -1,4 +1,4 @@
-"""Commands of a scheduler on its login host: one connection for each login, kept while it is used."""
+"""Commands of a scheduler on its login host, over one kept connection per login."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _logins: dict[tuple[int, Target | None, bool], LoginCalls] = {}
 
 
 class LoginCalls:
-    """Commands on a login host, and the jobs that were listed there last; thread-safe.
+    """Commands on a login host, and its last job listing; thread-safe.
 
     Parameters
     ----------
@@ -64,21 +64,21 @@ class LoginCalls:
         return "this machine" if self._target is None else str(self._target)
 
     def run(self, argv: Sequence[str], stdin: str = "") -> Ran:
-        """Run a command and return its status and outputs; raise Unanswered if it gave none."""
+        """Run a command and return its result; raise Unanswered if there is none."""
         try:
             return self._used().run(argv, stdin.encode(), _PATIENCE)
         except (MachineError, OSError, EOFError, TimeoutError) as error:
             raise Unanswered(f"{program_of(argv)} on {self} gave no answer: {error}") from None
 
     def ask(self, argv: Sequence[str], stdin: str = "") -> str:
-        """Return what a command prints; raise ProvisionError if it fails, Unanswered if it may work soon."""
+        """Return what a command prints; raise ProvisionError or Unanswered if it fails."""
         done = self.run(argv, stdin)
         if done.status:
             raise self.refused(argv, done)
         return done.out.decode("utf-8", "replace")
 
     def refused(self, argv: Sequence[str], done: Ran) -> ProvisionError:
-        """Return the error of a command that failed: Unanswered if the scheduler may answer soon."""
+        """Return a failed command's error; Unanswered if the scheduler may answer soon."""
         program = program_of(argv)
         if done.status == 127:
             return ProvisionError(
@@ -91,7 +91,7 @@ class LoginCalls:
         return Unanswered(text) if done.status < 0 or _PASSING.search(said) else ProvisionError(text)
 
     def ask_rarely(self, argv: Sequence[str]) -> str:
-        """Return what a command for more than the user's own jobs printed a minute ago at most; "" if it is unknown.
+        """Return a command's output about all users' jobs, a minute old at most, or "".
 
         It is called while jobs are listed. The next listing is later by as much: the scheduler is not asked more often.
         """

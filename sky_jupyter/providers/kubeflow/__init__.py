@@ -1,4 +1,4 @@
-"""Pods of a Kubernetes cluster as machines. The clients are imported when a cluster is first asked."""
+"""Pods of a Kubernetes cluster as machines; clients are imported on first use."""
 
 from .bare_pods import Kubernetes
 from .kubeflow_provider import Kubeflow

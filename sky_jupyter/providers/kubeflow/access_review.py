@@ -1,4 +1,4 @@
-"""Rights that a pool needs, asked before anything is made; missing ones are printed as a Role for an administrator."""
+"""Check of a pool's rights before it is made; missing ones are shown as a Role."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _allowed: set[tuple[ClusterPlace, int]] = set()
 
 
 def require(access: ClusterPlace, rules: Sequence[AccessRule], of_cluster: Sequence[AccessRule] = ()) -> None:
-    """Raise ProvisionError, with a Role that lacks nothing, unless the user may do all of it.
+    """Raise ProvisionError, with the Role to apply, unless the user has all rights.
 
     It is asked once in each process.
 
@@ -92,7 +92,7 @@ def require(access: ClusterPlace, rules: Sequence[AccessRule], of_cluster: Seque
 
 
 def as_yaml(namespace: str, rules: Sequence[AccessRule], of_cluster: Sequence[AccessRule] = ()) -> str:
-    """Return a Role of some rules with its binding; also a ClusterRole if there are rules of the cluster.
+    """Return a Role with its binding, and a ClusterRole if ``of_cluster`` has rules.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`Kubernetes`: pods that nothing but the pool makes, for clusters without Kubeflow Trainer."""
+"""`Kubernetes`: pods made by the pool itself, where there is no Kubeflow Trainer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Kubernetes(PodProvider):
     kind = "kubernetes"
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
-        """Return a pod of the image; nothing if the nodes are known, and none has the accelerators."""
+        """Return the image's offer; empty if nodes are known to lack the accelerators."""
         from . import runtimes
 
         return runtimes.of_nodes(self, spec, [self.image or "pods"])
@@ -96,7 +96,7 @@ class Kubernetes(PodProvider):
         return [f"{access.namespace}/{name}/{index}" for index in range(count)]
 
     def _make(self, clients: KubeClients, bodies: Sequence[Mapping[str, Any]]) -> None:
-        """Create pods; those that are there, by an earlier call, stay. If one is refused, none is left."""
+        """Create the pods that do not exist yet; if one is refused, delete all."""
         from ...machines.pods import kube_errors
 
         path = f"/api/v1/namespaces/{self.access.namespace}/pods"

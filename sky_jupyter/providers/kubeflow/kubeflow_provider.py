@@ -82,7 +82,7 @@ class Kubeflow(PodProvider):
         return runtimes.offers(self, spec)
 
     def price_list(self, spec: PoolSpec) -> tuple[Sequence[Offer], str]:
-        """Return all runtimes, with the accelerators that nodes have, and in words their images."""
+        """Return all runtimes with the nodes' accelerators, and a text of their images."""
         from . import runtimes
 
         return runtimes.table(self, spec)

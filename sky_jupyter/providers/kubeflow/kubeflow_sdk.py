@@ -22,7 +22,7 @@ _BACKEND = "kubeflow.trainer.backends.kubernetes.backend"
 
 
 def client(clients: KubeClients) -> Any:
-    """Return a `TrainerClient` that calls by these clients; raise SpecError without the SDK."""
+    """Return a `TrainerClient` over these clients; raise SpecError without the SDK."""
     try:
         from kubeflow.common.types import KubernetesBackendConfig
         from kubeflow.trainer import TrainerClient
@@ -38,7 +38,7 @@ def client(clients: KubeClients) -> Any:
 
 
 def _limit(rest: Any) -> None:
-    """Have requests end after our time-outs: the SDK gives none, and would wait forever for an answer that is lost."""
+    """Set our timeouts on requests: the SDK has none and would wait forever."""
     given = rest.request
 
     def request(*args: Any, _request_timeout: Any = None, **options: Any) -> Any:
@@ -138,7 +138,7 @@ def _patch(kubernetes: Any, provider: PodContext, order: Order) -> Any:
 
 @contextlib.contextmanager
 def _without_notice() -> Iterator[None]:
-    """Drop the SDK's warning that users may not read its version's ConfigMap: what it can do is seen by its answers."""
+    """Suppress the SDK's version warning: its answers show what it can do."""
     logger = logging.getLogger(_BACKEND)
 
     def drop(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""End of single pods: their own command ends as that of a pool's end does, and their job does not replace them."""
+"""End of single pods: their command exits, and their job does not replace them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod's own log: what the first process of its container has printed, and of the container or pod before it."""
+"""Log of a pod's first process, and of the container or pod before it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def text(provider: ClusterContext, id: str, *, previous: bool = False, lines: in
 
 
 def _chosen(id: str, pods: list[Mapping[str, Any]], *, previous: bool) -> tuple[str, bool]:
-    """Return the pod whose log is meant, and whether it is that of the container before its restart."""
+    """Return the log's pod, and whether its container before the restart is meant."""
     if not pods:
         raise ProvisionError(f"{id} has no pod: it is not made yet, or it is gone")
     pod = pod_records.current(pods) or pods[0]

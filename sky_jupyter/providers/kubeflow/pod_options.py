@@ -1,4 +1,4 @@
-"""Options of pods, as a user gives them: checked, and frozen so that providers can be compared and hashed."""
+"""Users' options of pods, checked and frozen: providers are compared and hashed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text(name: str, value: Any, pattern: str, form: str) -> None:
 
 
 def resources(value: Any) -> Pairs:
-    """Return a pod's resources: ``{"cpu": 4, "memory": "16Gi", "nvidia.com/gpu": 1}``, or a text of them."""
+    """Return a pod's resources from ``{"cpu": 4}`` or a text such as ``"cpu=4"``."""
     form = "resources such as {'cpu': 4, 'memory': '16Gi', 'nvidia.com/gpu': 1}"
     found = _pairs("resources", value, form, _KEY, _QUANTITY)
     full = [(_SHORT.get(key.lower(), key), amount) for key, amount in found]
@@ -54,7 +54,7 @@ def env(value: Any) -> Pairs:
 
 
 def tolerations(value: Any) -> tuple[str, ...]:
-    """Return tolerations: texts such as ``"key=value:NoSchedule"``, or mappings as the API has them."""
+    """Return tolerations, given as ``"key=value:NoSchedule"`` or as API mappings."""
     given = value.split(",") if isinstance(value, str) else value
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         given = [None]
@@ -86,7 +86,7 @@ def toleration(given: str) -> dict[str, Any]:
 
 
 def volumes(value: Any) -> Pairs:
-    """Return volumes by the paths where they are mounted: claims' names, or sources as the API has them."""
+    """Return volumes by mount path: names of claims, or volume sources of the API."""
     form = "volumes must be claims by their paths, such as {'/data': 'my-claim'}, or volume sources as the API has them"
     if isinstance(value, Mapping):
         value = {path: _json("volumes", one) if isinstance(one, Mapping) else one for path, one in value.items()}
@@ -102,7 +102,7 @@ def volume(given: str) -> dict[str, Any]:
 
 
 def quantity(text: str | None) -> float | None:
-    """Return an amount of Kubernetes as a number: ``"250m"`` is 0.25, ``"1Ki"`` is 1024; None for another text."""
+    """Return a Kubernetes amount as a number, such as 0.25 for ``"250m"``, or None."""
     match = re.fullmatch(r"([0-9.]+)(m|k|[KMGTPE]i?)?", text or "")
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""`PodProvider`: what providers of pods have in common, whatever object makes the pods."""
+"""`PodProvider`: base of providers of pods, whatever object makes the pods."""
 
 from __future__ import annotations
 

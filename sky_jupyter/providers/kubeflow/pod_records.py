@@ -61,7 +61,7 @@ class PodGroup:
 
 
 def split(id: str) -> tuple[str, str, int]:
-    """Return namespace, job and index of a machine's id; raise MachineError for another text."""
+    """Split a machine's id into namespace, job and index, or raise MachineError."""
     namespace, _, rest = id.partition("/")
     name, _, index = rest.partition("/")
     if not (namespace and name and index.isdecimal()):
@@ -125,7 +125,7 @@ def index_of(pod: Json) -> int | None:
 
 
 def current(pods: Sequence[Json]) -> Json | None:
-    """Return the pod of an index that counts: its job replaces one that has failed or is deleted, but not a success."""
+    """Return an index's current pod: a job replaces failed or deleted pods only."""
     ordered = sorted(pods, key=_order, reverse=True)
     phases = {str(pod["metadata"]["name"]): pod["status"].get("phase", "") for pod in ordered}
     done = [pod for pod in ordered if phases[pod["metadata"]["name"]] == "Succeeded"]
@@ -134,7 +134,7 @@ def current(pods: Sequence[Json]) -> Json | None:
 
 
 def targets(provider: ClusterContext, ids: Sequence[str]) -> dict[str, PodTarget]:
-    """Return where to connect to running machines, by id; raise MachineError if one is not running."""
+    """Return the targets of machines by id; raise MachineError unless all run."""
     from ...machines.pods.pod_target import PodTarget
 
     found: dict[str, PodTarget] = {}

@@ -1,4 +1,4 @@
-"""What every pod of ours has, whoever makes it: volumes, security context, marks, resources."""
+"""Parts of every pod that we make: volumes, security context, marks, resources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHM, _TMP = "/dev/shm", "/tmp"
 
 
 def job_name(order: Order) -> str:
-    """Return the name of what an order makes: a repeat of the order has the same, and is refused."""
+    """Return the job's name; a repeat of the order has the same, so it is refused."""
     token = re.sub(r"[^a-z0-9]", "", order.token.lower()) or hashlib.sha256(order.pool.encode()).hexdigest()
     return f"sky-{pool_label(order.pool)}-{token[:8]}"
 
@@ -72,7 +72,7 @@ def seconds_left(order: Order) -> int | None:
 
 
 def resources(provider: PodContext, spec: PoolSpec) -> dict[str, str]:
-    """Return the resources of each pod: the provider's, else those that the spec wishes.
+    """Return the resources of each pod: the provider's, else the spec's.
 
     Raises ProvisionError if both say how many accelerators there shall be, and differ.
     """
@@ -95,7 +95,7 @@ def env(provider: PodContext) -> dict[str, str]:
 
 
 def mounts(provider: PodContext) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return volumes and where they are mounted: home, /tmp, shared memory, and the user's own."""
+    """Return volumes and mount paths: home, /tmp, shared memory, and the user's own."""
     own = dict(provider.volumes)
     memory: dict[str, Any] = {"medium": "Memory", **({"sizeLimit": provider.shm} if provider.shm else {})}
     ours: dict[str, dict[str, Any]] = {HOME: {"emptyDir": {}}, _TMP: {"emptyDir": {}}, _SHM: {"emptyDir": memory}}
@@ -117,13 +117,13 @@ def container_security() -> dict[str, Any]:
 
 
 def metadata(order: Order) -> dict[str, Any]:
-    """Return labels and annotations of a pod. A service mesh's sidecar would never end."""
+    """Return a pod's labels and annotations; they disable sidecars, which never end."""
     off = {"sidecar.istio.io/inject": "false"}
     return {"labels": {**labels(order), **off}, "annotations": {**notes(order), **off}}
 
 
 def placement(provider: PodContext) -> dict[str, Any]:
-    """Return what says on which nodes pods may run, and for whom; without what is not given."""
+    """Return a pod's service account, node selector and tolerations, where given."""
     found: dict[str, Any] = {
         "serviceAccountName": provider.service_account,
         "nodeSelector": dict(provider.node_selector),

@@ -38,7 +38,7 @@ def available(provider: TrainJobContext) -> list[Any]:
 
 
 def chosen(provider: TrainJobContext, spec: PoolSpec) -> Any:
-    """Return the runtime of a pool: the one that is named, else one of its plugins' framework.
+    """Return a pool's runtime: the named one, else one for its plugins' framework.
 
     Raises ProvisionError if there is none.
     """
@@ -69,12 +69,12 @@ def wanted(spec: PoolSpec) -> Sequence[str]:
 
 
 def offers(provider: TrainJobContext, spec: PoolSpec) -> list[Offer]:
-    """Return the runtime that a pool takes; nothing if the nodes are known, and none has the accelerators."""
+    """Return the pool's runtime; empty if nodes are known to lack the accelerators."""
     return of_nodes(provider, spec, [chosen(provider, spec).name])
 
 
 def of_nodes(provider: PodContext, spec: PoolSpec, names: Sequence[str]) -> list[Offer]:
-    """Return an offer for each name; nothing if the nodes are known, and none has the accelerators."""
+    """Return an offer per name; empty if nodes are known to lack the accelerators."""
     region, asked, kinds = provider.access.namespace, spec.accelerator, None
     if asked is not None:
         kinds = node_kinds(provider)
@@ -90,7 +90,7 @@ def _fits(kind: NodeKind, asked: Accelerator | None) -> bool:
 
 
 def table(provider: TrainJobContext, spec: PoolSpec) -> tuple[list[Offer], str]:
-    """Return what a table shows: each runtime on each kind of node, and a line for what is in the images."""
+    """Return each runtime on each kind of node, and lines that describe the images."""
     found, region = available(provider), provider.access.namespace
     kinds = node_kinds(provider)
     asked = spec.accelerator
@@ -110,7 +110,7 @@ def table(provider: TrainJobContext, spec: PoolSpec) -> tuple[list[Offer], str]:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of a cluster that have the same accelerators, and the largest one's processors and memory."""
+    """Nodes with equal accelerators; processors and memory are the largest node's."""
 
     product: str = ""
     accelerator: str = ""
@@ -120,7 +120,7 @@ class NodeKind:
 
 
 def node_kinds(provider: PodContext) -> list[NodeKind] | None:
-    """Return the kinds of nodes that pods may run on; None if the user may not list them."""
+    """Return the kinds of nodes for pods; None if the user may not list nodes."""
 
     def ask(clients: KubeClients) -> list[Any] | None:
         try:

@@ -27,7 +27,7 @@ _deleted: set[tuple[ClusterPlace, str]] = set()
 
 
 def create(provider: TrainJobContext, spec: PoolSpec, count: int, order: Order) -> list[str]:
-    """Create the TrainJob of an order; return its machines' ids, also if an earlier call made it."""
+    """Create an order's TrainJob unless it exists; return its machines' ids."""
     access, name = provider.access, pod_template.job_name(order)
     with _lock:
         if (access, name) in _deleted:
@@ -117,7 +117,7 @@ def _listed(access: ClusterPlace, selector: str) -> list[MachineRecord]:
 
 
 def destroy(provider: TrainJobContext, ids: Iterable[str]) -> None:
-    """Delete the TrainJobs whose other machines have ended; of others, end single pods."""
+    """Delete TrainJobs that have no other machine left; else end single pods."""
     for namespace, several in pod_records.by_namespace(ids).items():
         place = provider.in_namespace(namespace)
         names = sorted({name for _, name, _ in several.values()})

@@ -63,7 +63,7 @@ class JobOptions(Protocol):
     def requeue(self) -> bool: ...
 
     def asked(self, spec: PoolSpec) -> Mapping[str, str | None]:
-        """Return what the user asks for, as long options of `sbatch` without their dashes."""
+        """Return what the user asks for as long `sbatch` options, without dashes."""
         ...
 
 
@@ -100,7 +100,7 @@ def text(provider: JobOptions, spec: PoolSpec, count: int, order: Order) -> str:
 
 
 def directives(provider: JobOptions, spec: PoolSpec, count: int, order: Order) -> list[str]:
-    """Return the options of `sbatch`: ours, those of the provider, and the user's own at the end.
+    """Return the options of `sbatch`: ours, the provider's, and the user's own last.
 
     One of ours is left out where the user's begin with it after ``!``.
     """

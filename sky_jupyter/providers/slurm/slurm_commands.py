@@ -46,7 +46,7 @@ _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
 def listed(calls: LoginCalls) -> list[BatchJob]:
-    """Return this user's jobs that have a mark, by one `squeue`: its times have no zone, and are asked for in UTC."""
+    """Return this user's marked jobs from one `squeue`, which is asked for UTC times."""
     text = calls.ask(["env", "TZ=UTC", "squeue", "--me", "-h", "-t", "all", "-o", _FORMAT])
     rows = [row for line in text.splitlines() if len(row := line.split("|", _FIELDS - 1)) == _FIELDS]
     marked = [(row, mark) for row in rows if (mark := JobMark.parse(row[-1])) is not None]
@@ -61,7 +61,7 @@ def listed(calls: LoginCalls) -> list[BatchJob]:
 
 
 def _placed(calls: LoginCalls, job: BatchJob, row: Sequence[str]) -> BatchJob:
-    """Return a job that waits, with how many of its partitions have a higher priority, if that is known."""
+    """Return a waiting job with the number of jobs ahead of it, if that is known."""
     partitions, own = set(row[6].split(",")), row[9]
     if not own.isdecimal() or row[2] in _HELD:
         return job
@@ -76,7 +76,7 @@ def _placed(calls: LoginCalls, job: BatchJob, row: Sequence[str]) -> BatchJob:
 
 
 def _more(calls: LoginCalls, id: str) -> tuple[int, bool, bool]:
-    """Return how often a job was queued again, and if it was preempted and may be queued again: not in `squeue`."""
+    """Return what `squeue` lacks: restarts, if preempted, and if requeue is allowed."""
     argv = ["scontrol", "-o", "show", "job", id]
     done = calls.run(argv)
     if done.status and b"invalid job id" not in done.err.lower():
@@ -125,7 +125,7 @@ def _moment(text: str) -> float | None:
 
 
 def expanded(calls: LoginCalls, lists: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the nodes of lists such as ``n[0-3]``; `scontrol` is asked for those that have brackets."""
+    """Return the nodes of lists such as ``n[0-3]``; only brackets need `scontrol`."""
     found: dict[str, tuple[str, ...]] = {}
     for one in dict.fromkeys(lists):
         if "[" in one:
@@ -161,7 +161,7 @@ def submit(calls: LoginCalls, script: str) -> str:
 
 
 def test(calls: LoginCalls, script: str) -> None:
-    """Raise ProvisionError if Slurm would refuse a script: its partition, account, or what it asks for."""
+    """Raise ProvisionError if Slurm would refuse a script, such as for its account."""
     calls.ask(["sbatch", "--test-only"], script)
 
 

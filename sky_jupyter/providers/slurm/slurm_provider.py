@@ -145,7 +145,7 @@ class Slurm(BatchProvider):
             raise SpecError("gres and gpus_per_node say the same: give the one that the site wants")
 
     def asked(self, spec: PoolSpec) -> dict[str, str | None]:
-        """Return what the user asks for, as long options of `sbatch` without their dashes."""
+        """Return what the user asks for as long `sbatch` options, without dashes."""
         names = ("partition", "account", "qos", "time", "gpus_per_node", "gres", "constraint", "mem", "cpus_per_task")
         given: dict[str, Any] = {name: getattr(self, name) for name in (*names, "reservation")}
         if spec.accelerator is not None and self.gres is None and self.gpus_per_node is None:
@@ -214,7 +214,7 @@ def _extra(value: Any) -> tuple[str, ...]:
 
 
 def _found_by(one: str) -> str:
-    """Return which option, that a pool needs as it is, a user's one replaces or leaves out; or ""."""
+    """Return the required option that a user's option overrides or removes, or ""."""
     if one.startswith("!"):
         name = one[1:].lstrip("-")
         return name if name in _NEEDED else ""
