@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from sky_jupyter import AWS  # noqa: E402
-from sky_jupyter.providers.aws import instance_types, offers, prices  # noqa: E402
-from sky_jupyter.providers.aws.instance_types import InstanceType  # noqa: E402
+from sky_jupyter.providers.aws import instance_type_catalog, offers, prices  # noqa: E402
+from sky_jupyter.providers.aws.instance_type_catalog import InstanceType  # noqa: E402
 
 FILE = ROOT / "sky_jupyter" / "providers" / "aws" / "catalog.json"
 HEADS = ("columns", "sources", "priced", "region")
@@ -31,8 +31,8 @@ AT_ONCE = 16
 
 def text(aws: AWS, day: str) -> str:
     """Return the file's new content, a family a line; raise SystemExit if prices cannot be asked for."""
-    old = instance_types.catalogue()
-    there = instance_types.available(aws.clients, old["region"])
+    old = instance_type_catalog.catalogue()
+    there = instance_type_catalog.available(aws.clients, old["region"])
     kept = {name: one for name, one in there.items() if not one.is_metal and offers.is_supported(one)}
     listed: dict[str, float] = {}
     names = sorted(kept)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _manual() -> str:
-    from .manual import MANUAL
+    from .manual_page import MANUAL
 
     return MANUAL
 

@@ -33,7 +33,7 @@ from .execution.parallel_loops import Call, PoolExecutor
 from .execution.run_submission import CALLED, RunSubmission
 from .execution.supervisor import Supervisor
 from .execution.tasks import PoolTasks, TaskRun
-from .execution.unresponsive_processes import Watchdog
+from .execution.unresponsive_notices import Watchdog
 from .hosts import remote_host as remote
 from .hosts.launch import Host
 from .hosts.pool_link import PoolLink

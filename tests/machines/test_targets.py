@@ -169,6 +169,16 @@ def test_a_jump_host_that_everything_goes_through_is_reached_directly(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7", 7), ("90S", 90), ("1m30s", 90), ("1h5", 3605), ("1w1d", 691_200), ("none", 15), ("0", 15)],
+)
+def test_times_are_read_as_ssh_reads_them(tmp_path: Path, text: str, seconds: float) -> None:
+    path = tmp_path / "config"
+    path.write_text(f"ConnectTimeout {text}\n")
+    assert resolve("h", files=[path]).timeout == seconds
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("Host h\n  ProxyJump g\nHost g\n  ProxyJump h\n", "behind more than 8 others"),
@@ -184,7 +194,8 @@ def test_a_jump_host_that_everything_goes_through_is_reached_directly(tmp_path: 
         ("Match localnetwork 10.0.0.0/8\n", "Match localnetwork is not supported"),
         ("Include config\n", "more than 16 files include each other"),
         ("IdentityFile ${SKY_NOT_SET}/k\n", "SKY_NOT_SET, which is not set"),
-        ("ConnectTimeout soon\n", "is not a number of seconds"),
+        ("ConnectTimeout soon\n", "connecttimeout 'soon' is not a time, such as 30 (seconds), 90s or 1m30s"),
+        ("ConnectTimeout 1234567\n", "is not a time"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(

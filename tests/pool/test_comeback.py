@@ -12,7 +12,7 @@ import pytest
 from sky_jupyter.errors import PoolError, ProvisionError
 from sky_jupyter.pool.lifecycle import comeback
 from sky_jupyter.pool.lifecycle.comeback import Comeback
-from sky_jupyter.pool.lifecycle.ended_machines import Loss
+from sky_jupyter.pool.lifecycle.lost_machines import Loss
 from sky_jupyter.pool.lifecycle.state_machine import PoolState, StateMachine
 from tests.pool.remote import wait_until
 

@@ -12,7 +12,7 @@ from sky_jupyter.magics.parsing import UsageError, parse
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, Tape
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.log_reader import Tail
-from sky_jupyter.pool.runs.output_buffer import Bound, Printed
+from sky_jupyter.pool.runs.output_cache import Bound, Printed
 from sky_jupyter.pool.runs.result import CellResult
 from tests.pool.pools import begin, local_pool, run
 

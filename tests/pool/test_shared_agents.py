@@ -16,7 +16,6 @@ from sky_jupyter.errors import NodeLost
 from sky_jupyter.node.protocol import agent_process, rpc
 from sky_jupyter.node.protocol.host_config import HostConfig
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import NoticeEvent
 from sky_jupyter.pool.control import control_client
 from sky_jupyter.pool.control.control_client import Control
@@ -186,8 +185,7 @@ def test_a_node_whose_agent_is_another_one_begins_nothing_and_is_lost_alone(
     monkeypatch.setenv("SKY_RANKS_PER_AGENT", together)
     with local_pool(nodes=3) as pool:
         assert pool.control is not None
-        # As if it had been dropped and come back, and were not met yet.
-        loop().call(_forget(pool.control, 1))
+        _replace_agent(pool.control, 1)
         with pytest.raises(CellError) as caught:
             run(pool, f"{RANK}\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close(); rank")
         assert set(caught.value.errors) == {1}
@@ -203,6 +201,7 @@ def test_another_agent_of_a_node_does_not_begin_what_the_others_are_asked_for_ag
     code += f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
     with local_pool(nodes=3) as pool:
         assert pool.control is not None
+        _replace_agent(pool.control, 1)
         control, asked = pool.control, pool.control.ask
         answered: list[dict[int, Any]] = []
 
@@ -213,7 +212,6 @@ def test_another_agent_of_a_node_does_not_begin_what_the_others_are_asked_for_ag
             return answer
 
         control.ask = ask  # type: ignore[method-assign]
-        loop().call(_forget(control, 1))
         current = begin(pool, code)
         # The other one has been met by then.
         wait_until(lambda: answered and current.left == [0, 2])
@@ -247,7 +245,7 @@ def test_agents_of_many_processes_pass_a_cell_on_and_one_of_another_incarnation_
         assert run(pool, f"{RANK}\nprint('line of', rank)\nrank").values == [0, 1, 2, 3, 4]
         at = control.addresses
         assert asked == [{at[0]: [at[1], at[2]], at[3]: [at[4]]}]
-        loop().call(_forget(control, 2))
+        _replace_agent(control, 2)
         with pytest.raises(CellError) as caught:
             run(pool, f"{RANK}\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close(); rank")
         assert set(caught.value.errors) == {2}
@@ -323,8 +321,18 @@ def test_an_agent_that_another_does_not_reach_is_asked_itself(monkeypatch: pytes
     assert Client.scheduler.asked == [{"a": ["b", "c"], "d": []}, alone, alone, {"c": ["d"], "a": [], "b": []}]
 
 
-async def _forget(control: Control, node: int) -> None:
-    control.incarnations[node] = agent_process.renewed(control.incarnations[node])
+def _replace_agent(control: Control, node: int) -> None:
+    """Have the next run find another agent, as if the node's had been dropped and come back, and were not met yet."""
+    asked, replaced = control.ask, []
+
+    async def ask(call: rpc.AgentCall, *args: Any, **more: Any) -> dict[int, Any]:
+        if call is rpc.START_RUN and not replaced:
+            # Only now: a look at the agents would find it before the run begins.
+            replaced.append(node)
+            control.incarnations[node] = agent_process.renewed(control.incarnations[node])
+        return await asked(call, *args, **more)
+
+    control.ask = ask  # type: ignore[method-assign]
 
 
 def test_agents_of_an_earlier_version_are_asked_one_by_one() -> None:

@@ -18,8 +18,8 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.api import spec_fallbacks
 from sky_jupyter.errors import ProvisionError, SpecError
-from sky_jupyter.providers.aws import instance_types, offers, prices
-from sky_jupyter.providers.aws.instance_types import InstanceType
+from sky_jupyter.providers.aws import instance_type_catalog, offers, prices
+from sky_jupyter.providers.aws.instance_type_catalog import InstanceType
 from sky_jupyter.providers.aws.offers import NothingFits
 from sky_jupyter.providers.provisioning_types import Offer
 from sky_jupyter.spec.accelerators import Accelerator
@@ -115,12 +115,12 @@ def test_a_limit_leaves_out_what_costs_more_and_not_what_has_an_unknown_price() 
 
 
 def test_the_typed_catalogue_has_what_ec2_says(aws: AwsWorld) -> None:
-    there = instance_types.available(sky.AWS().clients, "us-east-1")
-    for name, one in instance_types.packaged().items():
+    there = instance_type_catalog.available(sky.AWS().clients, "us-east-1")
+    for name, one in instance_type_catalog.packaged().items():
         real = there[name]
         assert replace(one, efa=real.efa, zones=real.zones, markets=real.markets) == real
     # All that a pool can ask for of what there is.
-    mine = {one.accelerator for one in instance_types.packaged().values()}
+    mine = {one.accelerator for one in instance_type_catalog.packaged().values()}
     assert {one.accelerator for one in there.values()} - mine == {"V100-32GB"}
     assert there["p5.48xlarge"].efa == 32
     assert not [name for name in there if name.startswith("g6f.")]
@@ -211,7 +211,7 @@ def test_a_type_that_is_named_is_taken_as_it_is(aws: AwsWorld) -> None:
 def test_a_named_type_with_a_fraction_of_an_accelerator_is_refused(
     aws: AwsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance_types, "described", lambda clients, region, asked: [])
+    monkeypatch.setattr(instance_type_catalog, "described", lambda clients, region, asked: [])
     with pytest.raises(ProvisionError, match=r"g6f\.large cannot be used"):
         sky.AWS(instance_type="g6f.large").offers(spec())
 
@@ -233,7 +233,7 @@ def test_answers_that_an_earlier_release_wrote_with_other_fields_are_asked_for_a
     row = dataclasses.field(default=1)
     earlier = dataclasses.make_dataclass("Earlier", [("gone", int, row)], bases=(InstanceType,), frozen=True)
     with monkeypatch.context() as patched:
-        patched.setattr(instance_types, "InstanceType", earlier)
+        patched.setattr(instance_type_catalog, "InstanceType", earlier)
         found = names(sky.AWS().offers(spec("T4")))
     assert names(sky.AWS().offers(spec("T4"))) == found
 
@@ -327,7 +327,7 @@ def test_the_catalogue_is_made_anew_from_what_aws_tells(aws: AwsWorld, monkeypat
     monkeypatch.setattr(sys, "path", list(sys.path))
     at.loader.exec_module(script)
     made = json.loads(script.text(sky.AWS(), "2026-12-24"))
-    typed = instance_types.catalogue()
+    typed = instance_type_catalog.catalogue()
     assert (made["priced"], made["region"]) == ("2026-12-24", "us-east-1")
     for family, row in typed["families"].items():
         new = made["families"][family]

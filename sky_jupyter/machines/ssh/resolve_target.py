@@ -142,7 +142,7 @@ def _resolve(
         host_key_alias=found.get("hostkeyalias") or None,
         strict=_STRICT.get(found.get("stricthostkeychecking", "ask").lower(), "ask"),
         hash_known_hosts=found.flag("hashknownhosts"),
-        timeout=_timeout(found.get("connecttimeout", "none"), text),
+        timeout=found.seconds("connecttimeout") or DEFAULT_TIMEOUT,
         family=found.get("addressfamily", "any").lower(),
         bind=found.get("bindaddress") or None,
     )
@@ -204,12 +204,3 @@ def _port(port: str, text: str) -> int:
     if not re.match(r"[0-9]{1,5}\Z", port) or not 1 <= int(port) <= 65535:
         raise SpecError(f"host {text!r}: the port {port!r} is not a whole number from 1 to 65535")
     return int(port)
-
-
-def _timeout(text: str, name: str) -> float:
-    if text.lower() == "none":
-        return DEFAULT_TIMEOUT
-    match = re.match(r"(\d{1,6})([smh]?)\Z", text.lower())
-    if not match or match[1] == "0":
-        raise SpecError(f"host {name!r}: ConnectTimeout {text!r} is not a number of seconds")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

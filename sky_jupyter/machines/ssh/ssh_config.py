@@ -18,6 +18,8 @@ from ...errors import SpecError
 SYSTEM = Path("/etc/ssh/ssh_config")
 _MANY = {"identityfile", "certificatefile"}
 _MAX_DEPTH = 16
+_TIME = re.compile(r"(?:[0-9]{1,6}(?:[smhdw]|\Z))+\Z")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _KEYWORD = re.compile(r"(?P<key>\w+)(?:\s*=\s*|\s+|\Z)(?P<rest>.*)\Z", re.DOTALL)
 # Options that lead to another host, key or check: they must not be ignored.
 _UNSUPPORTED = {
@@ -123,6 +125,18 @@ class Lookup:
     def flag(self, key: str) -> bool:
         """Return True if an option is on."""
         return self.get(key, "no").lower() in ("yes", "true")
+
+    def seconds(self, key: str) -> float:
+        """Return an option's time, such as ``90`` or ``1m30s``; 0 for ``none``.
+
+        sshd_config(5), "TIME FORMATS", has the form. Raises SpecError for another one.
+        """
+        text = self.get(key, "none").lower()
+        if text == "none":
+            return 0.0
+        if not _TIME.match(text):
+            raise SpecError(f"host {self.original!r}: {key} {text!r} is not a time, such as 30 (seconds), 90s or 1m30s")
+        return float(sum(int(count) * _UNITS[unit] for count, unit in re.findall("([0-9]+)([a-z]?)", text)))
 
     def read(self, path: Path, active: bool = True, depth: int = 0) -> None:
         """Read one file's options; ignore a missing file.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ...util import json_codec
 from ...util.text import format_size
 from ..protocol.journal_events import Gap, Tally, is_count, parse
-from .segments import MAX_LINE, JournalPart, Line, Segment, filled, merged
+from .segment_files import MAX_LINE, JournalPart, Line, Segment, filled, merged
 from .spare_files import FileRecycler
 
 LIMIT = 256 << 20

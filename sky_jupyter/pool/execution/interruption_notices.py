@@ -12,7 +12,7 @@ from typing import Any
 from ...node.runtime.interruption import RISK
 from ...util.validate import is_number
 from ..base.timeouts import TIMEOUTS
-from .unresponsive_processes import Watchdog
+from .unresponsive_notices import Watchdog
 
 _MOST_TEXT = 40
 # With so many seconds left, it is said again.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..base.run_timeline import PoolEvents
     from ..registry.registry import Registry
     from .supervisor import Supervisor
-    from .unresponsive_processes import Watchdog
+    from .unresponsive_notices import Watchdog
 
 _JOIN_TIMEOUT, _READ_TIMEOUT = TIMEOUTS.start.join, TIMEOUTS.answers.read
 

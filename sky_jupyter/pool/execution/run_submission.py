@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..transfer.project_code import PoolCode
     from .short_call import ShortCall
     from .tasks import PoolTasks, TaskRun
-    from .unresponsive_processes import Watchdog
+    from .unresponsive_notices import Watchdog
 
 CALLED = "called with functions on single ranks (`f(x) @ pool`, on all ranks, and cells are a guest's too)"
 

@@ -23,7 +23,7 @@ from .supervisor_context import SupervisorContext
 
 if TYPE_CHECKING:
     from .turns import Turns
-    from .unresponsive_processes import Watchdog
+    from .unresponsive_notices import Watchdog
 
 _INTERRUPT_PATIENCE = TIMEOUTS.interrupts.agents
 # The stacks of ranks that have not stopped by then are sampled.

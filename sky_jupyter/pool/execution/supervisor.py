@@ -34,7 +34,7 @@ from .output_acknowledgements import OutputAcknowledgements
 from .run_termination import RunTermination
 from .supervisor_extension import SupervisorExtension
 from .turns import ThreadsafeTurn, Turns
-from .unresponsive_processes import Watchdog
+from .unresponsive_notices import Watchdog
 
 _log = logging.getLogger(__name__)
 _REACH_PATIENCE = TIMEOUTS.repairs.reach

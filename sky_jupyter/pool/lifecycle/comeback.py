@@ -18,15 +18,15 @@ from ..base.event_loop import Tick
 from ..base.events import Event, Listener, PhaseEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
-from .ended_machines import loss_of
+from .lost_machines import loss_of
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ..base.log import PoolLog
     from ..execution.supervisor import Supervisor
     from ..registry.registry import Registry
-    from .ended_machines import Loss
     from .guest import Guest
+    from .lost_machines import Loss
     from .provisioning import Provisioning
     from .state_machine import StateMachine
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..context import PoolContext
 from ..runs import journal_recovery
-from .ended_machines import why_ended
+from .lost_machines import why_ended
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
     from .comeback import Comeback
-    from .ended_machines import Loss
     from .guest import Guest
+    from .lost_machines import Loss
     from .provisioning import Provisioning
     from .state_machine import StateMachine
     from .teardown import Teardown

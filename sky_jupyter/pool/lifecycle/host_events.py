@@ -14,16 +14,16 @@ from ...providers.base import has_queue, is_provisioner
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
-from ..hosts import launch, liveness_probe
-from .ended_machines import loss_of
+from ..hosts import indirect_probe, launch
+from .lost_machines import loss_of
 from .state_machine import PoolState
 
 if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
-    from ..execution.unresponsive_processes import Watchdog
+    from ..execution.unresponsive_notices import Watchdog
     from .cost_meter import CostMeter
-    from .ended_machines import Loss
     from .failure import PoolFailure
+    from .lost_machines import Loss
     from .state_machine import StateMachine
     from .teardown import Teardown
     from .ttl import Expiry
@@ -107,7 +107,7 @@ class HostEvents:
         control.names = pool.supervisor.names
         control.detector.away = {node: functools.partial(pool.is_away, name) for node, name in names.items()}
         control.detector.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
-        limit = asyncio.Semaphore(liveness_probe.BESIDE)
+        limit = asyncio.Semaphore(indirect_probe.BESIDE)
 
         async def examine(node: int) -> None:
             control = pool.control
@@ -128,7 +128,7 @@ class HostEvents:
 
             ended = why if is_provisioner(pool.spec.provider) and node < len(pool.ids) else None
             if node not in control.off:
-                await liveness_probe.watch(node, hosts, control, pool.scheduler_there, limit, give_up, ended)
+                await indirect_probe.watch(node, hosts, control, pool.scheduler_there, limit, give_up, ended)
 
         pool.supervisor.examine = examine if hosts else None
 

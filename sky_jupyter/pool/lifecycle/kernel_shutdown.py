@@ -18,7 +18,7 @@ from ..base.event_loop import loop, wait_ticking
 from ..base.events import Event
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
-from ..execution.unresponsive_processes import ANEW
+from ..execution.unresponsive_notices import ANEW
 
 Tell = Callable[[str], None]
 _LEAVE_PATIENCE = TIMEOUTS.end.plugins

@@ -23,7 +23,7 @@ from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
 from ..control.control_client import Control
 from ..execution.supervisor import Supervisor
-from ..execution.unresponsive_processes import LINK
+from ..execution.unresponsive_notices import LINK
 from ..hosts import launch, remote_host
 from ..hosts.early_host import early_hosts
 from ..hosts.pool_link import PoolLink

@@ -27,7 +27,7 @@ from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, remote_host
 from . import incarnations, machine_queue, zone_choice
-from .ended_machines import loss_of
+from .lost_machines import loss_of
 from .state_machine import PoolState
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ..runs.result import aborted
 
 if TYPE_CHECKING:
     from ..execution.supervisor import Supervisor
-    from ..execution.unresponsive_processes import Watchdog
+    from ..execution.unresponsive_notices import Watchdog
     from ..transfer.python_versions import PoolPythons
 
 # Long, as loaded machines are more frequent than ranks that hang.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...bootstrap.remote_environment import HostPreparation
     from ...machines.ssh.types import Prompts
     from ..execution.supervisor import Supervisor
-    from ..execution.unresponsive_processes import Watchdog
+    from ..execution.unresponsive_notices import Watchdog
     from ..hosts.pool_link import PoolLink
     from ..registry.remote_leftovers import Traces
     from .failure import PoolFailure

@@ -21,7 +21,7 @@ from .teardown import going_on
 if TYPE_CHECKING:
     from ..base.phases import PhaseLog
     from ..execution.supervisor import Supervisor
-    from ..execution.unresponsive_processes import Watchdog
+    from ..execution.unresponsive_notices import Watchdog
     from ..registry.registry import Registry
     from .comeback import Comeback
     from .dask_cluster import PoolDask

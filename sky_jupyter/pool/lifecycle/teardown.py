@@ -23,7 +23,7 @@ from .state_machine import PoolState
 if TYPE_CHECKING:
     from ..base.log import PoolLog
     from ..execution.supervisor import Supervisor
-    from ..execution.unresponsive_processes import Watchdog
+    from ..execution.unresponsive_notices import Watchdog
     from ..hosts.pool_link import PoolLink
     from ..registry.registry import Registry
     from ..registry.remote_leftovers import RemotePart, Traces

@@ -18,7 +18,7 @@ from ...node.serialization.unpicklable_placeholders import RemoteRepr
 from ...util.text import format_size, plain, rank_label
 from ..base.run_timeline import EventLog, EventRow, table
 from . import remote_exceptions
-from .output_buffer import MOST, Printed
+from .output_cache import MOST, Printed
 
 if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup

@@ -25,7 +25,7 @@ from ...util.validate import is_number
 from ..base.events import Event, Listener, NoticeEvent, OutputEvent
 from ..base.run_timeline import LATEST, NODE, EventLog
 from .input_requests import Question, Questions
-from .output_buffer import Bound, Printed
+from .output_cache import Bound, Printed
 from .result import Outcome
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ProvisionError
 from ...machines.ssh import pool_keys
-from . import instance_types, instances, machine_images, user_data, vpc_network
+from . import instance_type_catalog, instances, machine_images, user_data, vpc_network
 from .api_errors import NotAuthorized, code_of, translated
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..provisioning_types import Order
     from .clients import Clients
     from .context import AWSContext
-    from .instance_types import InstanceType
+    from .instance_type_catalog import InstanceType
     from .vpc_network import Subnet
 
 # Note beside a pool's keys: the region of its placement group.
@@ -76,7 +76,7 @@ def request(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order
     """Return the arguments of `run_instances`; botocore's errors are not translated."""
     assert order.offer is not None
     region = order.offer.region
-    type = instance_types.named(clients, region, order.offer.name)
+    type = instance_type_catalog.named(clients, region, order.offer.name)
     place = vpc_network.subnet(aws, clients, region, order.zone)
     image = machine_images.find(aws, clients, region, spec, type)
     together = spec.nodes > 1 and type.efa > 0 and bool(type.accelerator)

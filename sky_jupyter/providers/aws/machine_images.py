@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from .clients import Clients
     from .context import AWSContext
-    from .instance_types import InstanceType
+    from .instance_type_catalog import InstanceType
 
 # Public SSM parameters: Ubuntu 24.04; with NVIDIA's driver and EFA; with the Neuron driver.
 _CPU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{debian}/hvm/ebs-gp3/ami-id"

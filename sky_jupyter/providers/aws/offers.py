@@ -14,9 +14,9 @@ from ...errors import ProvisionError, SpecError
 from ...spec.accelerators import Accelerator
 from ...util.text import first_line
 from ..provisioning_types import Offer
-from . import instance_types, prices
+from . import instance_type_catalog, prices
 from .api_errors import translated
-from .instance_types import InstanceType, catalogue
+from .instance_type_catalog import InstanceType, catalogue, packaged
 
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
@@ -162,11 +162,13 @@ def _bound(aws: AWSContext, clients: Clients | None, region: str) -> tuple[str, 
 def _types(clients: Clients | None, region: str, name: str) -> list[InstanceType]:
     """Return the type of a name, or all."""
     if not name:
-        known = instance_types.packaged() if clients is None else instance_types.available(clients, region)
+        known = (
+            instance_type_catalog.packaged() if clients is None else instance_type_catalog.available(clients, region)
+        )
         return [one for one in known.values() if not one.is_metal]
     if clients is not None:
-        return [instance_types.named(clients, region, name)]
-    return [one for one in instance_types.packaged().values() if one.name == name]
+        return [instance_type_catalog.named(clients, region, name)]
+    return [one for one in packaged().values() if one.name == name]
 
 
 def _fitting(aws: AWSContext, types: Iterable[InstanceType], spec: PoolSpec, *, chosen: bool) -> list[InstanceType]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SkyError
 from .. import answer_cache
 from .api_errors import translated
-from .instance_types import catalogue, identity
+from .instance_type_catalog import catalogue, identity
 
 if TYPE_CHECKING:
     from .clients import Clients

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NoCapacity, ProvisionError
 from ...machines.ssh.ssh_config import own_user
-from . import instance_types
+from . import instance_type_catalog
 from .api_errors import code_of
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def admit(aws: AWSContext, record: MachineRecord) -> str:
             _allow_ssh(ec2, facts, _sources(aws, public=bool(found.get("PublicIpAddress"))))
     if len(cards) > 1 or not found.get("Placement", {}).get("GroupName", "").startswith(_GROUP):
         return ""
-    if (most := instance_types.named(aws.clients, record.region, record.kind).efa) < 2:
+    if (most := instance_type_catalog.named(aws.clients, record.region, record.kind).efa) < 2:
         return ""
     return (
         f"one of the {most} EFA cards of {record.kind} is used: with several, EC2 gives no public address. In a "

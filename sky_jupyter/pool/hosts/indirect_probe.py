@@ -1,4 +1,4 @@
-"""Check of a silent host: is its machine off, or only the link to it broken.
+"""Indirect probe of a silent host: is its machine off, or only the link to it.
 
 From here, both look the same. So other hosts are asked, each over its own connection: if one can be asked, the link is
 not broken; if it finds nothing at the host's address either, the machine is off. A host that only this machine cannot

@@ -8,7 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import sky_jupyter
-from sky_jupyter.magics.manual import MANUAL
+from sky_jupyter.magics.manual_page import MANUAL
 from sky_jupyter.magics.option_table import TARGETS, VERBS, options_of, switches_of, targets_text
 from sky_jupyter.magics.parsing import parse
 
