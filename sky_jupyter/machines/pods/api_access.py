@@ -77,8 +77,8 @@ class ApiAccess:
     def configuration(self, refused: int = -1) -> Any:
         """Return the kubernetes client's configuration with currently valid credentials.
 
-        They are read anew if their files have changed, if they are about to expire, or if those of the generation
-        ``refused`` were refused. Raises SpecError if there are none.
+        They are read again if their files have changed, or if those of the generation ``refused`` were refused; the
+        client itself renews those that expire. Raises SpecError if there are none.
         """
         with self._lock:
             return self._current(refused)

@@ -41,7 +41,10 @@ class KubeClients:
     def call(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
     ) -> Any:
-        """Send a request and return its JSON object; errors are not translated."""
+        """Send a request and return its JSON object; errors are not translated.
+
+        Raises Unanswered if the answer is no JSON object.
+        """
         found = self.api.call_api(
             path,
             method,

@@ -1,4 +1,4 @@
-"""SSH target: a host and how to connect to it, made by `resolve_target`."""
+"""SSH target: a host and how to connect to it; see `resolve_target`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,18 @@ class Target:
         Files with host keys; new keys are added to the first.
     system_known_hosts : tuple of str
         Further files, read only.
-    host_key_name : str
-        Name of the host in these files, with the port if it is not 22.
+    host_key_alias : str, optional
+        Name of the host in these files, as HostKeyAlias; by default `host_key_name` makes one.
     strict : str
         ``ask``, ``yes`` or ``accept-new``, as StrictHostKeyChecking.
+    hash_known_hosts : bool
+        Whether new host keys are added under a hashed name.
+    timeout : float
+        Seconds for the connection to be made, as ConnectTimeout.
+    family : str
+        ``any``, ``inet`` or ``inet6``, as AddressFamily.
+    bind : str, optional
+        Address of this machine to connect from, as BindAddress.
     """
 
     name: str
@@ -59,7 +67,7 @@ class Target:
 
     @property
     def host_key_name(self) -> str:
-        """Name of the host in known_hosts files."""
+        """Name of the host in known_hosts files, with the port if it is not 22."""
         if self.host_key_alias:
             return self.host_key_alias
         return self.host.lower() if self.port == PORT else f"[{self.host.lower()}]:{self.port}"

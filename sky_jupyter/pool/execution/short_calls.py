@@ -194,7 +194,9 @@ class ShortCalls:
         return known
 
     def warm(self, function: KnownFunction, more: frozenset[str], listener: Listener) -> WarmFunction | None:
-        """Return a function as the nodes keep it, sent if new; None if it is too large.
+        """Return a function as the nodes keep it, sent if new; None if it is not kept.
+
+        Large ones are not kept, nor those that share objects with names of the nodes.
 
         Parameters
         ----------

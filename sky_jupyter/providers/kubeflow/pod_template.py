@@ -74,7 +74,7 @@ def seconds_left(order: Order) -> int | None:
 def resources(provider: PodContext, spec: PoolSpec) -> dict[str, str]:
     """Return the resources of each pod: the provider's, else the spec's.
 
-    Raises ProvisionError if both say how many accelerators there shall be, and differ.
+    Raises ProvisionError if they differ in the number of accelerators, or no resource is known for their maker's.
     """
     wished = {"cpu": spec.vcpus, "memory": spec.memory_gb, "ephemeral-storage": spec.disk_gb}
     units = {"cpu": "", "memory": "G", "ephemeral-storage": "G"}
