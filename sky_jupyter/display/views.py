@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..pool.base.events import Event, NullView, ProgressEvent, TroubleEvent
 from ..util.pool_cost import PoolCost, TimeLeft
 from .base.frontends import front_end, in_notebook
-from .model.ongoing_problems import Troubles
+from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
 
 if TYPE_CHECKING:

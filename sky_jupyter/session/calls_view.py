@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..display import views as display
 from ..display.base.frontends import front_end, in_notebook
-from ..display.model.ongoing_problems import Troubles
+from ..display.model.troubles import Troubles
 from ..plugins.joblib.shared_values import outlets
 from ..pool.base.events import Event, NoticeEvent, OutputEvent, TroubleEvent
 

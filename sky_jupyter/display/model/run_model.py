@@ -14,10 +14,10 @@ from ...util import pool_cost
 from ...util.pool_cost import PoolCost, TimeLeft
 from ...util.text import cleaned
 from . import ansi
-from .ongoing_problems import Troubles
 from .outliving import Outliving
 from .run_html import RankView, RunViewModel, State
 from .transcript import OutputPart, RankOutput, Rich
+from .troubles import Troubles
 
 # Limit of recorded changes from one rank to another in the order of lines.
 _KEPT_TURNS = 20_000
