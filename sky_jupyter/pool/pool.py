@@ -22,7 +22,7 @@ from ..util.pool_cost import PoolCost, TimeLeft
 from ..util.text import rank_label
 from . import rank_names
 from .base.event_loop import Tick, loop, no_tick, wait_ticking
-from .base.events import Listener, NoticeEvent, Tape, ignore
+from .base.events import Listener, Tape, ignore
 from .base.phases import PhaseLog
 from .base.run_timeline import PoolEvents
 from .base.timeouts import TIMEOUTS
@@ -221,25 +221,6 @@ class Pool:
     def _close_submitter(self) -> None:
         if self.submitter is not None:
             self.submitter.close()
-
-    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
-        """Return what ranks need besides a function's files; send what is new.
-
-        The project's files are looked at unless that was done ``within`` so many seconds.
-        """
-        with self.explaining_end():
-            code = self.code.local.look(modules, within=within)
-            packages = {}
-            if self.packages.may_differ:
-                # A loop of calls does not repeat it.
-                packages = self.packages.check(code.others, listener, ignore, no_tick, put=False, again=False)
-            settings, notes = self.settings.follow(modules)
-            for text in filter(None, (code.news, *notes)):
-                listener(NoticeEvent(text))
-            around = {**packages, **settings, **self.pythons.reader}
-            if code.version:
-                around.update(self.code.bring(code, self.hosts, ignore, no_tick))
-            return around
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ from .tasks import TaskRequest
 if TYPE_CHECKING:
     from ...capture.changed_settings import Settings
     from ..base.run_timeline import PoolEvents
+    from ..hosts.launch import Host
     from ..registry.registry import Registry
     from ..runs.input_requests import AskUser
     from ..transfer.packages import PoolPackages
@@ -241,30 +242,59 @@ class RunSubmission:
 
         Raises CaptureError if there is no room for them or its code cannot be sent, PoolError if the pool has ended.
         """
-        pool = self.pool
+        pool, modules = self.pool, run.capture.modules
         with pool.explaining_end():
-            code = pool.code.local.look(run.capture.modules)
-            if code.news:
-                run.listener(NoticeEvent(code.news, run.id))
-            packages = {}
-            if pool.packages.may_differ:
-                packages = pool.packages.check(code.others, run.listener, on_send, tick, put=sync)
-            settings, notes = pool.settings.follow(run.capture.modules, text) if follow else ({}, [])
-            for note in (*notes, *run.capture.notes):
+            hosts = send_values.hosts_of(pool, run)
+            around = self._around(
+                modules, run.listener, hosts, on_send, tick, run=run.id, put=sync, text=text, follow=follow
+            )
+            for note in run.capture.notes:
                 run.listener(NoticeEvent(note, run.id))
             try:
-                shipped = {
-                    **packages,
-                    **settings,
-                    **pool.pythons.reader,
-                    **send_values.ship(pool, run, call, on_send, tick),
-                }
-                if code.version:
-                    shipped.update(pool.code.bring(code, send_values.hosts_of(pool, run), on_send, tick))
+                return {**around, **send_values.ship(pool, run, call, on_send, tick)}
             except BaseException:
                 send_values.discard(pool, run)
                 raise
-        return shipped
+
+    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
+        """Return what ranks need besides a function's files; send what is new.
+
+        The project's files are looked at unless that was done ``within`` so many seconds.
+        """
+        with self.pool.explaining_end():
+            # A loop of calls does not repeat what is missing.
+            return self._around(modules, listener, self.pool.hosts, ignore, no_tick, again=False, within=within)
+
+    def _around(
+        self,
+        modules: frozenset[str],
+        listener: Listener,
+        hosts: Sequence[Host],
+        on_send: Listener,
+        tick: Tick,
+        *,
+        run: str = "",
+        put: bool = False,
+        again: bool = True,
+        text: str = "",
+        follow: bool = True,
+        within: float = 0.0,
+    ) -> dict[str, Any]:
+        """Send new files, packages and settings to hosts; return what ranks are told."""
+        pool = self.pool
+        code = pool.code.local.look(modules, within=within)
+        if code.news:
+            listener(NoticeEvent(code.news, run))
+        packages = {}
+        if pool.packages.may_differ:
+            packages = pool.packages.check(code.others, listener, on_send, tick, put=put, again=again)
+        settings, notes = pool.settings.follow(modules, text) if follow else ({}, [])
+        for note in notes:
+            listener(NoticeEvent(note, run))
+        around = {**packages, **settings, **pool.pythons.reader}
+        if code.version:
+            around.update(pool.code.bring(code, hosts, on_send, tick))
+        return around
 
     def take_up(self, short: ShortCall, listener: Listener, *, asks: bool) -> Run:
         """Continue an opened short call of all ranks as a run. See `begin_call`."""

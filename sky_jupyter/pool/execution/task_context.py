@@ -43,6 +43,10 @@ class Submission(Protocol):
         """Send what a run needs to its nodes."""
         ...
 
+    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
+        """Return what ranks need besides a function's files; send what is new."""
+        ...
+
     def register(self, runs: Sequence[Run]) -> None:
         """Register runs about to start; raise PoolError if the pool has ended meanwhile."""
         ...
@@ -65,10 +69,6 @@ class TaskContext(ValuesContext, Protocol):
 
     @property
     def is_guest(self) -> bool: ...
-
-    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
-        """Return what ranks are told besides of a function whose files they have."""
-        ...
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Record what a run has assigned on the nodes."""
