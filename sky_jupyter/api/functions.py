@@ -84,8 +84,9 @@ def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | Non
     Raises
     ------
     SpecError
-        When the function does not yield.
+        When the function does not yield, or ``timeout`` is not above 0.
     """
+    check_timeout(timeout)
 
     def make(inner: Callable[..., Any]) -> Function[..., Any]:
         made = function_of(inner, timeout)

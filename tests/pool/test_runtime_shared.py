@@ -156,6 +156,15 @@ def test_of_several_ranks_that_add_the_same_to_a_set_one_is_told_that_it_was_new
     assert not there.items()
 
 
+def test_a_set_and_a_dict_share_nothing_whatever_their_names(pool: Pool) -> None:
+    names = ["plain", "set:plain", "dict:set:plain"]
+    for name in names:
+        sky.set(name).add(f"of set {name}")
+        sky.dict(name)[f"of dict {name}"] = 1
+    assert [list(sky.set(name)) for name in names] == [[f"of set {name}"] for name in names]
+    assert [list(sky.dict(name)) for name in names] == [[f"of dict {name}"] for name in names]
+
+
 def test_each_item_of_a_queue_goes_to_one_rank(pool: Pool) -> None:
     tasks = sky.queue("tasks")
     for number in range(40):

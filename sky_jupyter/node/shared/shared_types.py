@@ -99,8 +99,13 @@ class SharedObject:
         self._of = of
 
     def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> SharedRequest:
-        asked = {"kind": self._kind, "op": op, "name": self.name, **what}
+        asked = {"kind": self._kind, "op": op, "name": self._sent_name, **what}
         return SharedRequest(asked, list(data), f"waiting {where}" if where else "", self._of or shares())
+
+    @property
+    def _sent_name(self) -> str:
+        """The name by which the scheduler knows it."""
+        return self.name
 
     def _ask(self, op: str, data: Iterable[bytes] = (), **what: Any) -> Answer:
         return self._request(op, data, **what).answer()
@@ -127,6 +132,11 @@ class SharedDict(SharedObject):
     """
 
     _kind = "dict"
+
+    @property
+    def _sent_name(self) -> str:
+        # A set has the names that begin with "set:".
+        return f"dict:{self.name}" if self.name.startswith(("set:", "dict:")) else self.name
 
     def __getitem__(self, key: Any) -> Any:
         found = self.get(key, _MISSING)
@@ -212,11 +222,12 @@ class SharedDict(SharedObject):
 class SharedSet(SharedObject):
     """Set of the pool, of texts, numbers, bytes, None or tuples of them."""
 
-    # The keys of a dict, with a name that no dict of the user can have.
+    # The keys of a dict, under a name that no `SharedDict` sends.
     _kind = "dict"
 
-    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> SharedRequest:
-        return super()._request(op, data, where=where, **{**what, "name": f"set:{self.name}"})
+    @property
+    def _sent_name(self) -> str:
+        return f"set:{self.name}"
 
     @_waited
     def add(self, value: Any) -> Steps[bool]:
