@@ -1,4 +1,4 @@
-"""Run notebook cells on every node of a pool: ``import sky_jupyter as sky``.
+"""Notebook cells on every node of a pool: ``import sky_jupyter as sky``.
 
 In a notebook: ``%load_ext sky_jupyter``, then ``%%sky --nodes 2 --plugins jax,keras`` over a cell.
 In a script: ``with sky.Compute(nodes=2) as pool: train() @ pool``.
@@ -144,7 +144,7 @@ def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name in _HOMES:
-        # Before the imports of the API: a file of the user's may shadow one of them.
+        # Before the API is imported: one of the user's files may shadow a package that it needs.
         if _HOMES[name] == "api" and (
             problem := importlib.import_module(".bootstrap.shadowing_files", __name__).problem()
         ):
@@ -157,7 +157,7 @@ def _find(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    # Type checkers know the names by the imports above, and must report others.
+    # Type checkers know the names from the imports above, and must report unknown ones.
     __getattr__ = _find
 
 
@@ -166,7 +166,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register the magics; IPython calls it for ``%load_ext sky_jupyter``."""
+    """Register the magics; IPython calls this for ``%load_ext sky_jupyter``."""
     from .bootstrap import shadowing_files
 
     if problem := shadowing_files.problem():
@@ -182,7 +182,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """End the pools that are not kept; IPython calls it for ``%unload_ext``."""
+    """Remove the magics and end the pools that are not kept, for ``%unload_ext``."""
     from .magics import unload
 
     unload(shell)

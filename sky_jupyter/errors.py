@@ -1,7 +1,7 @@
-"""Errors of Sky Jupyter, with messages made for people.
+"""Errors of Sky Jupyter, with messages written for people.
 
-All derive from `SkyError`; there is a subclass wherever a caller would act differently. A message says what happened,
-to which thing, and what to do about it.
+All but the base `OwnTraceback` derive from `SkyError`. There is a subclass for each case that a caller handles
+differently. A message says what happened, to what, and what to do about it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ class SkyError(Exception):
 
 
 class OwnTraceback(Exception):
-    """Base of errors that define by `_render_traceback_` how a notebook shows them.
+    """Base of errors whose `_render_traceback_` says how a notebook shows them.
 
-    IPython has forms of its own for their kinds, groups and syntax errors, which show our frames and not the user's.
+    IPython has its own formats for exception groups and syntax errors, which show our frames and not the user's.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -26,7 +26,7 @@ class OwnTraceback(Exception):
 class SpecError(SkyError, ValueError):
     """Raised for an option, plugin or value that is not valid.
 
-    Nothing has been started then.
+    Nothing has been started.
     """
 
 
@@ -40,9 +40,9 @@ class CommandError(SkyError):
     Parameters
     ----------
     message : str
-        How it ended.
+        How the command ended.
     status : int
-        Its exit status; below 0 the signal that ended it.
+        The command's exit status; if a signal ended it, minus the signal's number.
     """
 
     def __init__(self, message: str, status: int = 1) -> None:
@@ -53,12 +53,12 @@ class CommandError(SkyError):
         return str(self.args[0])
 
     def _render_traceback_(self) -> list[str]:
-        # What IPython shows of it: there is no code of the user's that a traceback would lead to.
+        # What IPython shows: a traceback would not lead to code of the user's.
         return [str(self)]
 
 
 class ProvisionError(SkyError):
-    """Raised when the pool's machines could not be made; those made were removed.
+    """Raised when the pool's machines could not be created; any created were removed.
 
     Attributes
     ----------
@@ -70,17 +70,19 @@ class ProvisionError(SkyError):
 
 
 class NoCapacity(ProvisionError):
-    """Raised when a place has no machines and none was made; another may have some.
+    """Raised when a place has no machines left and none was created.
+
+    Another place may have some.
 
     Parameters
     ----------
     message : str
         What happened, for people.
     scope : str
-        What else cannot help: ``"zone"`` if nothing, ``"market"`` for the region's machines of this market that are
-        as large, ``"region"`` for the whole region.
+        What the refusal applies to: ``"zone"`` to this place only, ``"market"`` to all machines of this market in the
+        region that are as large or larger, ``"region"`` to the whole region.
     better : tuple of str
-        Zones that are said to have such machines.
+        Zones that have such machines, as the provider says.
     """
 
     passing = True
@@ -88,18 +90,21 @@ class NoCapacity(ProvisionError):
     def __init__(self, message: str, *, scope: str = "zone", better: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.scope, self.better = scope, better
-        # A quota does not pass by waiting.
+        # Waiting does not raise a quota.
         self.passing = scope == "zone"
 
 
 class Unanswered(ProvisionError):
-    """Raised when a call was not answered or was deferred; it is retried soon."""
+    """Raised when a provider did not answer a call, or deferred it; a retry may help."""
 
     passing = True
 
 
 class OrderSpent(ProvisionError):
-    """Raised when a token was used for machines that have ended, or for another call."""
+    """Raised when an order's idempotency token cannot be used again.
+
+    It was used for machines that have ended, or for another call.
+    """
 
     passing = True
 
@@ -221,7 +226,7 @@ class PoolError(SkyError):
 
 
 class NotInPoolError(SkyError, RuntimeError):
-    """Raised when the runtime is used outside of a pool's ranks."""
+    """Raised when a function for a pool's ranks is called outside of them."""
 
 
 class NotOnRanks(SkyError):
@@ -234,7 +239,7 @@ class ScriptError(SkyError):
     Attributes
     ----------
     exit_code : int
-        Its exit code; below 0, the signal that killed it.
+        The process's exit code; if a signal killed it, minus the signal's number.
     process : int
         Its number among the script's processes: its ``RANK``.
     """
@@ -243,17 +248,20 @@ class ScriptError(SkyError):
     process = 0
 
     def _render_traceback_(self) -> list[str]:
-        # What it printed says where it failed, and our own frames do not.
+        # The script's output says where it failed; our own frames do not.
         return [f"{type(self).__name__}: {self}"]
 
 
 class RankDied(SkyError):
-    """Raised when a rank's process ended during a run; names the signal or status."""
+    """Raised when a rank's process ended, or its node was lost, during a run.
+
+    The message names the signal, the exit status or the reason.
+    """
 
 
 class NodeLost(SkyError):
-    """Raised when a node's agent or machine was lost during a run."""
+    """Raised when a node's agent or machine is lost or does not answer."""
 
 
 class RemoteError(SkyError):
-    """Stands for an exception of a rank whose own type cannot be rebuilt here."""
+    """Exception of a rank whose own type cannot be rebuilt here."""

@@ -1,6 +1,6 @@
 """The library API: `Compute`, `@function` and the operators.
 
-In Skyward's vocabulary, on the same pools as ``%%sky``.
+It uses Skyward's vocabulary, on the same pools as ``%%sky``.
 
 ::
 

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from .context import BoundCall, PoolFunction
 
 _TICK = 0.05
-# So many tasks, or bytes of arguments, are under way at most; other calls wait here, not yet pickled.
+# Limits of the tasks in flight and of the bytes of their arguments; other calls wait here, not yet pickled.
 _MOST_TASKS = 2000
 _MOST_BYTES = 256 << 20
 _AT_ONCE = 250
-# So long calls that are stopped because another failed may take to end.
+# Seconds that calls have to end when they are stopped because another one failed.
 _GRACE = 2.0
-# Calls that are over sooner are made several in one task, so many that it takes about as long as this.
+# In seconds: calls shorter than `_SHORT` share a task, which takes about `_TASK`.
 _SHORT, _TASK = 0.01, 0.05
-# A task that takes less than this costs more to send than to run.
+# In seconds: a shorter task costs more to send than to run.
 _LEAST = 0.0005
 _MOST_TOGETHER = 64
 
@@ -53,7 +53,7 @@ _MOST_TOGETHER = 64
 class InFlightTask:
     """Task in flight: the calls that it makes, by their places, and their outcome.
 
-    It is a short call until that is opened, or has a run from the start.
+    It has a run from the start, or is a short call until that is opened.
     """
 
     places: tuple[int, ...]
@@ -78,18 +78,18 @@ class InFlightTask:
 
     @property
     def failed(self) -> bool:
-        """Whether it is over, and not well."""
+        """Whether it has ended without success."""
         return self.run.outcome.failed if self.run is not None else self.error is not None
 
     @property
     def is_opened(self) -> bool:
-        """Whether it is a short call that was opened, and has not gone on as a task yet."""
+        """Whether it is an opened short call that has not become a task yet."""
         return self.run is None and self.error is None and self.short is not None and self.short.opened
 
     @property
     def placed(self) -> bool:
         """Whether a rank has begun it."""
-        # A short call is over, or opened, before somebody could look.
+        # A short call has ended, or was opened, before anybody can look.
         return self.run is not None and self.run.placed
 
     def drop(self) -> None:
@@ -121,14 +121,14 @@ class InFlightTask:
 
 
 class ChunkSizer:
-    """Chunk sizer: how many calls go into one task.
+    """Chunk sizer: the number of calls that go into one task.
 
-    One, until it is known that they are short.
+    It is one until the calls are known to be short.
 
     Parameters
     ----------
     world_size : int
-        How many ranks there are.
+        The number of ranks.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -143,7 +143,7 @@ class ChunkSizer:
             self.seconds, self.size = seconds, self._fits(seconds)
 
     def note(self, seconds: float, calls: int) -> None:
-        """Note how long a task of so many calls has taken."""
+        """Note how long a task of ``calls`` calls has taken."""
         each = seconds / max(calls, 1)
         self.seconds = each if self.seconds is None else (self.seconds + each) / 2
         self.size = max(1, min(self._fits(self.seconds), 2 * self.size))
@@ -152,7 +152,7 @@ class ChunkSizer:
         return min(int(_TASK / max(seconds, 1e-4)), _MOST_TOGETHER) if seconds < _SHORT else 1
 
     def ahead(self) -> int:
-        """Return how many tasks are in flight at most."""
+        """Return the largest number of tasks in flight."""
         if self.seconds is None or self.size > 1:
             return 3 * self.world_size
         return _MOST_TASKS
@@ -160,7 +160,7 @@ class ChunkSizer:
     def next(self, left: int | None) -> int:
         """Return how many calls the next task makes.
 
-        Of the last ones ranks get fewer at a time, to end together, but not fewer than a message is worth.
+        Towards the end, tasks get fewer calls, so that the ranks end together, but not too few to be worth a message.
         """
         if left is None:
             return self.size
@@ -174,19 +174,19 @@ class Batch:
     Parameters
     ----------
     live : Pool
-        Where they go.
+        The pool that runs them.
     calls : iterable of BoundCall
-        Taken one after the other, as there is room.
+        The calls, which are read one by one as there is room.
     title : str
-        What stands above their output.
+        The heading of their output.
     waited : bool
-        Whether a thread waits for them that draws their output meanwhile.
+        Whether a thread waits for them and draws their output meanwhile.
     many : bool
-        Whether they are too many for each to have a journal later.
+        Whether they are so many that their journals are deleted as they end.
     joins : bool
-        Whether short calls may be made several in one task: the results of such come together.
+        Whether several short calls may share a task; their results then come together.
     total : int
-        How many there are; below 0 where it is not known.
+        The number of calls; below 0 if it is not known.
     """
 
     def __init__(
@@ -209,9 +209,9 @@ class Batch:
         self._calls: Iterator[BoundCall[Any]] | None = iter(calls)
         self._total = total if total >= 0 else operator.length_hint(calls, -1)
         self._count = 0
-        # Tasks that were sent and whose ends nobody has taken yet.
+        # The number of tasks that were sent and whose ends have not been taken yet.
         self._open = 0
-        # Calls that were taken and not sent, with their places.
+        # Calls that were read and not sent yet, with their places.
         self._next: deque[tuple[int, BoundCall[Any]]] = deque()
         self._pace = ChunkSizer(live.spec.world_size) if joins else None
         self._bundles: dict[int, tuple[PoolFunction[Any], FunctionBundle]] = {}
@@ -219,11 +219,11 @@ class Batch:
         self._closed = self._stopped = self._failed = False
         self._began = time.perf_counter()
         self._lock = threading.Lock()
-        # Interrupts that came before it was waited for.
+        # The number of interrupts before the wait began.
         self.pressed = 0
         self.id = ""
         self.title = title
-        # Made where there is something to show, in the cell that has sent the calls.
+        # Made when there is something to show, in the context of the cell that sent the calls.
         self._run_view: calls_view.SharedRunView | None = None
         self._context = contextvars.copy_context()
         self._held = None if waited else calls_view.HeldView(live, title)
@@ -291,7 +291,7 @@ class Batch:
         return bool(self._next)
 
     def _short(self, calls: Sequence[BoundCall[Any]]) -> ShortCall | None:
-        """Return calls as one for the short way; None if they are not for it."""
+        """Return calls as one short call; None if they must go the long way."""
         if any(self._stream_of(call) is not None for call in calls):
             return None
         return short_way.make(self.live, calls)
@@ -305,7 +305,7 @@ class Batch:
         self.live.calls.short.send(short)
 
     def _on_short(self, sent: InFlightTask) -> None:
-        """Note on the manager's loop that a short call is over, or opened."""
+        """Note on the manager's loop that a short call has ended or was opened."""
         assert sent.short is not None
         if not sent.short.opened:
             self._on_end(sent)
@@ -318,11 +318,11 @@ class Batch:
             settler.do(lambda: self._context.copy().run(self._go_on, sent))
 
     def _go_on(self, sent: InFlightTask) -> None:
-        """Have a short call that was opened go on as a task."""
+        """Continue an opened short call as a task."""
         assert sent.short is not None
         try:
             with self._showing:
-                # Nobody ends a view that is begun after its batch has left.
+                # A view that begins after its batch has left would never end.
                 listener = ignore if self._has_left else self.run_view.on_event
             run = self.live.calls.take_up(sent.short, sent.calls[0].retries, listener)
         except Exception as error:
@@ -356,9 +356,9 @@ class Batch:
         return None
 
     def _ledger(self) -> Ledger:
-        """Return an empty ledger: one rank needs all that a function reads.
+        """Return an empty ledger: the call's rank needs all that the function reads.
 
-        The pool's ledger says what every rank has.
+        The pool's own ledger says only what every rank has.
         """
         with self.live.calls.lock:
             return self.live.ledger.unsent()
@@ -369,16 +369,16 @@ class Batch:
         if known is None:
             blob, capture = collect_value(function.__wrapped__, main(), self._ledger(), label=repr(function))
             bundle = self.live.calls.bundle(blob, capture, self._late.on_event, self._tick)
-            # With the function, so that no other has its id.
+            # The function is kept too, so that no other object gets its id.
             known = self._bundles[id(function)] = function, bundle
         return known[1]
 
     def _begin(self, taken: Sequence[tuple[list[tuple[int, BoundCall[Any]]], TaskRequest, int]]) -> None:
-        # An interrupt in the middle of this would leave calls that nobody waits for, nor stops.
+        # An interrupt in the middle would leave calls that nobody waits for or stops.
         with counting_interrupts() as presses:
 
             def tick() -> None:
-                """Stop the upload if asked to: nothing has begun until it is done."""
+                """Stop the upload at an interrupt: no call has begun before it is done."""
                 self._tick()
                 if presses:
                     raise KeyboardInterrupt
@@ -399,31 +399,31 @@ class Batch:
             for sent, run in begun:
                 run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
         for _ in presses:
-            # Whoever counts them outside of this does; where nobody does, it is raised here.
+            # An outer `counting_interrupts` counts them; without one, KeyboardInterrupt is raised here.
             signal.raise_signal(signal.SIGINT)
 
     def take_up(self, short: ShortCall, call: BoundCall[Any]) -> None:
-        """Have a short call that was opened go on as the task of this batch.
+        """Continue an opened short call as this batch's task.
 
         Parameters
         ----------
         short : ShortCall
             The call.
         call : BoundCall
-            What it was made of.
+            The call that it was made from.
         """
         sent = self.left[0] = InFlightTask((0,), (call,), None, len(short.arguments), short)
         self._open = 1
         self._go_on(sent)
 
     def _on_end(self, sent: InFlightTask) -> None:
-        """Note on the manager's loop that a task is over."""
+        """Note on the manager's loop that a task has ended."""
         self.left.pop(sent.places[0], None)
         self._failed = self._failed or sent.failed
         self.on_end(sent)
 
     def take(self, sent: InFlightTask) -> dict[int, Any]:
-        """Return the results of a task that is over; requeue what it left.
+        """Return the results of an ended task; requeue the calls that it left.
 
         Parameters
         ----------
@@ -438,7 +438,7 @@ class Batch:
         Raises
         ------
         Exception
-            What a call of it raised.
+            What one of its calls raised.
         """
         values = sent.values()
         if self._pace is not None:
@@ -472,7 +472,7 @@ class Batch:
         Raises
         ------
         KeyboardInterrupt
-            When it was interrupted here.
+            When an interrupt came during the wait.
         """
         with counting_interrupts() as presses:
             presses.extend([None] * self.pressed)
@@ -480,7 +480,7 @@ class Batch:
             sent = self._wait_for_next(presses)
             if presses:
                 if sent is not None:
-                    # It ended as the interrupt came.
+                    # It ended just as the interrupt came.
                     sent.drop()
                 self._wait_for_stop(presses)
         if presses:
@@ -488,7 +488,7 @@ class Batch:
         return sent
 
     def _wait_for_next(self, presses: Sequence[object]) -> InFlightTask | None:
-        """Wait likewise; return None on an interrupt too."""
+        """Wait as `next` does; return None on an interrupt too."""
         while not presses:
             if not self.send() and not self._open:
                 return None
@@ -507,7 +507,7 @@ class Batch:
     def _wait_for_stop(self, presses: Sequence[object]) -> None:
         """Stop what is left and wait; a second interrupt restarts kernels.
 
-        Those that did not heed the first one.
+        It restarts only those that did not heed the first one.
         """
         heeded = 0
         while True:
@@ -521,7 +521,7 @@ class Batch:
             time.sleep(_TICK)
 
     def _take_ended(self) -> None:
-        """Drop tasks whose results nobody will fetch; opened ones run on, to be stopped."""
+        """Drop tasks whose results nobody will fetch; continue opened ones, to stop them."""
         with contextlib.suppress(queue.Empty):
             while True:
                 sent = self._ended.get_nowait()
@@ -542,7 +542,7 @@ class Batch:
         self.live.calls.cancel([sent.run for sent in left if sent.run is not None], hard=hard)
 
     def close(self, patience: float = _GRACE) -> None:
-        """Stop what is left and delete what was sent: nobody waits any more."""
+        """Stop the remaining calls and delete what was sent: nobody waits any more."""
         with self._lock:
             if self._closed:
                 return
@@ -565,7 +565,7 @@ class Batch:
             self.live.calls.discard(bundle)
         self._bundles.clear()
         if self.waited:
-            # What the notebook assigns from here on is newer.
+            # What the notebook assigns after this is newer.
             self.live.calls.note_writes(main())
         if self.many:
             self.live.calls.tidy()

@@ -1,6 +1,6 @@
 """Functions of a pool and their calls: `Function`, `PendingCall`, `gather`.
 
-The operators send them.
+The operators send the calls.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Function(Generic[P, T]):
     def __init__(self, wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> None:
         self.__wrapped__ = wrapped
         self.timeout, self.retries = timeout, retries
-        # Looked at once, however often it is called.
+        # Both are computed once, however often the function is called.
         self._signature: inspect.Signature | None = None
         self._is_streaming: bool | None = None
         functools.update_wrapper(self, wrapped)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCall[T]:
         """Bind the arguments and return a `PendingCall`; nothing runs yet."""
-        # A wrong call is told here and not on a node.
+        # Wrong arguments are an error here, not on a node.
         if self._signature is None:
-            # Some that are built in have none.
+            # Some built-in functions have none.
             with contextlib.suppress(ValueError):
                 self._signature = inspect.signature(self.__wrapped__)
         if self._signature is not None:
@@ -74,7 +74,7 @@ class Function(Generic[P, T]):
         return self.__wrapped__(*args, **kwargs)
 
     def _rewrap(self, wrapped: Callable[P, T]) -> Function[P, T]:
-        """Return one around another function; for decorators above ``@sky.function``."""
+        """Return the same for another function; for decorators above ``@sky.function``."""
         return Function(wrapped, self.timeout, self.retries)
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class Function(Generic[P, T]):
 
 
 class PendingCall(Generic[T]):
-    """Bound call of a function that waits for a pool; made by calling a `Function`.
+    """Call with its arguments, to be sent to a pool; made by calling a `Function`.
 
     Nothing runs before an operator sends it: ``call >> pool`` to one rank, ``call @ pool`` to every rank,
     ``call > pool`` to one rank without waiting. It can be sent any number of times.
@@ -109,7 +109,7 @@ class PendingCall(Generic[T]):
         Raises
         ------
         SpecError
-            When the limit is no number above 0.
+            When the limit is not a number above 0.
         """
         other = copy.copy(self)
         other.timeout = check_timeout(timeout)
@@ -118,9 +118,9 @@ class PendingCall(Generic[T]):
     def with_retries(self, retries: int) -> Self:
         """Return a copy of this call that is retried when its node is lost.
 
-        Without it a call to one rank is retried as often as the pool's ``Options(retry_on_interruption=)`` says.
-        A broadcast is retried only where this asks for it, and then on every rank, finished ones included: what
-        ranks do together, they do not do alone. The function may have done a part of its work before, or all.
+        Without it, a call to one rank is retried as often as the pool's ``Options(retry_on_interruption=)`` says. A
+        broadcast is retried only if this asks for it, and then on every rank, also on ranks that have finished: what
+        ranks do together, none can do alone. The function may have done some or all of its work before a retry.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class PendingCall(Generic[T]):
         Raises
         ------
         SpecError
-            When the number is no whole number from 0.
+            When the number is not a whole number from 0 to 1000.
         """
         other = copy.copy(self)
         other.retries = check_retries(retries)
@@ -157,7 +157,7 @@ class PendingCall(Generic[T]):
         Raises
         ------
         SpecError
-            When it is no rank's number.
+            When it is not a whole number from 0.
         """
         if not is_whole(rank):
             raise SpecError(f"on() takes a rank's number, from 0, not {rank!r}")
@@ -233,7 +233,7 @@ class PendingCall(Generic[T]):
         Parameters
         ----------
         other : PendingCall or Group
-            What runs beside it.
+            What runs at the same time.
 
         Returns
         -------
@@ -250,7 +250,7 @@ Call = PendingCall
 
 
 class PendingGroup:
-    """Base of several calls that are sent together."""
+    """Base of the groups of calls that are sent together."""
 
     # Whether their results are read as they arrive, and whether in the order of the calls.
     streamed, ordered = False, True
@@ -359,7 +359,7 @@ class Group(PendingGroup, Generic[R]):
         Parameters
         ----------
         other : PendingCall or Group
-            What runs beside them.
+            What runs at the same time.
 
         Returns
         -------
@@ -388,7 +388,8 @@ class StreamedGroup(PendingGroup, Generic[T]):
     def __rshift__(self, pool: Target) -> Iterator[T]:
         """Submit all calls and return an iterator of their results.
 
-        They are sent now. If the iterator is closed or dropped before its end, the remaining calls are stopped.
+        The calls are sent at once. If the iterator is closed or dropped before its end, the remaining calls are
+        stopped.
 
         Parameters
         ----------
@@ -404,13 +405,13 @@ class StreamedGroup(PendingGroup, Generic[T]):
 
 
 class Together(TypedDict, total=False):
-    """Hold the options of a `gather` whose result is one tuple."""
+    """Options of a `gather` whose result is one tuple."""
 
     stream: Literal[False]
     ordered: bool
 
 
-# A type for each call: Python's types have no word for "of each one of them" yet. Past eight, they must be alike.
+# A type for each call: Python cannot map a type over a variable number of types yet. More than eight must be alike.
 @overload
 def gather(a: Call[A], /, **how: Unpack[Together]) -> Group[tuple[A]]: ...
 @overload
@@ -454,7 +455,7 @@ def gather(*calls: PendingCall[Any], stream: bool = False, ordered: bool = True)
     Parameters
     ----------
     *calls : PendingCall
-        Any number of them.
+        The calls; any number.
     stream : bool
         Whether ``>>`` returns an iterator of the results as they arrive, instead of a tuple of all.
     ordered : bool
@@ -475,7 +476,7 @@ def gather(*calls: PendingCall[Any], stream: bool = False, ordered: bool = True)
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """Return the time limit; raise SpecError if it is no number above 0."""
+    """Return the time limit; raise SpecError if it is not a number above 0."""
     if timeout is not None and not (is_number(timeout) and timeout > 0):
         raise SpecError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return timeout

@@ -44,66 +44,67 @@ class Compute(Runner, SharedNames):
 
     The end of the block ends the pool, if the block made it.
 
-    Where a pool of this name lives, made by a block around this one, by ``%sky up --name``, or kept by another
-    process, the block joins it: it must have the same spec, unless nothing but the name is given, and it
-    lives on after the block.
+    If a pool of this name is live in this process, such as one that an outer block or ``%sky up --name`` has made, the
+    block joins it. With ``keep=True``, or if only the name is given, the block also joins a pool that another process
+    has kept. The pool must have the same spec, unless only the name is given, and it goes on after the block.
 
     Parameters
     ----------
     *specs : Spec
-        Several ways to have the machines: the first that is available is made, in the order that
-        `Options.selection` says. What they leave out is as given below.
+        Several ways to get the machines. They are tried in the order that `Options.selection` sets, and the first that
+        is available is used. The parameters below hold for what a spec leaves out.
     provider : optional
-        What makes the machines; `Local` unless given.
+        The provider of the machines; by default `Local`.
     nodes : int, optional
-        How many nodes; 1 unless given, or all of an SSH provider's hosts.
+        The number of nodes; by default 1, or all hosts of an SSH provider.
     ranks_per_node : int, optional
-        How many rank processes on each; 1 unless given, or what ``Options(worker=…)`` says.
+        The number of rank processes on each node; by default 1, or what ``Options(worker=…)`` says.
     accelerator : str or Accelerator, optional
-        What each node must have, such as ``"A100:8"``.
+        The accelerators that each node must have, such as ``"A100:8"``.
     plugins : iterable of Plugin or str
-        Entered in this order.
+        The plugins, which are entered in this order.
     image : Image, optional
         Packages, variables and files that the nodes need besides what the plugins add.
     options : Options, optional
-        How it is made and watched over.
+        Options of the pool's start and supervision.
     region : str, optional
-        Where machines are made. This and the next five have no meaning for machines that are there already,
-        as local nodes and SSH hosts are: a line says so, and the program runs.
+        The region of the machines. This and the next five options have no effect on existing machines, such as local
+        nodes and SSH hosts: a line says so, and the program runs.
     allocation : str, optional
         ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``.
     max_hourly_cost : float, optional
-        Dollars that a node may cost an hour.
+        The maximum price of a node, in dollars per hour.
     vcpus : float, optional
-        Processors that a node must have at least.
+        The minimum number of processors of a node.
     memory_gb : float, optional
-        Memory that a node must have at least.
+        The minimum memory of a node, in GB.
     disk_gb : float, optional
-        Disk that a node must have at least, in GB.
+        The minimum disk of a node, in GB.
     max_cost : float, optional
-        Dollars that the machines may cost in all: at 80% a line says so, and when they are used up the pool ends. One
-        who is there is asked first, for a minute; without a notebook the nodes end by themselves. Of no meaning for
-        machines that are there already.
+        The budget: the dollars that the machines may cost in all. At 80% a line says so, and when the budget is used up
+        the pool ends. A user who is there is asked first and has a minute to answer; without a notebook the nodes end
+        by themselves. A budget has no effect on existing machines.
     ttl : float or str, optional
-        After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``. With 0 or
-        None, a pool whose machines are made for it ends after a day, and any other does not end by time.
+        The time after which the pool ends, whatever runs on it and whoever manages it: seconds, or a text such as
+        ``"2h"``. With 0 or None, a pool ends after 24 hours if its machines are created for it; any other pool has no
+        limit.
     name : str, optional
-        What the pool is called; ``%%sky --name`` finds it by this name. Without one each block has a pool of its own.
+        The pool's name; ``%%sky --name`` finds it by this name. Without a name, each block has a pool of its own.
     keep : bool
-        Whether the pool lives on after the block, and after this process; ``%sky attach``, or the same `Compute` in
-        another process, finds it again, and `down` ends it.
+        Whether the pool goes on after the block, and after this process. ``%sky attach``, or the same `Compute` in
+        another process, attaches to it again; `down` ends it.
     idle_timeout : float or str, optional
-        How long a kept pool that nobody uses lives, in seconds or such as ``"30m"``; twelve hours
-        unless given.
+        The time without a manager and without a run after which the nodes end, in seconds or as a text such as
+        ``"30m"``. By default twelve hours for a kept pool, and half an hour for one on other machines that is not kept.
     journal : int or str
-        How much of each run's output a node keeps, in bytes or such as ``"64MB"``.
+        The part of each run's output that a node keeps, in bytes or as a text such as ``"64MB"``.
     blob_limit : int or str, optional
-        How much of what was sent a machine keeps for later once no name there holds it, in bytes or such as
-        ``"2GB"``; a quarter of the memory or disk that is free unless given.
+        The size of each machine's cache of sent values that no name there refers to any more, in bytes or as a text
+        such as ``"2GB"``; by default a quarter of the free memory or disk.
     include : iterable of str
         Files and folders that are sent with the project's own modules, besides the image's ``includes``.
     sync : bool
-        Whether nodes are given the packages that functions import, as they are here.
+        Whether packages that functions import are installed on the nodes, at the versions that are here.
     worker : Worker, optional
         Short for ``options=Options(worker=…)``, as in Skyward's programs.
     selection : str, optional
@@ -112,7 +113,7 @@ class Compute(Runner, SharedNames):
     Raises
     ------
     SpecError
-        When something in it cannot be; nothing has been started.
+        When an argument is not valid; nothing has been started.
 
     Examples
     --------
@@ -198,21 +199,21 @@ class Compute(Runner, SharedNames):
             check_path(path)
         self.sync = sync
         self.named = name is not None
-        # Only a name: whichever pool has it is meant.
+        # Whether only a name was given: then any pool of this name will do.
         self._any = self.named and not keep and not any((*given, *chosen, *included, *wishes.values()))
         self.pool: Pool | None = None
-        # Whether the pool ends with this.
+        # Whether `close` ends the pool.
         self._own = False
 
     def start(self, *, anew: bool = False) -> Compute:
         """Start or join the pool without a ``with`` block; `close` ends it.
 
-        For cells that run again, as marimo's do by themselves: the pool stays the same as long as its spec does.
+        Use it in cells that run again, as marimo's do by themselves: the pool stays the same as long as its spec does.
 
         Parameters
         ----------
         anew : bool
-            Whether a pool of this name with another spec is ended first; otherwise that is an error.
+            Whether to end a pool of this name first if it has another spec; otherwise that is an error.
 
         Returns
         -------
@@ -230,7 +231,7 @@ class Compute(Runner, SharedNames):
         """
         live = pools.get(self.spec.name)
         if live is not None and (live.state == "broken" or (anew and self._differences(live))):
-            # One that is broken is of no use to anybody.
+            # A broken pool is of no use.
             live.down()
             pools.discard(live)
             live = None
@@ -245,7 +246,7 @@ class Compute(Runner, SharedNames):
     async def __aenter__(self) -> Compute:
         given_up = threading.Event()
         live = pools.get(self.spec.name) if self.named else None
-        # What waits is a thread: the loop's other tasks go on.
+        # A thread waits, so that the loop's other tasks go on.
         entering = asyncio.ensure_future(asyncio.to_thread(self._enter, given_up, live))
         try:
             await asyncio.shield(entering)
@@ -287,7 +288,7 @@ class Compute(Runner, SharedNames):
         self._take(live)
 
     def _differences(self, live: Pool) -> list[str]:
-        """Say what differs from a live pool; nothing if one of the specs is the pool's."""
+        """Return what differs from a live pool; empty if one of the specs is the pool's."""
         if self._any:
             return []
         found = [live.spec.differences(spec) for spec in self.specs]
@@ -322,12 +323,12 @@ class Compute(Runner, SharedNames):
     def map(self, function: Any, items: Iterable[Any]) -> list[Any]:
         """Call a function with each item on the free ranks; keep the order.
 
-        Items are taken and sent as there is room: the items of an endless generator are not all held at once.
+        Items are read and sent as there is room, so that the items of a long generator are not all held at once.
 
         Parameters
         ----------
         function : callable
-            Takes one argument. A `sky.function`, with its time limit, or any other function.
+            A function of one argument: a `sky.function`, whose time limit holds for each call, or any other function.
         items : iterable
             The arguments.
 
@@ -348,15 +349,15 @@ class Compute(Runner, SharedNames):
 
     @property
     def dask(self) -> Client:
-        """Dask client of the pool's plain workers, one per node, started on first use.
+        """The Dask client of the pool's plain workers, which start on first use.
 
-        They are processes of their own in the pool's environment and end with the pool. What is submitted
-        runs in them, never in the ranks' kernels, and sees neither their namespaces nor their plugins.
+        Each node has one worker, a process of its own in the pool's environment, which ends with the pool. Submitted
+        tasks run in the workers, never in the ranks' kernels, and see neither the ranks' namespaces nor their plugins.
 
         Raises
         ------
         PoolError
-            When the pool's nodes do not reach each other, or its workers do not come up.
+            When the pool's nodes do not reach each other, or its workers do not start.
 
         Examples
         --------
@@ -370,32 +371,31 @@ class Compute(Runner, SharedNames):
     ) -> Transfer:
         """Upload a file or folder to the nodes.
 
-        It crosses this machine's link once, whatever the number of nodes, which copy it to each other.
-        What is there already is not sent again, and a transfer that broke is gone on with. On nodes of
-        this machine it is a plain copy.
+        The data crosses this machine's link once, whatever the number of nodes: the nodes copy it to each other. What a
+        node has already is not sent again, and a broken transfer resumes. For nodes on this machine it is a plain copy.
 
         Parameters
         ----------
         local : str or path
-            The file or folder. A folder is added to one that is there; nothing in that is removed.
+            The file or folder. A folder is merged into an existing one, from which nothing is removed.
         remote : str, optional
-            Its name on the nodes, its own unless given. A relative one begins in the ranks' working
-            folder: the home on another machine, the folder in which the pool was made on this one. With
-            a slash at its end it is the folder to put it into.
+            Its path on the nodes; by default its own name. A relative path starts in the ranks' working folder: on
+            another machine the home folder, on this one the folder in which the pool was made. A path with a slash at
+            its end is the folder to put it into.
         on : iterable of int, optional
-            The nodes; all unless given.
+            The nodes; by default all.
 
         Returns
         -------
         Transfer
-            What was done: its ``size``, and how many bytes were ``sent`` over the link.
+            The transfer: its ``size``, and how many bytes were ``sent`` over the link.
 
         Raises
         ------
         SpecError
             When there is no such file, or no such node.
         TransferError
-            When something else stands in its place on a node, or there is no room: nothing was sent then.
+            When something else has its path on a node, or there is no room; nothing has been sent.
         """
         return put_files(live_pool(self), local, remote, None if on is None else list(on))
 
@@ -407,12 +407,12 @@ class Compute(Runner, SharedNames):
         Parameters
         ----------
         remote : str
-            Its name there, as for `put`.
+            Its path there, as for `put`.
         local : str or path, optional
-            Its name here, its own unless given; with a slash at its end, the folder to put it into. Of
-            several nodes, the folder in which each one's goes into ``node-K``.
+            Its path here; by default its own name. A path with a slash at its end is the folder to put it into. For
+            several nodes it is a folder, in which the copy of node K goes into ``node-K``.
         on : iterable of int, optional
-            The nodes; the head unless given.
+            The nodes; by default the head.
 
         Returns
         -------
@@ -422,7 +422,7 @@ class Compute(Runner, SharedNames):
         Raises
         ------
         TransferError
-            When it is not there, or cannot be written here.
+            When it does not exist there, or cannot be written here.
         """
         return get_files(live_pool(self), remote, local, None if on is None else list(on))
 
@@ -432,12 +432,12 @@ class Compute(Runner, SharedNames):
         Parameters
         ----------
         name : str
-            What it is called on the ranks.
+            Its name on the ranks.
         on : int or iterable of int, optional
-            Whose; all ranks' unless given.
+            The ranks; by default all.
         how : str, optional
-            ``"stack"`` for one array whose first axis is the ranks. ``"concat"`` for arrays, tables or lists
-            joined; an array that spans ranks is put together whole, wherever in the variable it is.
+            ``"stack"`` makes one array whose first axis is the ranks. ``"concat"`` joins arrays, tables or lists; it
+            also assembles an array that spans ranks, wherever in the variable the array is.
 
         Returns
         -------
@@ -449,7 +449,7 @@ class Compute(Runner, SharedNames):
         SpecError
             When there is no such name or rank, or the values do not fit together.
         PoolError
-            When a value cannot be brought here: it says which part of it.
+            When a value cannot be fetched; the message says which part of it.
         """
         ranks = None if on is None else [on] if isinstance(on, int) else list(on)
         return pull_value(live_pool(self), name, ranks, how)
@@ -459,26 +459,28 @@ class Compute(Runner, SharedNames):
 
         Give either the number, or hosts to add and nodes to remove.
 
-        All ranks get new kernels, since the number of ranks is fixed for a kernel's life: what they had in
-        their namespaces is lost, and what runs ends. Machines, connections and environments of nodes that
-        stay are kept. Nodes are numbered anew without gaps, and new ones come last. Where it fails, or is
-        interrupted, the pool is as it was.
+        All ranks get new kernels, since the number of ranks is fixed for a kernel's life: their namespaces are lost,
+        and running cells and calls end. Nodes that stay keep their machines, connections and environments. Nodes are
+        renumbered without gaps, and new ones come last. If a resize fails or is interrupted, the pool is as it was.
 
         Parameters
         ----------
         nodes : int, optional
-            How many. An SSH provider that has more hosts than nodes gives those; the last nodes go first.
+            The new number of nodes. An SSH provider takes new nodes from its unused hosts. Nodes with the highest
+            numbers are removed first.
         add : iterable of str, optional
             Hosts that become nodes.
         remove : iterable of int, optional
-            The numbers of nodes that are removed, with all that they have of the pool; not the head, 0.
+            The numbers of the nodes to remove, with all that they have of the pool. The head, node 0, cannot be
+            removed.
 
         Raises
         ------
         SpecError
-            When it cannot be; nothing has changed.
+            When the resize is not possible; nothing has changed.
         BootstrapError, MachineError
-            What failed, in which phase, and on which node.
+            When a node could not be prepared or reached; the message says what failed, in which phase, and on which
+            node.
         """
         live = live_pool(self)
         resize_pool(live, nodes, add=[add] if isinstance(add, str) else list(add), remove=list(remove))
@@ -486,9 +488,9 @@ class Compute(Runner, SharedNames):
         self.specs = (live.spec,)
 
     def close(self) -> None:
-        """End the pool if this object made it and it is not kept.
+        """End the pool, unless it is kept or a ``with`` block only joined it.
 
-        Does nothing if the pool has ended.
+        After `start`, it also ends a pool that `start` found live. It does nothing if the pool has ended.
         """
         pool, self.pool = self.pool, None
         if pool is not None and self._own:
@@ -505,13 +507,13 @@ class Compute(Runner, SharedNames):
     def cost(self) -> PoolCost:
         """Return what the pool's machines cost, as last known.
 
-        Its ``hourly`` and ``total`` are dollars; ``machines`` has each machine that the pool ever had. Machines that
-        are there already, as local nodes and SSH hosts, cost nothing.
+        Its ``hourly`` and ``total`` are dollars; its ``machines`` has every machine that the pool ever had. Existing
+        machines, such as local nodes and SSH hosts, cost nothing.
 
         Returns
         -------
         PoolCost
-            The cost as of now; None in it is what is unknown.
+            The last known cost; an unknown amount is None.
 
         Raises
         ------
@@ -540,14 +542,14 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
             "provider": way.provider,
             "nodes": way.provider.default_nodes() if count is None else count,
             "accelerator": Accelerator.parse(kind) if isinstance(kind, str) else kind,
-            # Skyward's word for no limit; machines that are made for a pool have one always.
+            # Skyward's 0 means no limit, but machines that are created for a pool always have one.
             "ttl": _seconds(found["ttl"]) or None,
         },
     )
 
 
 def _with(options: Options | None, given: dict[str, Any]) -> Options:
-    """Return the options with those that were given beside them."""
+    """Return the options, with those that `Compute` was given by themselves."""
     options = Options() if options is None else options
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:

@@ -107,7 +107,7 @@ class SharedNames:
         name : str
             Any name; the object is made on first use.
         n : int, optional
-            How many wait for each other; the pool's number of ranks by default.
+            The number of ranks that wait for each other; by default all of the pool.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Protocols of functions and calls for what runs them; `calls` has the classes."""
+"""Protocols of functions and calls, for the code that runs them; see `calls`."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ class BoundGroup(Protocol[R_co]):
 
 
 class AwaitedGroup(BoundGroup[R], Protocol[R]):
-    """Calls whose results are given all at once; a `Group` is one."""
+    """Calls whose results are returned all at once; a `Group` is one."""
 
     def __gt__(self, pool: Holder) -> Future[R]: ...

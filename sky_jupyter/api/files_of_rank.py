@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 def files(rank: int, pool: Compute | Pool | str | None = None) -> RankFiles:
     """Return the files of a rank's node as an `fsspec` file system, for reading.
 
-    The node's agent reads them, as the account that the pool runs as on that machine, also while the rank computes::
+    The node's agent reads them, as the pool's user on that machine, also while the rank computes::
 
         fs = sky.files(0)
         fs.ls("out")
         table = pandas.read_csv(fs.open("out/loss.csv"))
 
-    A relative path begins in the ranks' working folder, as for ``%sky get``; ``~`` is the home folder.
+    A relative path starts in the ranks' working folder, as for ``%sky get``; ``~`` is the home folder.
 
     Parameters
     ----------
     rank : int
         The rank.
     pool : Compute or str, optional
-        The pool, or its name; the current one unless given.
+        The pool, or its name; by default the current one.
 
     Returns
     -------
     RankFiles
-        The file system: ``ls``, ``info``, ``open``, ``cat_file``, ``get``, ``find``, ``glob`` and the rest of
-        fsspec's that only reads. A file that is not there is a `FileNotFoundError`, as here.
+        The file system: ``ls``, ``info``, ``open``, ``cat_file``, ``get``, ``find``, ``glob`` and fsspec's other
+        methods that only read. A missing file raises `FileNotFoundError`, as on this machine.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def files(rank: int, pool: Compute | Pool | str | None = None) -> RankFiles:
         raise SpecError(f"files() takes a rank's number, not {rank!r}")
     live = pools.need(pool) if pool is None or isinstance(pool, str) else live_pool(pool)
     live.check_ranks([rank])
-    # Only here: `fsspec` takes longer to import than the rest.
+    # Imported here: `fsspec` takes longer to import than all the rest.
     from .fsspec_files import RankFiles
 
     return RankFiles(live, rank)

@@ -23,17 +23,17 @@ from ..pool.transfer.fetch_values import ValueView
 from ..util.text import format_size
 
 _BLOCK = 1 << 20
-# Entries that one `ls` brings: more would take minutes, and hundreds of megabytes here.
+# The limit of entries for one `ls`: more would take minutes, and hundreds of megabytes here.
 _MOST_ENTRIES = 100_000
-# A file is shown as being read once that has taken so many seconds: libraries also look at a part now and then.
+# The progress of a file is shown once its reads have taken so many seconds: libraries also read small parts only.
 _LATE = 0.4
 
 
 class RankFiles(AbstractFileSystem):
     """File system of a rank's node, for reading; `files` returns it.
 
-    The node's agent reads the files, as the pool's user on that machine, also while the rank computes. Nothing is
-    cached but the blocks of open files, so that a file that grows is seen when it is opened again.
+    The node's agent reads the files, as the pool's user on that machine, also while the rank computes. Only blocks of
+    open files are cached: what is added to a file is seen when it is opened again.
 
     Parameters
     ----------
@@ -42,12 +42,12 @@ class RankFiles(AbstractFileSystem):
     rank : int
         The rank.
     **options
-        What fsspec gives to each file system.
+        The options that fsspec passes to each file system.
     """
 
     protocol = "skyrank"
     root_marker = ""
-    # A copy for each pool and rank is cheap, and one that is kept would keep its pool.
+    # A new object for each pool and rank is cheap, and a cached one would keep its pool alive.
     cachable = False
 
     def __init__(self, pool: Pool, rank: int, **options: Any) -> None:
@@ -63,7 +63,7 @@ class RankFiles(AbstractFileSystem):
 
     @property
     def fsid(self) -> str:
-        """Return what tells it from other file systems."""
+        """The id that distinguishes it from other file systems."""
         return f"skyrank-{self.pool.id}-{self.rank}"
 
     @classmethod
@@ -76,7 +76,7 @@ class RankFiles(AbstractFileSystem):
             return [cls._strip_protocol(one) for one in path]
         text = stringify_path(path).removeprefix("skyrank://")
         plain = posixpath.normpath(text) if text else ""
-        # POSIX leaves two slashes at the beginning to the system; here they are one.
+        # POSIX lets the system interpret two leading slashes; here they are one.
         return "/" + plain.lstrip("/") if plain.startswith("/") else "" if plain == "." else plain
 
     @classmethod
@@ -86,14 +86,14 @@ class RankFiles(AbstractFileSystem):
     # -- what is there -----------------------------------------------------------------------------
 
     def ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """List a folder, or a file by itself.
+        """List a folder; a file is listed by itself.
 
         Parameters
         ----------
         path : str
             The folder.
         detail : bool
-            Whether to return the entries' facts, not their names alone.
+            Whether to return the entries' facts instead of only their names.
         **kwargs
             ``follow=False`` gives links to folders the type ``"link"``.
 
@@ -105,7 +105,7 @@ class RankFiles(AbstractFileSystem):
         Raises
         ------
         OSError
-            If it is not there, may not be read, or has more than 100,000 entries.
+            If it does not exist, may not be read, or has more than 100,000 entries.
         """
         path = self._strip_protocol(path)
         follow = kwargs.get("follow", True)
@@ -148,7 +148,7 @@ class RankFiles(AbstractFileSystem):
         Raises
         ------
         OSError
-            If it is not there, or may not be looked at.
+            If it does not exist, or is not accessible.
         """
         path = self._strip_protocol(path)
         return _info(path, browse.list_folder(self.pool, self.rank, path, most=0).own)
@@ -201,20 +201,20 @@ class RankFile(AbstractBufferedFile):
         return b"".join(parts)
 
     def _show(self, size: int) -> None:
-        """Show how much has been read, this many bytes more; any thread."""
+        """Add to the bytes that were read, and show the progress; any thread."""
         self._read_bytes += size
         if self._spent < _LATE or self.closed or self._ended:
             return
         if self._view is None:
             self._view = self._shown.enter_context(self.fs.pool.shows(f"read {self.path}", "done"))
-        # Parts that are read again do not count.
+        # Parts may be read again, so that the sum may exceed the file's size.
         there = min(self._read_bytes, self.size)
         text = f"{format_size(there)} of {format_size(self.size)}"
         self._view.on_event(ProgressEvent("read", text, there, self.size))
         if threading.current_thread() is threading.main_thread():
             self._view.refresh()
         if there == self.size:
-            # Not all who read a file close it.
+            # Not every reader closes the file.
             self._end()
 
     def _end(self) -> None:
@@ -222,7 +222,7 @@ class RankFile(AbstractBufferedFile):
         self._shown.close()
 
     def close(self) -> None:
-        """Close the file, and end what is shown of it."""
+        """Close the file, and end the view of its progress."""
         super().close()
         self._end()
 

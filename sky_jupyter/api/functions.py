@@ -25,7 +25,7 @@ def function(wrapped: Any = None, *, timeout: float | None = None, retries: int 
     Parameters
     ----------
     wrapped : callable, optional
-        The function; left out where the decorator is called with arguments.
+        The function; left out if the decorator is called with arguments.
     timeout : float, optional
         Seconds on a rank after which a call is stopped with a TimeoutError. No limit by default.
     retries : int, optional
@@ -39,7 +39,7 @@ def function(wrapped: Any = None, *, timeout: float | None = None, retries: int 
     Raises
     ------
     SpecError
-        When it is not callable, or a limit is not valid.
+        When `wrapped` is not callable, or `timeout` or `retries` is not valid.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def function(wrapped: Any = None, *, timeout: float | None = None, retries: int 
 
 
 def function_of(wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> Function[P, T]:
-    """Return a function that runs on a pool, from one that does not yet."""
+    """Return a `Function` around a callable, or a copy of one with other limits."""
     if isinstance(wrapped, Function):
         timeout = wrapped.timeout if timeout is None else timeout
         return Function(wrapped.__wrapped__, timeout, wrapped.retries if retries is None else retries)
@@ -67,12 +67,12 @@ def function_of(wrapped: Callable[P, T], timeout: float | None = None, retries: 
 def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
     """Decorate a generator function so that it runs on a pool.
 
-    `sky.function` does the same for any function; this one refuses a function that does not yield.
+    `sky.function` does the same for any function; `stream` refuses a function that does not yield.
 
     Parameters
     ----------
     wrapped : callable, optional
-        The generator function; left out where the decorator is called with arguments.
+        The generator function; left out if the decorator is called with arguments.
     timeout : float, optional
         Seconds on a rank after which a call is stopped. No limit by default.
 

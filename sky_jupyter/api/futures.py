@@ -20,13 +20,13 @@ _log = logging.getLogger(__name__)
 class Future(concurrent.futures.Future[T]):
     """Result of a call that runs on a pool; returned by ``call > pool``.
 
-    It is used as any other: with `concurrent.futures.wait` and `as_completed`, with `asyncio.wrap_future`,
-    from any thread. Where an interrupt comes while `result` or `exception` waits, the call is cancelled.
+    It is used as any other future: with `concurrent.futures.wait` and `as_completed`, with `asyncio.wrap_future`, from
+    any thread. An interrupt while `result` or `exception` waits cancels the call.
 
     Parameters
     ----------
     name : str
-        What it is of.
+        The name of the call, for the repr.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Future(concurrent.futures.Future[T]):
         self._is_running: Callable[[], bool] = lambda: False
 
     def belong_to(self, stop: Callable[[], None], is_running: Callable[[], bool]) -> None:
-        """Connect the future to the call that settles it; for whoever sends the call.
+        """Connect the future to the call that settles it; for the sender of the call.
 
         Parameters
         ----------
@@ -59,7 +59,7 @@ class Future(concurrent.futures.Future[T]):
             return True
         if not super().cancel():
             return False
-        # Those who wait for several futures hear of it now.
+        # `wait` and `as_completed` of `concurrent.futures` learn of it now.
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self.set_running_or_notify_cancel()
         self._stop()
@@ -93,11 +93,11 @@ class Future(concurrent.futures.Future[T]):
         Exception
             What the function raised, with the remote traceback as a note.
         concurrent.futures.TimeoutError
-            When the result is not there in time.
+            When there is no result in time.
         concurrent.futures.CancelledError
             When the call was cancelled.
         """
-        # No context manager: an interrupt on its way in would not be seen.
+        # No context manager: an interrupt while it is being entered would be missed.
         try:
             return super().result(timeout)
         except KeyboardInterrupt:
@@ -138,7 +138,7 @@ class Future(concurrent.futures.Future[T]):
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Set what ``work`` returns or raises as the outcome, unless it is cancelled."""
+    """Set what ``work`` returns or raises as a future's outcome, unless cancelled."""
     try:
         value = work()
     except BaseException as error:
@@ -152,7 +152,7 @@ def settle(future: Future[T], work: Callable[[], T]) -> None:
 class Settler:
     """Thread that sets the results of futures.
 
-    Callbacks may take their time, and the manager's loop must not wait for them.
+    Callbacks of futures may take long, and the manager's loop must not wait for them.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Settler:
                 work()
             except Exception:
                 _log.exception("a future's result could not be handled")
-            # It would be held until the next one comes.
+            # The variable would keep it until the next one comes.
             del work
 
 

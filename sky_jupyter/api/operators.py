@@ -39,13 +39,13 @@ R = TypeVar("R")
 class Runner:
     """Right operand of the operators: it runs the calls that they send.
 
-    The left operand calls the method that fits what it is and which operator stands there: ``call >> pool`` is
-    ``pool.run(call)``. A `Compute` is one, and ``sky``; `runner_of` returns one for a pool.
+    The left operand calls the method for its own type and for the operator: ``call >> pool`` is ``pool.run(call)``. A
+    `Compute` is a runner, and so is ``sky``; `runner_of` returns one for a pool.
     """
 
     @property
     def live_pool(self) -> Pool:
-        """The live pool that runs the calls; PoolError where there is none."""
+        """The live pool that runs the calls; PoolError if there is none."""
         raise NotImplementedError
 
     def run(self, call: BoundCall[T]) -> T:
@@ -136,7 +136,8 @@ class Runner:
             if not (left and _lost(run)):
                 break
             left -= 1
-            # The next is to find what this one broke mended, and is sent what new kernels lack.
+            # Before the next attempt, repair what this one broke, and note which kernels are new, to send what they
+            # lack.
             renew_taken(live)
             cells.settle(live)
         if run.failed:
@@ -158,7 +159,7 @@ class Runner:
         Returns
         -------
         tuple or Iterator
-            One result per call.
+            One result per call; an iterator of them if the group streams.
         """
         _check_group(group, "run_parallel")
         live, calls = self.live_pool, group.calls
@@ -185,9 +186,9 @@ class Runner:
 
 
 class Sky(Runner):
-    """Stands for the current pool, resolved when a call meets it.
+    """Stand-in for the current pool, which is looked up when a call is sent.
 
-    That is the pool of the innermost ``with`` block, or that of ``%%sky``.
+    The current pool is that of the innermost ``with`` block, or that of ``%%sky``.
     """
 
     @property
@@ -197,7 +198,7 @@ class Sky(Runner):
 
     @property
     def live_pool(self) -> Pool:
-        """The current pool; PoolError where there is none."""
+        """The current pool; PoolError if there is none."""
         if pools.current is None:
             if (gone := pools.gone()) is not None:
                 raise PoolError(gone.refusal("with sky.Compute() as pool:", pools.names))
@@ -212,14 +213,14 @@ class Sky(Runner):
 
 
 sky = Sky()
-"""The current pool: ``train() >> sky``. The package itself does as well, as ``import sky_jupyter as sky`` names it."""
+"""The current pool: ``train() >> sky``. The package itself works as well, under ``import sky_jupyter as sky``."""
 
-# Written so for Python 3.10, where a Protocol has no ``|`` of its own.
+# A Union, since in Python 3.10 a Protocol does not support ``|``.
 Target = Union[Holder, Pool, Sky, ModuleType]  # noqa: UP007
 
 
 class OnPool(Runner):
-    """Runs calls on a pool that is there; made by `runner_of`.
+    """Runner for a live pool; made by `runner_of`.
 
     Parameters
     ----------
@@ -237,7 +238,7 @@ class OnPool(Runner):
 
 
 def runner_of(target: Target) -> Runner:
-    """Return what runs the calls that an operator sends to its right operand.
+    """Return the runner for an operator's right operand.
 
     Parameters
     ----------
@@ -247,12 +248,12 @@ def runner_of(target: Target) -> Runner:
     Returns
     -------
     Runner
-        The right operand itself, where it is one.
+        The right operand itself, if it is a runner.
 
     Raises
     ------
     PoolError
-        When it is not started, there is none, or it is something else.
+        When the operand is not started, or is no pool.
     """
     if isinstance(target, Runner):
         return target
@@ -296,9 +297,9 @@ def _broadcast(
     presses: int,
     notes: Sequence[Event],
 ) -> tuple[Run, CellResult]:
-    """Make one attempt at a call on every rank, with so many retries left.
+    """Make one attempt at a call on every rank, with ``left`` retries after it.
 
-    ``opened`` is what it goes on as after the short way, with the interrupts that it had there.
+    ``opened`` is the view and the run of a short call that was opened, ``presses`` its number of interrupts so far.
     """
     with live.stopping():
         if opened is not None:
@@ -333,7 +334,7 @@ def _broadcast(
 def _lost(run: Run) -> list[Outcome]:
     """Return the outcomes of a broadcast's ranks whose nodes were lost.
 
-    None if it was to be stopped anyway.
+    The list is empty if the time limit has stopped the broadcast.
     """
     if run.timed_out is not None:
         return []
@@ -341,7 +342,7 @@ def _lost(run: Run) -> list[Outcome]:
 
 
 def _opened_batch(live: Pool, call: BoundCall[Any], sent: ShortCall, title: str) -> Batch:
-    """Have a call of one rank that was opened go on as a task."""
+    """Continue an opened call to one rank as a task."""
     batch = Batch(live, (), title, waited=True, many=False)
     try:
         batch.take_up(sent, call)
@@ -352,7 +353,10 @@ def _opened_batch(live: Pool, call: BoundCall[Any], sent: ShortCall, title: str)
 
 
 def _run_opened(opened: Batch, presses: int) -> Any:
-    """Wait for an opened call of one rank, already interrupted; return its value."""
+    """Wait for an opened call to one rank; return its value.
+
+    ``presses`` is its number of interrupts so far.
+    """
     with opened as batch:
         batch.pressed = presses
         values: dict[int, Any] = {}
@@ -373,7 +377,7 @@ def run_all(
 
 
 def _submit_short(live: Pool, call: BoundCall[T]) -> Future[T] | None:
-    """Submit a call on the short way; return its future, or None if it may not."""
+    """Submit a short call and return its future; None if it must go the long way."""
     sent = short_way.begin(live, call)
     if sent is None:
         return None
@@ -383,7 +387,7 @@ def _submit_short(live: Pool, call: BoundCall[T]) -> Future[T] | None:
     held = calls_view.HeldView(live, f"{name_of(call)} > {live.spec.name}")
 
     def take(sent: ShortCall) -> None:
-        """Handle a call that is over or opened, in the thread that settles futures."""
+        """Handle a call that has ended or was opened, in the thread that settles futures."""
         try:
             if not sent.opened:
                 settle(future, lambda: sent.values()[0])
@@ -395,7 +399,7 @@ def _submit_short(live: Pool, call: BoundCall[T]) -> Future[T] | None:
         finally:
             held.end()
 
-    # It is over, or opened, before somebody could look whether it runs.
+    # A short call has ended, or was opened, before anybody can ask whether it runs.
     future.belong_to(lambda: live.calls.short.drop(sent), lambda: False)
     try:
         short_way.submit(live, sent, lambda sent: settler.do(lambda: take(sent)))
@@ -407,7 +411,7 @@ def _submit_short(live: Pool, call: BoundCall[T]) -> Future[T] | None:
 
 
 def _go_on(live: Pool, call: BoundCall[Any], sent: ShortCall, future: Future[Any]) -> None:
-    """Have the call of a future that was opened go on on the long way."""
+    """Continue the opened call of a future the long way."""
     batch = Batch(live, (), f"{name_of(call)} > {live.spec.name}", waited=False, many=False)
 
     def take(one: InFlightTask) -> None:
@@ -434,7 +438,7 @@ def _submit(
     values: dict[int, Any] = {}
 
     def take(sent: InFlightTask) -> None:
-        """Handle a call that is over, in the thread that sets futures' results."""
+        """Handle a call that has ended, in the thread that settles futures."""
         error: BaseException | None = None
         try:
             values.update(batch.take(sent))
@@ -475,7 +479,7 @@ def _raiser(error: BaseException) -> Callable[[], Any]:
 class Results(Iterator[T]):
     """Iterator of results as they arrive.
 
-    Closed at its end, or when it is dropped before.
+    It is closed at its end, or when it is dropped before that.
     """
 
     def __init__(self, batch: Batch, *, ordered: bool) -> None:
@@ -524,6 +528,6 @@ class Results(Iterator[T]):
         self.close()
 
     def __del__(self) -> None:
-        # Where an interpreter ends, there may be nothing left to close it with.
+        # While the interpreter ends, the modules that close it may be gone.
         if sys is not None and not sys.is_finalizing() and hasattr(self, "_batch"):
             self._batch.close(patience=0.0)

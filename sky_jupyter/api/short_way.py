@@ -1,9 +1,9 @@
-"""Which calls are short calls, and how a thread waits for one.
+"""Choice of the calls that are short calls, and the wait for one.
 
 docs/design-calls.md says why.
 
-`make` alone decides. All else is sent the long way, and so is a short call that was opened: one that takes long,
-prints, fails, or whose connection broke.
+Only `make` decides. All other calls are sent the long way. A short call that takes long, prints, fails or loses its
+connection is opened: it continues the long way.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def begin(
     live : Pool
         The pool.
     call : BoundCall
-        The call, which streams nothing.
+        The call; it must not stream.
     everywhere : bool
-        Whether it is one of all ranks.
+        Whether the call is for all ranks.
     notes : list of Event
-        Receives what there is to tell of a call of all ranks.
+        Receives the events to show, for a call for all ranks.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def make(
     """
     short, call = live.calls.short, calls[0]
     if not short.are_possible or call.retries is not None or live.pythons.reader:
-        # Dask retries; it alone waits for nodes that are to come back. Where nodes have another Python, the long way
+        # Dask retries calls: only it waits for nodes that come back. If nodes have another Python version, the long way
         # refuses code by value.
         return None
     live.require_live()
@@ -80,11 +80,11 @@ def make(
     with live.calls.lock:
         known = short.known(function, everywhere=everywhere, ledger=live.ledger, namespace=main())
     if everywhere and (known.capture.bindings or known.capture.notes):
-        # The long way tells the ledger that all ranks have them.
+        # The long way records in the ledger that all ranks have them.
         return None
-    # What shares an object with the function must be pickled together with it.
+    # Arguments that share an object with the function must be pickled together with it.
     is_alone = not everywhere or not (known.capture.names.reads or getattr(function, "__closure__", None))
-    # Lists and dicts are shared with nothing that cannot change.
+    # A function that reads only values that cannot change shares no lists or dicts with its arguments.
     given = _arguments(live, calls, is_alone, is_alone or known.unchanged is not None)
     if given is None:
         return None
@@ -115,9 +115,10 @@ def make(
 def _arguments(
     live: Pool, calls: Sequence[BoundCall[Any]], alone: bool, has_own_lists: bool
 ) -> tuple[AnyBytes, frozenset[str]] | None:
-    """Return calls' pickled arguments and their modules; None if no frame holds them.
+    """Return calls' pickled arguments and modules; None if no frame can hold them.
 
-    ``alone`` and ``has_own_lists`` tell that the function has no object, or no plain value, that they could share.
+    ``alone`` says that the arguments share no object with the function, ``has_own_lists`` that they share no list or
+    dict.
     """
     each = [(call.args, call.kwargs) for call in calls]
     short = live.calls.short
@@ -143,17 +144,17 @@ def _arguments(
 
 
 def _is_atom(value: Any) -> bool:
-    """Return whether a value shares nothing mutable: an atom, or a tuple of atoms."""
+    """Return whether a value has no mutable part: it is an atom or a tuple of atoms."""
     kind = type(value)
     return kind in _ATOMS or (kind is tuple and len(value) <= 1000 and all(map(_is_atom, value)))
 
 
 def run(live: Pool, sent: ShortCall, take_up: Callable[[], T]) -> tuple[int, T | None]:
-    """Send a call, and wait until it is over, or opened and taken up.
+    """Send a call, and wait until it has ended, or was opened and taken up.
 
-    Returns how often it was interrupted, and what ``take_up`` returns of one that was opened; None if it was not.
+    Return the number of interrupts, and the result of ``take_up`` if the call was opened, else None.
     """
-    # No interrupt comes between these: a rank would go on with nobody to stop it.
+    # No interrupt may come between these steps: the rank would go on, and nobody would stop it.
     with counting_interrupts() as presses:
         short = live.calls.short
         if short.direct.make(sent, presses):
@@ -178,12 +179,12 @@ def submit(live: Pool, sent: ShortCall, on_over: Callable[[ShortCall], None]) ->
     sent : ShortCall
         The call.
     on_over : callable
-        Called on the loop when it is over, or opened.
+        Called on the loop when the call has ended or was opened.
 
     Raises
     ------
     KeyboardInterrupt
-        When it was interrupted meanwhile; the call is sent then.
+        When an interrupt came meanwhile; the call has been sent.
     """
     sent.on_over = on_over
     with counting_interrupts() as presses:
@@ -193,7 +194,7 @@ def submit(live: Pool, sent: ShortCall, on_over: Callable[[ShortCall], None]) ->
 
 
 def note_restarts(live: Pool) -> None:
-    """Forget what was sent to kernels that have been replaced."""
+    """Forget what was sent to kernels that were replaced."""
     with live.calls.lock:
         live.calls.note_writes(main())
         cells.forget_sent(live, live.take_restarted(), main())

@@ -1,6 +1,6 @@
 """Hints for names that Skyward has and Sky Jupyter has not.
 
-Loaded when such a name is asked for.
+It is imported when an unknown name of the package is accessed.
 """
 
 from __future__ import annotations

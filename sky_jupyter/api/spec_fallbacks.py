@@ -11,7 +11,7 @@ from ..errors import BootstrapError, MachineError, ProvisionError
 from ..providers.base import provider_of
 from ..spec.pool_spec import Accelerator, PoolSpec
 
-# What says that machines are not available, and not that something else is wrong.
+# Errors that say that machines are not available, and not that something else is wrong.
 REFUSED = (ProvisionError, BootstrapError, MachineError)
 T = TypeVar("T")
 
@@ -20,30 +20,30 @@ T = TypeVar("T")
 class Spec:
     """One way to get a pool's machines.
 
-    `Compute` takes several and makes the first that is available. What a spec leaves out is as `Compute` has it.
+    `Compute` takes several and uses the first that is available. What a spec leaves out is as given to `Compute`.
 
     Parameters
     ----------
     provider : Provider
-        What makes the machines.
+        The provider of the machines.
     accelerator : str or Accelerator, optional
-        What each node must have, such as ``"A100:8"``.
+        The accelerators that each node must have, such as ``"A100:8"``.
     nodes : int, optional
-        How many.
+        The number of nodes.
     region : str, optional
-        Where machines are made; see `Compute` for this and the next five.
+        The region of the machines; see `Compute` for this and the next five.
     allocation : str, optional
-        Which market they come from.
+        The market that they come from.
     max_hourly_cost : float, optional
-        Dollars that a node may cost per hour.
+        The maximum price of a node, in dollars per hour.
     vcpus : float, optional
-        Processors that a node must have at least.
+        The minimum number of processors of a node.
     memory_gb : float, optional
-        Memory that a node must have at least.
+        The minimum memory of a node, in GB.
     disk_gb : float, optional
-        Disk that a node must have at least.
+        The minimum disk of a node, in GB.
     ttl : float or str, optional
-        After how long the pool ends, whatever it does.
+        The time after which the pool ends, whatever runs on it.
     """
 
     provider: Any
@@ -59,7 +59,7 @@ class Spec:
 
 
 def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Callable[[str], None]) -> T:
-    """Make the first pool that can be had, by price or in the given order.
+    """Make the first pool that is available, by price or in the given order.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Cal
     make : callable
         Makes one.
     tell : callable
-        Told of each that is not available, before the next is tried.
+        Called with a line for each one that is not available, before the next is tried.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Cal
     Raises
     ------
     ProvisionError
-        When none is available; it names each, and why.
+        When none is available; the message names each, and why.
     """
     if len(specs) == 1:
         return make(specs[0])
@@ -115,12 +115,12 @@ def price(spec: PoolSpec) -> float:
     Returns
     -------
     float
-        Dollars; infinite where the provider does not know.
+        Dollars; infinite if the provider does not know.
 
     Raises
     ------
     ProvisionError
-        When the provider has nothing, or nothing that costs as little as it may.
+        When the provider has no such machine, or none within ``max_hourly_cost``.
     """
     offers = provider_of(spec).offers(spec)
     if not offers:

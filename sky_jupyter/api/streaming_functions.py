@@ -19,13 +19,13 @@ from ..errors import SpecError
 if TYPE_CHECKING:
     from .context import BoundCall
 
-# An annotation that is a text, of one that may be left out too.
+# An annotation that is a string, possibly in Optional.
 _ITERATOR = re.compile(r"(?:(?:\w+\.)*Optional\[)?(?:\w+\.)*Iterator\b(?:\[|\W|$)")
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 
 
 def is_generator(function: Any) -> bool:
-    """Tell whether a function yields, as far as can be seen."""
+    """Tell whether a function is seen to yield."""
     inner = inspect.unwrap(function)
     return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner))
 
@@ -36,13 +36,13 @@ def iterator_names(function: Any) -> list[str]:
     found = [name for name, hint in _hints(inner).items() if name != "return" and _is_iterator(hint)]
     if not found:
         return []
-    # `*args` and `**more` are tuples and dicts of such, and are sent whole.
+    # `*args` and `**kwargs` hold several of them, and are sent whole.
     several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return [name for name in found if inspect.signature(inner).parameters[name].kind not in several]
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """Evaluate a function's annotations; texts stay where that fails."""
+    """Evaluate a function's annotations; they stay strings if that fails."""
     with contextlib.suppress(Exception):
         return typing.get_type_hints(function)
     if sys.version_info >= (3, 14):
@@ -75,12 +75,12 @@ def refuse(call: BoundCall[Any], how: str) -> None:
     call : BoundCall
         The call.
     how : str
-        What was written, for the message.
+        How it was to be sent, for the message.
 
     Raises
     ------
     SpecError
-        When it streams.
+        When the call streams.
     """
     if call.function.is_streaming:
         raise SpecError(

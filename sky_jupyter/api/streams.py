@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TICK = 0.05
-# So long a generator may take to its next item, where the stream is closed, before it is interrupted.
+# Seconds that a generator has to reach its next item once its stream is closed; then it is interrupted.
 _PATIENCE = 2.0
-# An item of the notebook's iterator has at most so many bytes; so many, or so long, is read for one answer.
+# The limit of one item of a notebook's iterator in bytes; the limits of the items for one answer, in bytes and seconds.
 _MOST_ITEM = 256 << 20
 _MOST_BYTES, _MOST_SECONDS = 1 << 20, 0.02
 
@@ -52,7 +52,7 @@ def taken_out(call: BoundCall[T]) -> tuple[BoundCall[T], list[Iterator[Any]]]:
     Raises
     ------
     SpecError
-        When an argument for such a parameter is not iterable.
+        When an argument for a parameter annotated as ``Iterator[T]`` is not iterable.
     """
     function = call.function.__wrapped__
     names = iterator_names(function)
@@ -86,20 +86,21 @@ class StreamBatch(Batch):
 class Stream(Iterator[T]):
     """Iterator of what a generator on a rank yields; made by ``call >> pool``.
 
-    The generator is a few items ahead at most. It is closed, and its rank free, when this is read to its
-    end, closed or dropped. What it raises is raised in its place.
+    The generator runs at most a few items ahead of the reader. When this iterator is read to its end, closed or
+    dropped, the generator is closed and its rank is free. An exception of the generator is raised here, in place of its
+    next item.
 
     Parameters
     ----------
     batch : Batch
         The call, as it was sent.
     sources : list of iterator
-        The arguments that are read here, item by item.
+        The call's iterators, which are read here, item by item.
 
     Attributes
     ----------
     result : Any
-        What the generator returned, when it is at its end; ``yield from`` gives it too.
+        What the generator returned; None before its end. It is also the value of ``yield from``.
     """
 
     def __init__(self, batch: Batch, sources: list[Iterator[Any]]) -> None:
@@ -140,9 +141,9 @@ class Stream(Iterator[T]):
             ) from None
 
     def _wait(self) -> Yielded | None:
-        """Return the next item, or None when the call is over.
+        """Return the next item, or None when the call has ended.
 
-        Meanwhile the rank gets what it asks of the notebook's iterators.
+        Meanwhile, send the rank the items that it requests of the notebook's iterators.
         """
         while True:
             try:
@@ -224,7 +225,8 @@ class Stream(Iterator[T]):
     def close(self) -> None:
         """Close the generator on its rank and free the rank.
 
-        Its ``finally`` blocks run. A generator that needs more than two seconds to its next item is interrupted.
+        The generator's ``finally`` blocks run. If it does not reach its next item within two seconds, it is
+        interrupted.
         """
         if self._over:
             return
@@ -242,11 +244,11 @@ class Stream(Iterator[T]):
         self.close()
 
     def __del__(self) -> None:
-        # Where an interpreter ends, there may be nothing left to close it with.
+        # While the interpreter ends, the modules that close the stream may be gone.
         if sys is None or sys.is_finalizing() or getattr(self, "_over", True):
             return
         if threading.current_thread().name == "sky-loop":
-            # Whoever waits for the loop in the loop waits for ever.
+            # `close` waits for the loop: in the loop's own thread it would wait forever.
             threading.Thread(target=_close, args=(self._flow, self._batch), daemon=True).start()
         else:
             self.close()

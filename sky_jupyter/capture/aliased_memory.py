@@ -23,7 +23,7 @@ def apart(packs: Mapping[str, Packed], sent: Collection[str]) -> Iterator[str]:
     tensors = sorted({span for name, packed in packs.items() for span in _tensors(name, packed)})
     # Most notebooks have no tensors, and some have very many arrays.
     arrays = sorted({span for name, packed in packs.items() for span in _arrays(name, packed)}) if tensors else []
-    # Spans may overlap each other: the end of all spans up to each one.
+    # Spans may overlap: for each one, the largest end of all spans up to it.
     ends = list(itertools.accumulate((one.end for one in arrays), max))
     found = set()
     for tensor in tensors:

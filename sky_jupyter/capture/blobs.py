@@ -1,9 +1,9 @@
 """Values as content-addressed blobs: a pickle with its out-of-band buffers.
 
-A blob's name is a blake2b digest of its pickle and of a 128-bit xxh3 of each buffer. The pickle is
-what a rank will execute, so it is named by a cryptographic hash. The buffers are data, and the hash of an array
-of 1 GB must take a fraction of a second. Large buffers are files of their own, named by their hash: an array is one
-file, whatever value contains it.
+A blob's name is a blake2b digest of its pickle and of a 128-bit xxh3 of each buffer. A rank will execute the pickle,
+so its hash is a cryptographic one. The buffers are only data, and hashing an array of 1 GB must take no more than a
+fraction of a second. Large buffers are files of their own, named by their hash: an array is one file, whatever value
+contains it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .names_in_code import annotation_names, code_attributes, code_guesses
 _REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 LARGE_BUFFER = LEAST
 """Buffers from this size on are files of their own."""
-# Between two pieces, interrupts are handled and progress is reported.
+# Bytes of a piece. Between two pieces, interrupts are handled and progress is reported.
 _PIECE = 32 << 20
 Tell = Callable[[int], None]
 """Called with the number of bytes just read or written."""
@@ -274,7 +274,7 @@ _SPECIAL: dict[tuple[str, str], Callable[[NotebookPickler, Any], Any]] = {
 
 
 class ReferringPickler(NotebookPickler):
-    """Pickler that writes objects which the nodes have as their handles.
+    """Pickler that writes handles in place of objects that the nodes have.
 
     Attributes
     ----------
@@ -303,11 +303,11 @@ def pack(
     roots: Collection[int] = (),
     inline: int = 0,
 ) -> Packed:
-    """Pickle a value; functions whose globals are ``namespace`` go without them.
+    """Pickle a value; functions with the globals ``namespace`` are sent without them.
 
     ``tell`` is called with the size of each piece of a buffer that was hashed. ``handles`` and ``roots`` are those
-    of `ReferringPickler` and `NotebookPickler`. Buffers of up to ``inline`` bytes in all stay in the pickle. Errors of
-    the value's own pickling are raised.
+    of `ReferringPickler` and `NotebookPickler`. Buffers of up to ``inline`` bytes in total stay in the pickle. Errors
+    of the value's own pickling are raised.
     """
     pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, inline=inline)
     alone = pickler
@@ -341,7 +341,7 @@ def _named(pickled: bytes, buffers: Sequence[memoryview], tell: Tell) -> Blob:
 def blob_of(path: Path, tell: Tell = untold) -> Blob:
     """Return the blob of a file that a rank wrote; it unpickles nothing.
 
-    The file may be removed then.
+    The file may be removed afterwards.
     """
     pickled, buffers = read_blob(path)
     return _named(bytes(pickled), buffers, tell)
@@ -386,7 +386,7 @@ def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:
 
 
 def _hash(buffer: memoryview, tell: Tell) -> bytes:
-    # Nodes have no such package, and may import the API.
+    # Imported here: nodes lack this package, and may import the API.
     import xxhash
 
     if len(buffer) <= _PIECE:

@@ -1,7 +1,7 @@
 """Names that a cell reads and writes, and how sure that is.
 
-A name counts as read if it *could* be read before the cell has certainly written it: a name that is left out is missing
-on the nodes, one too many only costs a transfer.
+A name counts as read if it *could* be read before the cell has certainly written it: a name too few would be missing on
+the nodes, while a name too many only costs a transfer.
 Statements are followed in order through branches and loops. The code of a function counts where the function's name is
 used, or else at the end of the cell.
 """
@@ -70,8 +70,8 @@ class CellNames:
     shell : frozenset of str
         Those of `reads` in shell lines and magics.
     weak : frozenset of str
-        Those of `reads` that are guesses, or that the cell has most likely written itself before: sent if possible, and
-        no reason to refuse the cell.
+        Those of `reads` that are guesses, or that the cell has most likely written itself before. They are sent if
+        possible; if not, the cell runs without them.
     sure : frozenset of str
         Those of `writes` that are certainly written if the cell ends without an error.
     dropped : frozenset of str
@@ -81,7 +81,8 @@ class CellNames:
     attributes : frozenset of str
         Attribute names in the code, for finding submodules.
     shows : bool
-        Whether the cell most likely prints, shows or asks something: it ends with an expression, or names what does so.
+        Whether the cell most likely prints, shows or asks something: it ends with an expression, or names a function
+        that does so.
     """
 
     reads: frozenset[str]
@@ -135,7 +136,7 @@ class _Scope:
     label: str = ""  # a class's prefix for its own names in `sure`
     name: str = ""
     shared: set[str] = field(default_factory=set)  # names that a class body declares global
-    bound: set[str] = field(default_factory=set)  # what a generic's body binds: its own, else the notebook's
+    bound: set[str] = field(default_factory=set)  # what a generic class binds; before that, the notebook's name counts
     uses: set[str] = field(default_factory=set)  # what the class's methods read
 
 
@@ -247,7 +248,7 @@ class NameFlow(ast.NodeVisitor):
                 self.visit(node)
 
     def either(self, *paths: Callable[[], None]) -> None:
-        """Follow alternative paths; only names that all of them write are sure after."""
+        """Follow alternative paths; afterwards, names that all of them write are sure."""
         before, ends = self.sure, []
         for path in paths:
             self.sure, self.dead = set(before), False
@@ -285,7 +286,7 @@ class NameFlow(ast.NodeVisitor):
         self.dead = True
 
     def loop(self, *nodes: ast.AST | None) -> None:
-        """Follow code that runs any number of times; the first time knows least."""
+        """Follow a loop's code once: in its first run, the fewest names are sure."""
         known = {name: set(uses) for name, uses in self.pending.items()}
 
         def once() -> None:

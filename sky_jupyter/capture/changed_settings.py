@@ -1,8 +1,8 @@
 """Settings of the notebook's process that ranks follow.
 
 These are environment variables, options of matplotlib, pandas, numpy, torch and JAX, warning filters and loggers.
-`Settings` polls them before each run. A change since the last poll gets the next version number. A rank applies what is
-newer than the version that it has: a new kernel applies all, and no rank applies a change twice.
+`Settings` polls them before each run. A change since the last poll gets the next version number. A rank applies the
+changes that are newer than its version. So a new kernel applies all, and no rank applies a change twice.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ABSENT = object()
 _PLAIN = (float, bool, type(None))
 # Bound of integers that the control plane can send.
 _LARGEST = 1 << 63
-# Variables that the environment, this project, and libraries at import set for one process.
+# Variables for one process only: set by its environment, by this project, or by libraries when they are imported.
 _SILENT = re.compile(
     r"SKY_|COMPUTE_POOL\Z|JPY_|JUPYTER|PYTEST_|PYDEVD_|IPY|_\Z|PWD\Z|OLDPWD\Z|SHLVL\Z|COLUMNS\Z|LINES\Z|TERM|MPLBACKEND\Z"
     r"|KMP_|CLICOLOR|FORCE_COLOR\Z|PAGER\Z|GIT_PAGER\Z|QT_|TF2_BEHAVIOR\Z|SSH_|PYTHON|UV_|PIP_|LD_|XDG_|CONDA_|VIRTUAL_ENV"
     r"|ACCELERATE_|DASK_|NVIDIA_|CUDA_MODULE_LOADING\Z"
 )
-# Variables that each machine or rank has of its own.
+# Variables for which each machine or rank has its own value.
 _OWN = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|HOSTNAME|RANK|WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE"
     r"|KERAS_BACKEND)\Z|(LOCAL|MASTER|ROLE|TORCHELASTIC|JAX|XLA|CUDA|HIP|ROCR)_|\w+_SOCKET_IFNAME\Z"
@@ -53,7 +53,7 @@ class Settings:
         self._held: dict[tuple[str, str], str] = {}
         self._said: set[tuple[str, str]] = set()
         self._done: dict[Statement, bool] = {}
-        # Of the others, a notebook's ranks have the defaults of a new process.
+        # In a notebook, the other settings are compared with the defaults of a new process, which its ranks have.
         self._seen = process_settings.read(["env"] if SettingsStart.of_process else FAMILIES)
 
     def follow(self, modules: Collection[str] = (), code: str = "") -> tuple[dict[str, Any], list[str]]:
@@ -194,7 +194,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _encoded(value: Any) -> tuple[str, Any] | None:
-    """Return a value as JSON or a pickle; None if it has code of the notebook in it."""
+    """Return a value as JSON or a pickle; None if unpicklable or with notebook code."""
     if _is_plain(value):
         return "", value
     if type(value).__module__ == "cycler":

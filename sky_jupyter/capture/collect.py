@@ -1,4 +1,4 @@
-"""Values that a cell must be sent, by the rule of the last writer.
+"""Values that must be sent for a cell, by the last-writer rule.
 
 `collect` runs nothing and changes nothing. `Capture.manifest` lists what to bind; after the nodes have bound it,
 `Capture.commit` updates the ledger.
@@ -62,7 +62,7 @@ class Binding:
     module : str
         Full name of a module.
     member : str
-        What of the module; "" for itself.
+        Name in the module; "" for the module itself.
     blob : Blob, optional
         Pickle of a value.
     value : Any
@@ -92,7 +92,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Capture:
-    """Everything that a cell must be sent, made by `collect`.
+    """Everything that must be sent for a cell; made by `collect`.
 
     It has views of the notebook's arrays: write it before another cell runs.
 
@@ -166,7 +166,7 @@ class Capture:
 
     @property
     def cut(self) -> tuple[Binding, ...]:
-        """Bindings of which each rank is sent its part."""
+        """Bindings of sharded values: each rank is sent its part."""
         return tuple(one for one in self.bindings if one.ranks)
 
     def part(self, one: Binding, rank: int, tell: Tell = untold) -> Blob:
@@ -252,7 +252,7 @@ def collect(
     ranks: int = 1,
     tell: Tell = untold,
 ) -> Capture:
-    """Return what a cell must be sent.
+    """Return everything that must be sent for a cell.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def collect(
     push : iterable of str
         Names that are sent whatever the ledger says.
     shard : iterable of str
-        Names of which each rank is sent its part only.
+        Names whose values are sharded: each rank is sent only its part.
     ranks : int
         Number of parts: the pool's ranks.
     tell : callable
@@ -310,7 +310,7 @@ def collect_value(
     Parameters
     ----------
     value : Any
-        Such as a function with its arguments.
+        The value, such as a function with its arguments.
     namespace : dict
         The notebook's namespace.
     ledger : Ledger
@@ -320,7 +320,7 @@ def collect_value(
     exclude : iterable of str, or "all"
         Names that are not sent; see `collect`.
     inline : int
-        Buffers of up to so many bytes in all stay in the pickle.
+        Buffers of up to this many bytes in total stay in the pickle.
 
     Returns
     -------
@@ -372,8 +372,8 @@ class _Collector:
         self.imports: set[str] = set()
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        # Values that were pickled whole, sent or not, and that others may share objects with; then names that are sent
-        # whatever the ledger says.
+        # Values that were pickled whole, sent or not: others may share objects with them. The names in `parted_before`
+        # are sent whatever the ledger says.
         self.packs: dict[str, Packed] = {}
         self.traces: dict[str, ObjectTrace] = {}
         self.parted_before: set[str] = set()
@@ -529,7 +529,7 @@ class _Collector:
     # -- what shares objects -----------------------------------------------------------------------
 
     def tie(self) -> Ties:
-        """Group sent values that share objects with each other or with the nodes."""
+        """Group sent values that share objects with each other or with nodes' values."""
         while self.add_touched() or self.add_joined():
             pass
         if self.problems:
@@ -549,7 +549,7 @@ class _Collector:
         return self.ties
 
     def replaced(self, sent: Mapping[str, ObjectTrace]) -> Iterator[tuple[str, tuple[ObjectTrace, Unit]]]:
-        """Yield replaced values that the nodes still have and that are in sent values."""
+        """Yield replaced values, still on the nodes, that share objects with sent ones."""
         ids = set().union(*(trace.ids for trace in sent.values()))
         for name, value, digest, unit in self.ledger.replaced(ids):
             with contextlib.suppress(Exception):
@@ -575,7 +575,7 @@ class _Collector:
         return bool(self.met.intersection(found))
 
     def add_joined(self) -> bool:
-        """Add unchanged values that share objects only since they were sent.
+        """Add unchanged values that began to share objects after they were sent.
 
         Views of an array that was changed outside of them are added too.
         """

@@ -44,7 +44,7 @@ class Rule:
     base : str
         Folder of the file, with a slash at its end.
     pattern : re.Pattern
-        pathspec's pattern: one of its groups matches if a path is only inside a named folder.
+        pathspec's pattern. One of its named groups matches if a path is only inside of a folder that the line names.
     folders_only : bool
         True if the line ends with a slash.
     again : bool
@@ -73,7 +73,7 @@ def read_rules(folder: Path) -> list[Rule]:
 
 
 def _rules(base: str, lines: Iterable[str]) -> list[Rule]:
-    # Nodes have no such package, and may import the API.
+    # Imported here: nodes lack this package, and may import the API.
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
     rules = []
@@ -81,7 +81,7 @@ def _rules(base: str, lines: Iterable[str]) -> list[Rule]:
         text = plain_brackets(re.sub(r"(?<!\\)\s+\Z", "", line))
         if text is None:
             continue
-        # What `re` does not compile, or warns of, pathspec lets pass; git leaves it out, or takes it.
+        # pathspec accepts lines that `re` does not compile, or warns of; git ignores the former and uses the latter.
         with warnings.catch_warnings(), contextlib.suppress(ValueError, re.error):
             warnings.simplefilter("ignore")
             pattern = GitIgnoreSpecPattern(text.rstrip("/"))
@@ -99,7 +99,7 @@ def _ignored(rules: Sequence[Rule], path: str, *, folder: bool) -> bool:
 
 
 def _rules_above(folder: Path) -> list[Rule]:
-    """Return the rules of a folder's repository above it, unless they ignore it."""
+    """Return the repository's rules above a folder; none if they ignore the folder."""
     above = [folder, *folder.parents]
     top = next((place for place in above if (place / ".git").exists()), None)
     if top is None:
@@ -144,8 +144,8 @@ def files_in(
     on_secret : callable
         Called with the path of each file that is left out because it has passwords or keys.
     on_look : callable
-        Called with the full paths of the folders and rules that were consulted: while they stay as they are, so does
-        which files there are.
+        Called with the full paths of the folders and rules that were consulted. While these are unchanged, the same
+        files are found.
 
     Yields
     ------
@@ -178,7 +178,7 @@ def _walk(
             is_folder = entry.is_dir(follow_symlinks=False)
             if _stays(entry, os.path.isdir(entry.path)) or _ignored(rules, entry.path, folder=is_folder):
                 if is_folder:
-                    # It may cease to be a virtual environment; what else changes in it does not matter.
+                    # It may stop being a virtual environment; other changes in it do not matter.
                     on_look([os.path.join(entry.path, _VENV)])
                 continue
             inner = f"{name}{entry.name}"
@@ -215,7 +215,7 @@ def _is_secret(entry: os.DirEntry[str]) -> bool:
 
 
 def target_of(link: Path, root: Path) -> tuple[str, bool]:
-    """Return a link's target as a node needs it, and if it is outside of ``root``."""
+    """Return a link's target for a node, and True if it is outside of ``root``."""
     to = os.readlink(link)
     place = os.path.normpath(os.path.join(link.parent, to))
     outside = not Path(place).is_relative_to(root)

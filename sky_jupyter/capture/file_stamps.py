@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# What changed so shortly before it was looked at may have changed again with the same stamp: a file system counts in
-# steps, and the clock of a file server differs from ours.
+# Nanoseconds. A file that changed so shortly before it was stamped may change again and keep the same stamp: a file
+# system counts time in steps, and the clock of a file server differs from ours.
 _DOUBT = 2_000_000_000
 
 Stamp = tuple[int, int, int, int]
@@ -16,9 +16,9 @@ Stamp = tuple[int, int, int, int]
 
 @dataclass
 class FileStamps:
-    """What was consulted, with how it was.
+    """Stamps of all paths that were consulted.
 
-    It is made before the first path is looked at, so that a change meanwhile is seen as one.
+    It is made before the first path is looked at, so that a change in between is detected.
     """
 
     began: int = field(default_factory=time.time_ns)
@@ -33,11 +33,11 @@ class FileStamps:
 
     @property
     def are_sure(self) -> bool:
-        """False while one of them is so new that a further change might not be seen."""
+        """False if a path changed so recently that another change might go unnoticed."""
         return all(stamp is None or stamp[0] < self.began - _DOUBT for stamp in self.stamps.values())
 
     def hold(self) -> bool:
-        """Tell whether all are as they were."""
+        """Return True if all paths are unchanged."""
         return all(_stamp(path) == stamp for path, stamp in self.stamps.items())
 
 

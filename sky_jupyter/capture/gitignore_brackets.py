@@ -1,7 +1,7 @@
 """Bracket expressions of ``.gitignore``: ``[a-f]``, ``[!x]``, ``[[:digit:]_]``.
 
-pathspec gives them to `re` nearly unchanged, which has no classes such as ``[:alpha:]`` and no escapes of this kind.
-They are written anew from the characters that they stand for.
+pathspec passes them to `re` nearly unchanged, but `re` has no classes such as ``[:alpha:]`` and no escapes of this
+kind. So they are rewritten from the characters that they stand for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _read(line: str, at: int) -> tuple[bool, _Ranges, int] | None:
             at = end + 1
             continue
         first, at = _character(line, at)
-        # Also where a range is empty, as in ``[z-a]``.
+        # The first character matches even if the range is empty, as in ``[z-a]``.
         ranges.append((first, first))
         if line[at : at + 1] == "-" and line[at + 1 : at + 2] not in ("", "]"):
             last, at = _character(line, at + 1)
@@ -82,7 +82,7 @@ def _text(ranges: Iterable[tuple[str, str]], *, negated: bool) -> str | None:
     members = {code for first, last in ranges for code in range(ord(first), ord(last) + 1)} - {ord("/")}
     special = [one for one in _SPECIAL if (ord(one) in members) != negated]
     if negated:
-        # For `re`, a negated set has the slash: the characters that it has are written instead.
+        # In `re`, a negated set would match the slash: so the characters that match are written out instead.
         bounds = [-1, *sorted(members | {*map(ord, f"/{_SPECIAL}")}), sys.maxunicode + 1]
         runs = [(low + 1, high - 1) for low, high in itertools.pairwise(bounds)]
     else:
@@ -90,7 +90,8 @@ def _text(ranges: Iterable[tuple[str, str]], *, negated: bool) -> str | None:
     if not (special or members or negated):
         return None
     rest = "".join(f"{chr(low)}-{chr(high)}" for low, high in runs if low <= high)
-    # No name has a line break here; a circumflex or an exclamation mark at the beginning would negate.
+    # A circumflex or an exclamation mark at the beginning would negate the set. A line break is harmless there: no name
+    # has one here.
     first = "]" if "]" in special else "\n"
     return f"[{first}{rest}{''.join(special).replace(']', '')}]"
 

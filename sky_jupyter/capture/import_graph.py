@@ -27,7 +27,7 @@ from typing import Any
 _INSTALLED = {"site-packages", "dist-packages"}
 _OWN = __name__.partition(".")[0]
 _NEVER = {"__main__", "__mp_main__", _OWN, *sys.builtin_module_names, *sys.stdlib_module_names}
-# Tries to invalidate the caches of Python's importers beside other threads.
+# Number of attempts to invalidate the caches of Python's importers, which other threads may do at the same time.
 _TRIES = 10
 _invalidating = threading.Lock()
 # Line magics whose arguments are code.
@@ -74,8 +74,8 @@ class Imports:
     members : frozenset of (str, str)
         A module, with what is imported from it: a name, a submodule, or ``"*"``.
     bound : tuple of (str, str, str)
-        Names that absolute imports bind: name, module, and what of the module; "" for the module itself. Of
-        ``from module import *`` name and member are ``"*"``. Empty for compiled code.
+        Names that absolute imports bind: name, module, and member of the module; "" for the module itself. For
+        ``from module import *``, name and member are ``"*"``. Empty for compiled code.
     """
 
     modules: frozenset[str] = frozenset()
@@ -285,7 +285,7 @@ def _imports_of_file(file: Path, package: str, mtime_ns: int, ctime_ns: int, siz
 def _invalidate_caches() -> None:
     """Let Python find files that were written a moment ago.
 
-    Its own function deletes finders from a dict, and raises KeyError where another thread was faster.
+    Python's own function deletes finders from a dict, and raises KeyError if another thread was faster.
     """
     for _ in range(_TRIES):
         with _invalidating, contextlib.suppress(KeyError):
@@ -298,7 +298,7 @@ def _spec(name: str, parent: Module | None) -> ModuleSpec | None:
     path = [str(folder) for folder in parent.folders] if parent is not None else None
     for finder in list(sys.meta_path):
         find: Any = getattr(finder, "find_spec", None)
-        # A finder is foreign code.
+        # A finder is foreign code, which may raise anything.
         with contextlib.suppress(Exception):
             spec: ModuleSpec | None = find(name, path)
             if spec is not None:

@@ -1,7 +1,7 @@
 """Keras models in a pickle: models with common layers keep sharing them.
 
 Each pickler has a `Models`. A model that contains parts of another is pickled with it. A part that is met by itself is
-pickled as that part of its owner.
+pickled as a reference to that part of its owner.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Models:
 
         Parts that were also pickled alone count. ``first`` has the ids of models that cannot take another's parts.
         """
-        # Models with most parts come first: their parts may be reachable through them alone.
+        # Models with most parts come first: some of their parts may be reachable only through them.
         models = sorted(self.met.values(), key=lambda model: (id(model) not in first, -len(self.parts(model))))
         owners: dict[int, tuple[Any, Place]] = {}
         needed = False
@@ -100,7 +100,7 @@ def archived(model: Any, given: Iterable[Any]) -> tuple[io.BytesIO, dict[int, An
         global_state.get_global_attribute("shared_objects/id_to_config_map").update(seen)
         config = serialization_lib.serialize_keras_object(model)
     numbers: dict[int, int] = {}
-    # Ids differ the next time.
+    # The ids differ each time: replace them by numbers.
     _number(config, numbers)
     known = {numbers[key]: ids[key] for key, told in seen.items() if told and key in numbers}
     archive = io.BytesIO()

@@ -24,7 +24,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class NameFacts:
-    """Name on the nodes.
+    """Facts about a name on the nodes.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ class _Mark:
         self.unit: Unit | None = None
         try:
             self._value: Callable[[], Any] = weakref.ref(value)
-        except TypeError:  # Lists, dicts, numbers. An id alone would not do: ids are reused.
+        except TypeError:  # Lists, dicts, numbers. An id alone would not be enough: ids are reused.
             self._value = lambda: value
 
     @property
     def value(self) -> Any:
-        """Object; None if it was collected."""
+        """The object; None if it was garbage-collected."""
         return self._value()
 
     def is_of(self, value: Any) -> bool:
@@ -101,7 +101,7 @@ class Ledger:
         self._sent: dict[str, _Mark] = {}
         self._nodes: dict[str, _Mark] = {}
         self._uses: dict[str, frozenset[str]] = {}
-        # Names on the nodes that the notebook has written since: for `facts` alone.
+        # Names on the nodes that the notebook has written since: for `facts`, and to know deleted names.
         self._old: dict[str, NameFacts] = {}
         # Values on the nodes that the notebook has replaced since, until the new ones are sent.
         self._past: dict[str, _Mark] = {}
@@ -109,12 +109,12 @@ class Ledger:
         self._lacking: set[str] = set()
         # Modules imported by the nodes, by name: full name, and submodules imported with it.
         self._imports: dict[str, tuple[str, ...]] = {}
-        # What of the module, for names that `from` imports have bound.
+        # For names that `from` imports have bound: the name in the module.
         self._members: dict[str, str] = {}
-        # Those of them that ended with their kernels: the ranks that had them, None for all.
+        # Imported names that were lost with kernels: the ranks that had them, None for all.
         self._unimported: dict[str, frozenset[int] | None] = {}
         self._world_size = 1
-        # Rises with each change.
+        # Increases with each change.
         self.version = 0
 
     @property
@@ -310,7 +310,7 @@ class Ledger:
             self._imports[name] = full, *(one for one in every if one.startswith(f"{full}."))
 
     def knows_of(self, name: str) -> bool:
-        """Return whether a name that the notebook lacks was once in it; most never were."""
+        """Return True if a name that the notebook lacks was met before; most never were."""
         return name in self._old or name in self._imports or name in self._uses
 
     def hides_builtin(self, name: str) -> bool:
@@ -323,7 +323,7 @@ class Ledger:
         return frozenset(self._imports)
 
     def member(self, name: str) -> str:
-        """Return what of its module an imported name is; "" for the module itself."""
+        """Return an imported name's name in its module; "" for the module itself."""
         return self._members.get(name, "")
 
     def import_again(self, name: str) -> tuple[tuple[str, ...], frozenset[int]] | None:
@@ -396,14 +396,14 @@ class Ledger:
         return self._uses.get(name, frozenset())
 
     def unsent(self, new: Collection[int] = (), world_size: int = 0) -> Ledger:
-        """Return a copy with what the nodes wrote and without what they were sent.
+        """Return a copy with names that the nodes wrote, without those they were sent.
 
-        It is for a rank that may lack what the others have: a new kernel, or the one rank of a call.
+        It is for a rank that may lack the others' values: a new kernel, or the one rank of a call.
 
         Parameters
         ----------
         new : collection of int
-            Ranks with new kernels, which have nothing.
+            Ranks with new kernels, which have no names yet.
         world_size : int
             Number of ranks.
 

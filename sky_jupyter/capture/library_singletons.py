@@ -14,7 +14,7 @@ from .import_graph import is_local
 
 
 def made_there(obj: Any) -> Any:
-    """Return how a node gets its own object, as ``__reduce__`` does."""
+    """Return how a node gets its own object, in the form of ``__reduce__``."""
     kind = type(obj)
     package = sys.modules.get(str(kind.__module__).partition(".")[0])
     file = getattr(package, "__file__", None)

@@ -98,7 +98,7 @@ def plain(text: str) -> str:
 
 
 def code_guesses(code: types.CodeType) -> set[str]:
-    """Return global names in a function's strings that it may read by them."""
+    """Return global names that a function may read by way of its strings."""
     guesses: set[str] = set()
     for inner in nested_code(code):
         attributes = set(inner.co_names)

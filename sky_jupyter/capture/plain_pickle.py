@@ -1,6 +1,6 @@
 """Pickles of plain values, which need none of the notebook's code to unpickle.
 
-They are atoms, containers and arrays.
+Plain values are atoms, containers and arrays.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 from ..node.protocol.shared_bytes import AnyBytes, SharedWriter
 
-# What numpy's own pickles call.
+# Functions that numpy's own pickles call.
 _NUMPY_FUNCTIONS = ("_reconstruct", "_frombuffer", "scalar")
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-# Modules with the types of arrays and of their items; the second has `bfloat16` and its like.
+# Modules with the types of arrays and of their items; the second has types such as `bfloat16`.
 _NUMBERS = ("numpy", "ml_dtypes")
 
 
 class NotPlain(Exception):
-    """A value has more than plain parts."""
+    """Raised when a value has parts that are not plain."""
 
 
 class _PlainPickler(pickle.Pickler):
-    """Pickler whose C code refuses what is not plain: a look in Python is 5x slower."""
+    """Pickler whose C code refuses what is not plain: Python code would be 5x slower."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Go on with a part that is neither an atom nor a container, or raise NotPlain."""
+        """Accept a part that is neither an atom nor a container, or raise NotPlain."""
         if type(value) is complex or value is complex or _is_numpy(value):
             return NotImplemented
         raise NotPlain
@@ -39,9 +39,10 @@ def plain_pickle(value: Any, writer: SharedWriter) -> AnyBytes:
     Parameters
     ----------
     value : object
-        None, numbers, texts, bytes, arrays and scalars of numpy without objects; tuples, lists, dicts and sets of such.
+        None, numbers, texts, bytes, arrays and scalars of numpy without objects; tuples, lists, dicts and sets of
+        these.
     writer : SharedWriter
-        Where it is written, and what limits its size.
+        Writer of the pickle, which limits its size.
 
     Returns
     -------

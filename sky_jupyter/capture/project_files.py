@@ -1,7 +1,7 @@
 """Local code and files that a pool's nodes need, and their changes.
 
-On the nodes, all of it is below one folder at the head of ``sys.path``: modules by their names, and included files at
-their path relative to their entry of ``sys.path``.
+On the nodes, all of them are in one folder, which comes first in ``sys.path``. Modules are placed by their names, and
+included files by their path relative to their entry of ``sys.path`` here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .import_graph import Closure, LocalModules, Module
 
 # Lines of a .gitignore that leave out all files but Python's.
 _ONLY_MODULES = ("*", "!*/", "!*.py", "!*.so")
-# As many looks are kept: few calls need the same modules of libraries.
+# Number of looks that are kept: calls rarely need the same modules of libraries.
 _LOOKS = 64
 _ADVICE = "name what is not needed in .gitignore, or bring it with `%sky put`"
 
@@ -74,9 +74,9 @@ class CodeSnapshot:
     index : bytes
         Index that the nodes read.
     changed : tuple of str
-        Paths with other content than at the last look.
+        Paths with other content than the nodes have.
     gone : tuple of str
-        Paths that existed at the last look.
+        Paths that the nodes have, and that are not needed or do not exist any more.
     again : tuple of str
         Unchanged modules that import changed ones.
     others : frozenset of str
@@ -149,7 +149,7 @@ class CodeSnapshot:
 
 @dataclass
 class _Look:
-    """Look that found nothing new, and what tells that another would not either."""
+    """Look that found nothing new, and the state that shows if another is needed."""
 
     code: CodeSnapshot
     stamps: FileStamps
@@ -158,7 +158,7 @@ class _Look:
     at: float = field(default_factory=time.perf_counter)
 
     def holds(self, within: float = 0.0) -> bool:
-        """Tell whether all is as it was, by a look at most ``within`` seconds old."""
+        """Return True if all is unchanged, by a check at most ``within`` seconds old."""
         if self.state != _import_state():
             return False
         now = time.perf_counter()
@@ -177,12 +177,12 @@ class LocalCode:
         self._needs: set[str] = set()
         # By place on the nodes: local path, name as the user gave it, and excludes.
         self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
-        # Folders of scripts, of which the modules are sent; by place on the nodes.
+        # Folders of scripts, whose modules are sent, by place on the nodes.
         self._scripts: dict[str, Path] = {}
         self._sources: Mapping[str, SourceFile] = {}
         # Secret files and outward links that were reported.
         self._told: set[str] = set()
-        # Looks that found nothing new, by what was needed.
+        # Looks that found nothing new, by the needed modules.
         self._unchanged: dict[frozenset[str], _Look] = {}
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
@@ -213,8 +213,8 @@ class LocalCode:
     def look(self, needs: Iterable[str], *, within: float = 0.0) -> CodeSnapshot:
         """Return the files that the nodes need to import ``needs``.
 
-        Files that were looked at ``within`` so many seconds are taken to be as they were then. Raise CaptureError if a
-        file cannot be read or a folder is too large. An include that fails is dropped.
+        Files that were checked less than ``within`` seconds ago count as unchanged. Raise CaptureError if a file cannot
+        be read or a folder is too large. An include that fails is dropped.
         """
         needs = frozenset(needs)
         known = self._unchanged.get(needs)
@@ -229,10 +229,10 @@ class LocalCode:
         return code
 
     def _look(self, needs: frozenset[str], stamps: FileStamps) -> CodeSnapshot:
-        """Look at all files, and stamp whatever the outcome rests on."""
+        """Look at all files, and stamp all paths that affect the result."""
         stamps.add(entry for entry in sys.path if isinstance(entry, str))
         closure = self._modules.closure(needs | self._needs)
-        # Other modules stay foreign: only the caller that needs them handles them.
+        # Only local modules are remembered: the caller that needs others handles them.
         local = {name for name in needs if name.partition(".")[0] in closure.modules}
         if not local <= self._needs:
             self._needs |= local
@@ -274,7 +274,7 @@ class LocalCode:
         try:
             _add_included(place, path, excludes, found, secret, stamps)
         except CaptureError as error:
-            # Otherwise every later cell would fail, with no way to remove it.
+            # Otherwise every later cell would fail, with no way to remove the include.
             del self._included[place]
             raise CaptureError(f"{error}; cells run without {text} until it is included again") from None
 
@@ -285,7 +285,7 @@ class LocalCode:
             root = found[place].root
             if source.to and root is not None and file_selection.target_of(source.path, root)[1]:
                 text = f"{place} ({source.to})"
-                # The target may be sent beside the link.
+                # The target may be sent too.
                 inside = os.path.normpath(os.path.join(os.path.dirname(place), source.to))
                 if text not in self._told and not any(one == inside or one.startswith(f"{inside}/") for one in sources):
                     new.append(text)
@@ -296,7 +296,7 @@ class LocalCode:
         """Record that the nodes have these files."""
         if self._sources is not code.sources:
             self._sources = code.sources
-            # They were looks at other ones.
+            # Those looks compared with other files.
             self._unchanged.clear()
         self._told.update(code.secret)
 
@@ -382,7 +382,7 @@ def _inside(root: Path, name: str, info: os.stat_result) -> _Found:
 
 
 def _own_file(file: Path) -> _Found:
-    """Return a module's file, or a link's target if its suffix fits."""
+    """Return a module's file; follow a link unless its target has another suffix."""
     if file.is_symlink() and Path(os.path.realpath(file)).suffix != file.suffix:
         return _Found(file, file.lstat(), file.parent)
     return _Found(file, file.stat())
@@ -406,7 +406,7 @@ def _add_modules(
             found.setdefault(f"{place}{ending}", _own_file(module.file))
     for name, place, module in packages:
         above = name.rpartition(".")[0]
-        # Of a package inside one without an __init__.py, only the imported modules are sent.
+        # A package inside another is sent with it. But of one without an __init__.py, only imported modules are sent.
         if above in modules and modules[above].file is not None:
             continue
         for folder in module.folders:
@@ -438,7 +438,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _import_state() -> tuple[object, ...]:
-    """Return the state of Python's import system: it changes with what is loaded."""
+    """Return a state of Python's import system that changes when modules are loaded."""
     try:
         here = os.getcwd()
     except OSError:

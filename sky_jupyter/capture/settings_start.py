@@ -1,6 +1,6 @@
-"""Which settings ranks follow: all of a notebook's process, or later ones alone.
+"""Choice of settings that ranks follow: all of a notebook's, or only later ones.
 
-Loading the extension says so, and needs nothing else of what follows settings (`changed_settings`).
+Loading the extension makes the choice. It needs nothing else of the modules that follow settings (`changed_settings`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class SettingsStart:
-    """From when on settings count.
+    """Start of the time in which changes of settings count.
 
     Attributes
     ----------

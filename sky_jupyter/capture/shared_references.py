@@ -2,8 +2,8 @@
 
 `ObjectTrace` has the objects in a value's pickle, `Unit` the objects that the nodes were sent in one pickle. `Ties`,
 made for one transfer, groups the names that share an object. A name that was sent before and has not changed is not
-sent again: the nodes may have changed theirs. A value that shares an object with it refers to that object by its
-handle.
+sent again: the nodes may have changed their value. A new value that shares an object with such a name refers to that
+object by its handle.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ObjectTrace:
         self.objects: dict[int, tuple[int, Any]] = {}
         memo: dict[int, tuple[int, Any]] = {}
         if type(self.pickler) is NotebookPickler and _has_plain_items(value):
-            # The memo would be a copy of all of them.
+            # The memo would be a copy of all items.
             self.objects[id(value)] = 0, value
         else:
             with collections_paused():
@@ -108,7 +108,7 @@ def _reference(obj: Any) -> Callable[[], Any]:
         return lambda: obj
     try:
         return weakref.ref(obj)
-    except TypeError:  # Lists, dicts. An id alone would not do: ids are reused.
+    except TypeError:  # Its type has no weak references. An id alone would not be enough: ids are reused.
         return lambda: obj
 
 
@@ -149,7 +149,7 @@ class Unit:
         return key in self.states or self.handle(key, obj) is not None
 
     def handle(self, key: int, obj: Any) -> Handle | None:
-        """Return the handle of this very object."""
+        """Return the handle of exactly this object; None if there is none."""
         handle, kept = self.objects.get(key, (None, None))
         return handle if kept is not None and kept() is obj else None
 
@@ -283,7 +283,7 @@ class Ties:
         try:
             packed = pack({name: self.values[name] for name in names}, self.namespace, handles=handles, roots=roots)
         except Exception:
-            # Each value could be pickled alone.
+            # Each value could be pickled alone: they are sent apart.
             self.parted += [(names[0], other) for other in names[1:]]
             return
         token = self._token(names, packed.blob.digest)
@@ -301,7 +301,7 @@ class Ties:
             self.units.update(dict.fromkeys(names, Unit(token, objects, *more, contents)))
 
     def _token(self, names: Collection[str], digest: str) -> str:
-        """Return a unit's name: the same for the same objects, sent to another rank.
+        """Return a unit's name: the same if the same objects are sent to another rank.
 
         Other objects with equal content get another name, as both units may be referred to.
         """
@@ -312,7 +312,7 @@ class Ties:
         return next(self.traces[name].object(key) for name in names if key in self.traces[name].ids)
 
     def _note_untied(self, names: list[str], models: Models) -> None:
-        """Record models that would get layers of others and have made their own."""
+        """Record models that should share others' layers and got layers of their own."""
         held = {name: trace for name, (trace, _) in self.kept.items()} | {name: self.traces[name] for name in names}
         for model, part in models.untied:
             name = next((name for name in names if id(model) in self.traces[name].ids), names[0])

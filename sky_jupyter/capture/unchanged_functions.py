@@ -1,6 +1,6 @@
-"""Whether a function and all that it reads are unchanged, by their identities.
+"""Check that a function and all that it reads are unchanged, by their identities.
 
-Pickling would tell as well, and takes a hundred times as long. Values that may change in place are not for this.
+Pickling would show it too, but takes a hundred times as long. Values that may change in place cannot be checked so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, ModuleType, Builtin
 
 
 class Unchanged:
-    """Identities of a function and of what it reads; made by `of`."""
+    """Identities of a function and of the values that it reads; made by `of`."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Any]] = []
@@ -27,12 +27,12 @@ class Unchanged:
 
     @classmethod
     def of(cls, value: Any, names: Iterable[str], namespace: Mapping[str, Any]) -> Unchanged | None:
-        """Return the identities of a value and what it reads; None if they do not do.
+        """Return the identities of a value and what it reads; None if not sufficient.
 
         Parameters
         ----------
         value : Any
-            Such as a function.
+            The value, such as a function.
         names : iterable of str
             The names that its functions read, and those that their values read in turn.
         namespace : mapping
@@ -54,7 +54,7 @@ class Unchanged:
         return self
 
     def holds(self, namespace: Mapping[str, Any]) -> bool:
-        """Return whether all is as it was."""
+        """Return True if all is unchanged."""
         for name, value in self._names:
             if namespace.get(name, _ABSENT) is not value:
                 return False
@@ -68,7 +68,7 @@ class Unchanged:
         return all(attributes.get(name) is value for attributes, name, value in self._attributes)
 
     def _add(self, value: Any, namespace: Mapping[str, Any]) -> bool:
-        """Add a value; return False for one that may change without being another one."""
+        """Add a value; return False for one that may change in place."""
         kind = type(value)
         if kind in _ATOMS:
             return True
@@ -81,7 +81,7 @@ class Unchanged:
             return False
         home = value.__module__
         if home != namespace.get("__name__") and getattr(sys.modules.get(home), value.__qualname__, None) is value:
-            # Nodes import it.
+            # Nodes import it by its name.
             return True
         return isinstance(value, FunctionType) and self._add_function(value, namespace)
 

@@ -188,7 +188,8 @@ class Machine(Protocol):
         Raises
         ------
         TimeoutError
-            If it has not ended after ``timeout`` seconds. It is ended there, except over SSH, where it may go on.
+            If it has not ended after ``timeout`` seconds. The script is then ended, except over SSH, where it may go
+            on.
         """
 
     def exec(
@@ -357,5 +358,5 @@ class Machine(Protocol):
         Raises
         ------
         MachineError
-            When the machine cannot listen for us, as where connections can only be made to it.
+            When the machine cannot listen for this process, as where connections can only be made to it.
         """

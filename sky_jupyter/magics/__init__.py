@@ -1,4 +1,4 @@
-"""The magics: they parse a line and call what `session` does."""
+"""Magics: they parse a line and call the functions of `session`."""
 
 from .extension import load as load
 from .extension import unload as unload

@@ -1,8 +1,8 @@
 """``%sky auto``: run plain cells on a pool until it is turned off.
 
-A transformer of IPython's input replaces a plain cell by a call that runs it on the pool. The state lives in the
-kernel alone: nothing is written to the notebook, and a new kernel begins with it off. Pages show and change it by a
-request on the control channel (docs/actions.md).
+A transformer of IPython's input replaces a plain cell by a call that runs it on the pool. Only the kernel has the
+state: nothing is written to the notebook, and in a new kernel auto is off. Pages show and change it by a request on the
+control channel (docs/actions.md).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ REQUEST = "sky_auto_request"
 CHANGED = "sky_auto"
 # Cell magics that measure code: they do it where the code runs.
 _ON_NODES = ("time", "timeit", "prun")
-# What IPython runs for such a cell magic is a cell of its own, and is treated as one.
+# For such a cell magic, IPython runs the code as a cell of its own, which is treated like any other.
 _AROUND = ("capture",)
 _MAGIC = re.compile(r"%%(\S*)")
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _LOCAL = re.compile(r"%%local\s*\Z")
 _STAYS = re.compile(r"\?{0,2}%sky\b|%(?:re|un)?load_ext\s+sky_jupyter\b|%debug\s+(?:rank\s+)?\d+\s*$")
-# Without the extension nothing sends the lines below to a pool; loaded anew, it begins with auto off.
+# Without the extension, nothing sends the lines below to a pool; when it is loaded again, auto is off.
 _ENDS = re.compile(r"%(?:re|un)load_ext\s+sky_jupyter\b")
 _EXIT = re.compile(r"(?:exit|quit)(?:\s*\(\s*\))?\s*\Z")
 
 
 class Auto:
-    """Whether plain cells run on a pool, which pool, and with which options.
+    """State of `%sky auto`: whether plain cells run on a pool, on which, and how.
 
     The magics hold it.
 
@@ -53,7 +53,7 @@ class Auto:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.on = False
-        # Of the last `%sky auto`: what its cells run with, and as it was written.
+        # The options of the last `%sky auto`: parsed, and as text.
         self.given: ParsedLine | None = None
         self.line = ""
         self._aside = 0
@@ -63,11 +63,11 @@ class Auto:
         self._told: dict[str, Any] = {}
 
     def turn_on(self, given: ParsedLine, pool: str, line: str = "") -> None:
-        """Run plain cells on this pool from the next one; pages are shown ``line``.
+        """Run plain cells on this pool, from the next cell on.
 
-        It has no secrets.
+        Pages show ``line``, which has no secrets.
         """
-        # The pool is there: later cells ask for it, and for no other nodes or packages.
+        # The pool exists: later cells only name it, and ask for no other nodes or packages.
         self.given = replace(given, verb=None, pool={}, name=pool, target=None)
         self.line = line
         self.on = True
@@ -79,7 +79,7 @@ class Auto:
         self.tell()
 
     def need(self) -> ParsedLine:
-        """Return what a plain cell runs with; raise PoolError where its pool has ended."""
+        """Return a plain cell's options; raise PoolError if its pool has ended."""
         if self.given is None:
             raise PoolError("`%sky auto` is off; `%sky auto --nodes 2` has each cell run on a pool of two nodes")
         name = str(self.given.name)
@@ -93,7 +93,7 @@ class Auto:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave cells as they are inside the context: they are on their way already."""
+        """Leave cells unchanged inside the block: they are being run already."""
         self._aside += 1
         try:
             yield
@@ -111,18 +111,18 @@ class Auto:
             rest = lines[at + 1 :]
             below = first_line(rest)
             if below is not None and rest[below].startswith("%%"):
-                # It has to be the first line to be a cell magic.
+                # A cell magic must be in the first line.
                 return rest[below:]
             return [*_noted(lines[: at + 1]), *rest]
         return _calls(lines) if self.on and self._is_plain(lines) else lines
 
-    # IPython leaves such transformers out where it asks whether a cell is finished.
+    # IPython leaves out transformers with this mark when it checks whether a cell is finished.
     transform.has_side_effects = True  # type: ignore[attr-defined]
 
     def _is_plain(self, lines: list[str]) -> bool:
         """Tell whether a cell, or some of its lines, goes to the pool.
 
-        Only what a person runs does.
+        Only cells that the user runs do.
         """
         self._forget_earlier()
         if self._running and not _is_around(self._running[0].raw_cell):
@@ -135,7 +135,7 @@ class Auto:
         return not content.get("silent") and bool(content.get("store_history", True)) and goes_to_nodes(lines)
 
     def _forget_earlier(self) -> None:
-        """Forget the cells of an earlier request: they are over, told or not."""
+        """Forget the cells of an earlier request: they are over, reported or not."""
         request = self._message().get("header", {}).get("msg_id")
         if request != self._request:
             self._running, self._request = [], request
@@ -159,7 +159,7 @@ class Auto:
     # -- pages ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what pages show."""
+        """Return the state that pages show."""
         live = pools.current
         name = str(self.given.name) if self.on and self.given else live.spec.name if live else None
         return {
@@ -177,7 +177,7 @@ class Auto:
             kernel.session.send(kernel.iopub_socket, CHANGED, state, parent={}, ident=CHANGED.encode())
 
     def answer(self, content: dict[str, Any], request: dict[str, Any]) -> control_channel.Reply:
-        """Answer a page: the state, after ``on`` (true or false) where that is given."""
+        """Answer a page with the state, after turning auto on or off if it asks so."""
         wanted = content.get("on")
         if wanted is not None and not isinstance(wanted, bool):
             return control_channel.refusal(f"'on' is true or false, not {wanted!r:.64}")
@@ -186,7 +186,7 @@ class Auto:
             if live is None:
                 return control_channel.refusal("there is no pool; `%sky auto --nodes 2` makes one, and turns it on")
             known = self.given is not None and self.given.name == live.spec.name
-            # Here: most notebooks never turn it on, and loading waits for none of the options.
+            # Imported here: most notebooks never turn it on, and loading the extension does not wait for the options.
             from .parsing import parse
 
             given = self.given if known and self.given else parse("", cell=True)
@@ -214,7 +214,7 @@ def _is_around(cell: str) -> bool:
 
 
 def _calls(lines: list[str]) -> list[str]:
-    """Return the cell in which what goes to the nodes is handed to the magics."""
+    """Return the cell with its parts for the nodes as calls of the magics."""
     if lines[first_line(lines) or 0].startswith("%%"):
         return [_call("".join(lines))]
     cell: list[str] = []
@@ -238,7 +238,7 @@ def _parts(lines: list[str]) -> list[tuple[bool, int, list[str]]]:
     Each part has whether it goes to the nodes, its first line's number, and its lines.
     """
     here: set[int] = set()
-    # IPython takes such a line by itself, whatever brackets stand in it.
+    # IPython treats such a line by itself, whatever brackets are in it.
     plain = [_BRACKETS.sub(" ", line) if line.startswith(("%", "!")) else line for line in lines]
     for tokens in make_tokens_by_line(plain):
         words = [token for token in tokens if token.string.strip() and not token.string.startswith("#")]
@@ -255,7 +255,7 @@ def _parts(lines: list[str]) -> list[tuple[bool, int, list[str]]]:
 
 
 def install(shell: Any, auto: Auto) -> None:
-    """Have cells pass through the transformer, and pages be answered."""
+    """Install the transformer of cells, and the handler of pages' requests."""
     shell.input_transformers_cleanup.append(auto.transform)
     shell.events.register("pre_run_cell", auto.before_cell)
     shell.events.register("post_run_cell", auto.after_cell)

@@ -2,7 +2,7 @@
 
 docs/actions.md has the messages.
 
-The kernel itself answers ``complete_request`` and ``inspect_request`` when its cell is over.
+The kernel itself answers ``complete_request`` and ``inspect_request`` only when its cell is over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Content = dict[str, Any]
 
 
 def completer(inspector: CellInspector) -> Handler:
-    """Return the answer to a page that completes."""
+    """Return the handler of a page's requests for completions."""
 
     def complete(content: Content) -> Content:
         code, cursor = content["code"], content["cursor_pos"]
@@ -47,7 +47,7 @@ def completer(inspector: CellInspector) -> Handler:
 
 
 def describer(inspector: CellInspector) -> Handler:
-    """Return the answer to a page that asks what a name is."""
+    """Return the handler of a page's requests that ask what a name is."""
 
     def inspect(content: Content) -> Content:
         detail = int(content.get("detail_level") == 1)
@@ -58,7 +58,7 @@ def describer(inspector: CellInspector) -> Handler:
 
 
 async def _answered(answer: Callable[[Content], Content], content: Content) -> control_channel.Reply:
-    """Answer a valid question in a thread: the control channel takes others then."""
+    """Answer a valid request in a thread, so that the control channel stays free."""
     code, cursor = content.get("code"), content.get("cursor_pos")
     if not isinstance(code, str) or len(code) > _MOST_CODE:
         return control_channel.refusal(f"'code' is a text of at most {_MOST_CODE:,} letters")

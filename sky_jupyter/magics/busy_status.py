@@ -1,13 +1,13 @@
 """The kernel's status: busy while a cell works, whatever pages ask meanwhile.
 
-ipykernel says `idle` after each request, also after one on the control channel that a cell does not keep waiting.
-Jupyter Server takes that for the kernel's state: it is shown as idle, and is ended for want of activity.
+ipykernel publishes `idle` after each request, also after one on the control channel, which does not wait for a running
+cell. Jupyter Server takes that for the kernel's state: it shows the kernel as idle, and ends it for inactivity.
 
-While a run goes on that no cell waits for, the kernel is idle, and its owner may go on working. A message now and
-then, which pages take no notice of, is activity for the server.
+While a run goes on that no cell waits for, the kernel is idle, and the user may go on working. A message every few
+seconds, which pages ignore, counts as activity for the server.
 
-Whoever presses interrupt twice may do so the second time as the cell has just ended. ipykernel raises there too, and
-loses the cell's reply: the page waits for it for ever.
+A user who presses interrupt twice may do so the second time when the cell has just ended. ipykernel raises there too,
+and loses the cell's reply: the page waits for it forever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..pool.base.event_loop import loop
 from ..pool.open_pools import pools
 
 ALIVE = "sky_alive"
-# Seconds; whoever culls does so after a minute at the earliest, and mostly after an hour.
+# Seconds. Servers cull kernels after a minute at the earliest, and usually after an hour.
 _EVERY = 2.0
 
 
@@ -39,7 +39,7 @@ class Status:
     def __init__(self, kernel: Any) -> None:
         self._kernel, self._publish = kernel, kernel._publish_status
         self._lock = threading.Lock()
-        # What the main thread works on: as this is made, the cell that loads the extension, or nothing yet.
+        # The request that the main thread works on: at first the cell that loads the extension, or none.
         self._parent: Any = kernel.get_parent("shell") or None
 
     def __call__(self, status: str, channel: str, parent: Any = None) -> None:
@@ -49,7 +49,7 @@ class Status:
             if channel == "shell" and parent is None and threading.current_thread() is threading.main_thread():
                 self._parent = None if status == "idle" else self._kernel.get_parent("shell")
             elif status == "idle" and self._parent is not None:
-                # With the cell's own header: a page knows by the header above which request is over.
+                # With the cell's own header as the parent: by it, a page knows which request a status is about.
                 self._publish("busy", "shell", self._parent)
 
 
@@ -88,7 +88,7 @@ def _runs_go_on() -> bool:
 
 
 def install(shell: Any) -> None:
-    """Keep a kernel's status from now on; for a cell that runs in the main thread."""
+    """Keep a kernel's status busy while a cell runs in its main thread."""
     kernel: Any = getattr(shell, "kernel", None)
     known = getattr(kernel, "_publish_status", None)
     if kernel is not None and callable(known) and not isinstance(known, Status) and hasattr(kernel, "get_parent"):
@@ -100,9 +100,9 @@ def install(shell: Any) -> None:
 def ignore_late_interrupts(result: Any) -> None:
     """Ignore interrupts between a cell's failure and its reply.
 
-    ipykernel would lose the reply.
+    Otherwise ipykernel would lose the reply.
 
-    ipykernel puts the handler back after each message (``post_handler_hook``).
+    ipykernel restores the handler after each message (``post_handler_hook``).
     """
     if not result.success and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

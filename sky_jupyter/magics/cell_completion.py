@@ -51,7 +51,7 @@ class CellInspector:
     def asked(self, text: str, cursor: int) -> tuple[Pool, int, SkyCell] | None:
         """Return the pool and the rank that a cell means, with its code.
 
-        None if the cell runs in the notebook, the cursor is not in its code, or there is no pool.
+        Return None if the cell runs in the notebook, the cursor is not in its code, or there is no pool.
         """
         cell = sky_cell(text)
         if cell is None:
@@ -74,7 +74,7 @@ class CellInspector:
             return None
         pool, rank, cell = asked
         if not jedi_completion.is_loaded():
-            # It loads while the rank is asked, and after that.
+            # jedi loads in the background, while the rank is asked and after that.
             jedi_completion.warm(lambda: True)
         found = remote_completion.complete(pool, rank, cell.code, cursor - cell.start)
         if found is None:
@@ -94,7 +94,7 @@ class CellInspector:
         completions = [SimpleCompletion(text=text, type=kind) for text, kind in texts.items()]
         fragment = context.full_text[start:cursor]
         kinds = set(texts.values())
-        # IPython offers a dictionary's keys alone, and files of this machine are none of the nodes.
+        # For a dictionary, IPython offers only its keys. Files of this machine are not the nodes'.
         suppressed: Any = True if _KEYS in kinds else {*_OWN, _FILES} if "path" in kinds else set(_OWN)
         return {"completions": completions, "ordered": True, "matched_fragment": fragment, "suppress": suppressed}
 
@@ -127,7 +127,7 @@ class CellInspector:
         for matcher in completer.matchers:
             name = getattr(matcher, "matcher_identifier", None) or getattr(matcher, "__qualname__", "")
             if name == _OWN[0] and not jedi_completion.is_ready():
-                # A page waits for a second, and jedi may load for longer: the objects themselves are there at once.
+                # A page waits for a second, and loading jedi may take longer: IPython's own matcher is ready at once.
                 name, matcher = _OWN[1], completer.python_matcher
             if name in _OWN and name not in completer.disable_matchers:
                 yield name, matcher
@@ -163,7 +163,7 @@ class CellInspector:
         Returns
         -------
         bool
-            False if the cell is another, which the ranks run.
+            False for any other cell, which the ranks run.
         """
         question = _question(source)
         if question is None:
@@ -176,7 +176,7 @@ class CellInspector:
             else None
         )
         if bundle is None:
-            # The notebook may have it, and says else that nobody has.
+            # The notebook may have the name; if not, IPython says that it is not found.
             self.shell.run_line_magic(magic, name)
         else:
             page.page(self.shown(bundle))
@@ -196,7 +196,7 @@ def pool_options(shell: Any, cell: str) -> ParsedLine | None:
     Returns
     -------
     ParsedLine or None
-        Those of ``%%sky``, or of ``%sky auto`` where it is on and the cell is plain.
+        The options of ``%%sky``, or of ``%sky auto`` if it is on and the cell is plain.
 
     Raises
     ------
@@ -212,7 +212,7 @@ def pool_options(shell: Any, cell: str) -> ParsedLine | None:
 
 
 def _parsed(line: str) -> ParsedLine:
-    """Return a line's options; of a line in the making, the pool's name alone."""
+    """Return a line's options; of an unfinished line, only the pool's name."""
     try:
         return parse(line, cell=True)
     except Exception:

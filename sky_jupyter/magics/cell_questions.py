@@ -1,6 +1,6 @@
 """Hooks of Tab, Shift-Tab and ``name?``; `cell_completion` loads with a pool.
 
-Without a pool nothing is known of cells that run on one: then there is no answer, and nothing to import for it.
+Without a pool there is nothing to answer about its cells, so nothing is imported for that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..util import jedi_cache
 if TYPE_CHECKING:
     from .cell_completion import CellInspector
 
-# Seconds that the notebook is idle before jedi is loaded: cells that are run one after the other are not slowed.
+# Seconds for which the notebook must be idle before jedi is loaded, so that cells that run one after another are not
+# slowed down.
 _IDLE = 0.5
 
 
@@ -61,9 +62,10 @@ class CellQuestions:
 
     @property
     def inspector(self) -> CellInspector:
-        """What answers."""
+        """The object that answers."""
         if self._inspector is None:
-            # Here: it needs the options of lines, which take longer to import than all that loading needs.
+            # Imported here: it needs the options of lines, which take longer to import than all that loading the
+            # extension needs.
             from .cell_completion import CellInspector
 
             self._inspector = CellInspector(self.shell)
@@ -92,7 +94,7 @@ class CellQuestions:
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *more: Any, **options: Any) -> Any:
         """Answer a page's Shift-Tab; the kernel's own method answers for other cells."""
         bundle = None
-        # An interrupt is for this question alone.
+        # An interrupt is meant for this question only.
         with contextlib.suppress(Exception, KeyboardInterrupt):
             if self.active and pools.all():
                 bundle = self.inspector.inspected(code, cursor_pos, detail_level)
@@ -115,7 +117,7 @@ def install(shell: Any) -> CellQuestions:
 
 
 def remove(questions: CellQuestions) -> None:
-    """Undo `install`; another's hook that came later stays."""
+    """Undo `install`; a hook that another extension set later stays."""
     questions.active = False
     questions.before_cell()
     for event, callback in (("pre_run_cell", questions.before_cell), ("post_run_cell", questions.after_cell)):

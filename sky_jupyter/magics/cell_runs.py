@@ -26,11 +26,11 @@ def run_code(shell: Any, inspector: CellInspector, code: str, given: ParsedLine)
     """Run code on a pool as a cell; start the pool if there is none."""
     # The number that the notebook shows; the shell's own counter may be one ahead of it.
     count = shell.displayhook.prompt_count
-    # Everything that can be wrong with the cell itself is said before a pool is made for it.
+    # Errors of the cell itself are raised before a pool is made for it.
     source = to_python(shell, code, count)
     for path in given.include:
         check_path(path)
-    # What IPython makes of `name?`; whether it is all of the cell is looked at there.
+    # IPython turns `name?` into a call of `pinfo`. `answer_question` checks whether the cell has nothing else.
     if "pinfo" in source and inspector.answer_question(source, given):
         return
     pool = pools.current if given.name is None else pools.get(given.name)
@@ -109,8 +109,8 @@ def cell_of(pool: Pool, code: str, source: str, count: int, given: ParsedLine) -
 def numbered(line: str, body: str) -> str:
     """Return the code with lines numbered as in the notebook: ``%%sky`` is line 1.
 
-    A cell magic below ours must stay in the first line to be one, and counts its own lines anyway. The text is kept
-    with the run, here and on the nodes.
+    A cell magic below ``%%sky`` must stay in the first line, and counts its own lines anyway. The text is kept with the
+    run, here and on the nodes, so the line's secrets are left out.
     """
     return body if body.lstrip().startswith("%%") else f"# %%sky {line and without_values(line)}\n{body}"
 
@@ -135,17 +135,17 @@ def to_python(shell: Any, code: str, count: int) -> str:
     Raises
     ------
     SyntaxError
-        That shows as ``Cell In[3], line 2``, with the line.
+        When the cell is not Python. It is shown as ``Cell In[3], line 2``, with the line.
     """
     try:
         source = str(shell.transform_cell(code))
     except SyntaxError as error:
-        # Such as an indentation that fits none above.
+        # Such as an indentation that matches none above.
         place = error.lineno, error.offset, error.text
         ours = type(error)(error.msg, (shell.compile.cache(code, count), *place))
         raise _as_cells(shell, ours) from None
     if not _is_python(shell, source):
-        # Only now with the cell's own name: IPython keeps the text of whatever has one.
+        # Only now with the cell's own name: IPython keeps the text of everything that has one.
         try:
             _compile(shell, source, shell.compile.cache(source, count))
         except SyntaxError as error:
@@ -154,7 +154,7 @@ def to_python(shell: Any, code: str, count: int) -> str:
 
 
 def _as_cells(shell: Any, error: SyntaxError) -> SyntaxError:
-    """Return an error of the same name and fields, that is caught as the original."""
+    """Return an error of the same name and fields, which is caught like the original."""
     kind = type(error)
     shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
     ours: CellSyntaxError = shown(*error.args)
@@ -171,6 +171,6 @@ def _is_python(shell: Any, code: str) -> bool:
 
 def _compile(shell: Any, code: str, name: str) -> None:
     with warnings.catch_warnings():
-        # The ranks say them.
+        # The ranks show the warnings.
         warnings.simplefilter("ignore")
         compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)

@@ -15,11 +15,11 @@ class SkyCell:
     Parameters
     ----------
     line : str
-        What stands behind ``%%sky``.
+        The text after ``%%sky``.
     code : str
         The code below.
     start : int
-        Where that begins in the cell's text; beyond its end if there is none.
+        Position of the code in the cell's text; beyond its end if there is no code.
     """
 
     line: str
@@ -28,15 +28,15 @@ class SkyCell:
 
 
 def first_line(lines: list[str]) -> int | None:
-    """Return where the first line is that is neither empty nor a comment."""
+    """Return the index of the first line that is neither empty nor a comment."""
     return next((at for at, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
 
 
 def with_body(lines: list[str]) -> list[str]:
-    """Turn a cell with ``%%sky`` into what IPython takes for one.
+    """Turn a cell with ``%%sky`` into a form that IPython takes for a cell magic.
 
-    Alone it gets an empty body, which IPython wants even for ``--help``. Comments above it come below it; the lines
-    after it keep their numbers.
+    A line alone gets an empty body, which IPython requires even for ``--help``. Comments above the line are moved below
+    it; the lines after it keep their numbers.
     """
     at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
     if not SKY_LINE.match("".join(lines[at : at + 1])):
@@ -45,7 +45,8 @@ def with_body(lines: list[str]) -> list[str]:
     return [first, *lines[:at], *lines[at + 1 :]] if len(lines) > 1 else [first, "\n"]
 
 
-# IPython leaves such transformers out where it asks whether a cell is finished: a terminal waits for its lines.
+# IPython leaves out transformers with this mark when it checks whether a cell is finished: so a terminal waits for the
+# cell's lines.
 with_body.has_side_effects = True  # type: ignore[attr-defined]
 
 

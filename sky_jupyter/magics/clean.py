@@ -36,13 +36,13 @@ def here() -> str:
     Raises
     ------
     PoolError
-        When a pool uses what would be removed, or is coming up.
+        When a pool uses what would be removed, or is being started.
     """
     rows = _rows()
     starting = [row for row in rows if row.state == "starting" and row.is_here and row.owner_lives]
     if starting:
         raise PoolError(f"this machine: pool {starting[0].name!r} is coming up; nothing has been removed")
-    # Who has this registry has these folders, and may use what is in them unseen.
+    # A machine that shares this registry shares these folders too, and may use their files unnoticed.
     for row in rows:
         if row.is_local and not row.is_here:
             raise PoolError(
@@ -53,7 +53,7 @@ def here() -> str:
 
 
 def machines() -> list[str]:
-    """End machines of pools that nobody will end any more.
+    """End machines of pools that nobody else would end.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def machines() -> list[str]:
     Raises
     ------
     PoolError
-        When some could not be confirmed to end.
+        When some machines could not be confirmed to have ended.
     """
     registry = Registry()
     try:
@@ -80,8 +80,8 @@ def machines() -> list[str]:
 def hosts(provider: SSH) -> list[str]:
     """Clean all or none of the hosts; return what was done, a line each.
 
-    Of our own pools, those that have ended and those that nobody manages are ended there. A pool that is kept
-    or has a run on is not: somebody may come back for it.
+    Of the user's own pools, the remains of ended ones, and those that nobody manages, are ended there. A pool that is
+    kept, or that runs something, is not: its user may come back for it.
 
     Parameters
     ----------
@@ -96,9 +96,9 @@ def hosts(provider: SSH) -> list[str]:
     Raises
     ------
     PoolError
-        When a pool is on one of them.
+        When a pool is on one of the hosts.
     MachineError
-        When one cannot be reached, or what is there cannot be removed.
+        When a host cannot be reached, or files there cannot be removed.
     """
     names = _names(_rows())
     machines = person.wait(lambda: provider.connect(provider.hosts, ConnectionSession(person.prompts)))
@@ -114,7 +114,7 @@ def hosts(provider: SSH) -> list[str]:
 
 
 def _end_left(machine: Machine) -> list[str]:
-    """End a host's pools that are of no use to anybody; return their names."""
+    """End a host's pools that nobody can use any more; return their names."""
     registry = Registry()
     try:
         sweep(registry)

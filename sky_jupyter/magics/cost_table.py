@@ -15,7 +15,7 @@ from ..pool.registry import cost_rows, pool_bill
 from ..pool.registry.registry import Registry
 from ..util.pool_cost import ENDED, UNKNOWN, MachineCost, PoolCost, dollars, rate, text
 
-# Pools that are shown, the newest last.
+# Number of pools that are shown, the newest last.
 _SHOWN = 20
 _HEADS = ("pool", "machine", "type", "market", "zone", "$/h", "since", "so far")
 _RIGHT = (5, 7)
@@ -41,7 +41,7 @@ def table(name: str | None) -> str:
         When no pool has this name.
     """
     for pool in pools.all():
-        # A provider that does not answer: what is known is shown.
+        # If a provider does not answer, what is known already is shown.
         with contextlib.suppress(Exception, FutureTimeout):
             loop().call(in_thread(pool.lifecycle.meter.look), timeout=TIMEOUTS.answers.request)
     found = _costs(name)
@@ -78,7 +78,7 @@ def _row(pool: str, one: MachineCost) -> tuple[str, ...]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines, numbers to the right; without columns that are empty."""
+    """Return rows as lines, with numbers to the right and without empty columns."""
     kept = [index for index in range(len(_HEADS)) if any(row[index] for row in rows[1:])]
     widths = {index: max(len(row[index]) for row in rows) for index in kept}
     return [

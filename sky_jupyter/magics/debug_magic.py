@@ -41,7 +41,7 @@ class RankDebug:
         self._ours: Any = None
 
     def install(self) -> None:
-        """Replace IPython's magic, once; it loads at the first look-up, in milliseconds."""
+        """Replace IPython's magic, once; looking it up loads it, in milliseconds."""
         if self._ours is not None:
             return
         self._own = self._shell.find_line_magic(_NAME)
@@ -61,7 +61,7 @@ class RankDebug:
         self._ours = self._table()[_NAME] = debug
 
     def remove(self) -> None:
-        """Undo `install`; another's magic that came later stays."""
+        """Undo `install`, unless another magic has replaced this one since."""
         if self._ours is not None and self._table().get(_NAME) is self._ours:
             self._table()[_NAME] = self._own
         self._ours = None
@@ -74,7 +74,7 @@ class RankDebug:
 def pool_of(rank: int) -> Pool:
     """Return the pool with a failure of this rank: the current one, or another.
 
-    Raises UsageError, which names the ranks that have one.
+    Raises UsageError if there is none; the message names the ranks that have one.
     """
     every = sorted(pools.all(), key=lambda pool: pool is not pools.current)
     for pool in every:

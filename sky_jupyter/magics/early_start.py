@@ -1,6 +1,6 @@
 """Lines that start a local pool: its host starts while the package is imported.
 
-Only the words are looked at here: what is wrong with them is said later, and the host is ended then.
+Only the words are looked at here. Errors in them are reported later, and the host is ended then.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def is_local_start(line: str, *, is_cell: bool) -> bool:
     Parameters
     ----------
     line : str
-        What stands behind ``%sky`` or ``%%sky``.
+        The text after ``%sky`` or ``%%sky``.
     is_cell : bool
         Whether a cell follows.
 
     Returns
     -------
     bool
-        What the words say; the line may still be refused, or take up a pool that is there.
+        True if the words say so; the line may still be refused, or attach to an existing pool.
     """
     words = line.split()
     if not is_cell:

@@ -17,14 +17,14 @@ from ..pool.registry.registry import Registry, opened, sweep
 
 
 def end_in_background(registry: Registry, before: Mapping[str, bool]) -> list[str]:
-    """Begin to end what was left; return what is told of it, a line each.
+    """Begin to end leftovers in the background; return lines that describe them.
 
     Parameters
     ----------
     registry : Registry
         The registry, after a sweep.
     before : mapping of str to bool
-        The pools' ids before it, and whether their start or end was under way.
+        The pools' ids before the sweep, and whether their start or end was under way.
 
     Returns
     -------
@@ -32,7 +32,7 @@ def end_in_background(registry: Registry, before: Mapping[str, bool]) -> list[st
         The lines.
     """
     left, bought = remote_leftovers.orphans(registry), list[str]()
-    # Those whose lease is over have most likely ended.
+    # Leftovers whose lease is over have most likely ended: they are not mentioned.
     told = [trace for trace in left if before.get(trace.pool, True)]
     lines = [_left(name, hosts) for name, hosts in _by_pool(told).items()]
     with contextlib.suppress(PoolError):
@@ -71,7 +71,7 @@ def _bought(name: str) -> str:
 
 
 def _end_left() -> None:
-    """End what can be reached without asking anybody.
+    """End the leftovers that can be reached without asking the user.
 
     The next load of the extension names the rest.
     """
@@ -81,16 +81,16 @@ def _end_left() -> None:
 
 
 def end_left(name: str | None, gone: Gone | None = None) -> str:
-    """End what pools have left on other machines; return what was done.
+    """End leftovers of pools on other machines; return what was done.
 
-    Those of this name, or all that nobody can attach to.
+    These are the pools of this name, or all that nobody can attach to.
 
     Parameters
     ----------
     name : str, optional
-        A pool's name or id; unless given, all that nobody can take up.
+        A pool's name or id; by default, all pools that nobody can attach to.
     gone : Gone, optional
-        The pool in whose place nothing ran here, and which is forgotten now.
+        The ended pool in whose place nothing ran here; it is forgotten now.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def end_left(name: str | None, gone: Gone | None = None) -> str:
     Raises
     ------
     PoolError
-        When there is nothing, or it cannot be reached.
+        When there is no such pool, or its machines cannot be reached.
     """
     with opened() as registry:
         sweep(registry)

@@ -1,6 +1,6 @@
 """Load and unload the extension: install its hooks in a shell, and remove them.
 
-This and what it imports is all that `%load_ext sky_jupyter` waits for.
+`%load_ext sky_jupyter` waits only for this module and its imports.
 """
 
 from __future__ import annotations

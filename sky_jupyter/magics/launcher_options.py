@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LauncherOption:
-    """Option of a launcher, and what becomes of it on a pool.
+    """Option of a launcher, and its effect on a pool.
 
     Parameters
     ----------
     flags : tuple of str
         Its spellings, the usual one first.
     dest : str
-        What it sets; ``"pool"`` for what the pool does by itself, ``"accelerate"`` for what Accelerate reads there.
+        What it sets; ``"pool"`` if the pool does that by itself, ``"accelerate"`` if Accelerate reads it on the nodes.
     metavar : str
-        Its value; empty if it takes none.
+        Placeholder for its value; empty if it takes none.
     help : str
-        What it does here.
+        Its effect on a pool.
     refused : str
-        Why it cannot hold on a pool, and what to do instead.
+        Why it cannot be used on a pool, and what to do instead.
     """
 
     flags: tuple[str, ...]
@@ -31,7 +31,7 @@ class LauncherOption:
 
 
 def _both(flag: str) -> tuple[str, ...]:
-    """Return a flag with its other spelling, with underscores."""
+    """Return a flag, and its spelling with underscores."""
     other = f"--{flag[2:].replace('-', '_')}"
     return (flag,) if other == flag else (flag, other)
 
@@ -89,7 +89,7 @@ def _hyphens(name: str) -> tuple[str, ...]:
     return (flag,) if "_" not in name else (flag, flag.replace("_", "-"))
 
 
-# What Accelerate itself reads on the nodes, and turns into its variables.
+# Options that Accelerate itself reads on the nodes, and turns into its variables.
 _ACCELERATE_VALUES = """
 mixed_precision num_cpu_threads_per_process dynamo_backend dynamo_mode
 deepspeed_config_file zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path

@@ -1,4 +1,4 @@
-"""Pools that a notebook left: told of at loading and by `%sky status`."""
+"""Pools that a notebook left, as `%load_ext` and `%sky status` describe them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..pool.registry.registry import Registry, opened, running, sweep
 from ..pool.registry.rows import PoolRow, clock
 
 _SHOWN_RUNS = 20
-# The registry's tables of what pools have on other machines, and of who sold those.
+# The registry's tables about pools' parts on other machines, and about purchases of machines.
 _ELSEWHERE = ("traces", "orders", "purchases")
 
 
 def news() -> list[str]:
     """Sweep what a crash left and describe the kept pools, a line each.
 
-    What is wrong with the registry follows.
+    Warnings about the registry follow.
     """
     with opened() as registry:
         before: dict[str, bool] = {}
@@ -32,7 +32,7 @@ def news() -> list[str]:
             lines = [_kept(registry, row) for row in rows]
         with contextlib.suppress(PoolError):
             if registry.has_rows(_ELSEWHERE):
-                # Here: it imports all that ends machines, and most people's pools leave none.
+                # Imported here: it imports all that ends machines, and most users' pools leave none.
                 from .end_leftovers import end_in_background
 
                 lines += end_in_background(registry, before)
@@ -52,7 +52,7 @@ def nobodys() -> list[str]:
 
 def _stopped(registry: Registry, row: PoolRow) -> str:
     """Describe a stopped pool in a line."""
-    # Here, as above: loading the extension says nothing of stopped pools.
+    # Imported here, as above: loading the extension does not mention stopped pools.
     from ..pool.registry import machine_orders
 
     ends = [one.until for one in machine_orders.of(registry, row.id) if one.until is not None]
@@ -75,14 +75,14 @@ def _kept(registry: Registry, row: PoolRow) -> str:
     text += "kept" if row.keep else "left by its notebook until its lease ends"
     if not row.is_here:
         return f"{text}, {row.where}: there `%sky attach {row.name}` attaches to it or `%sky down` ends it"
-    # Here: loading the extension waits for it only where there is such a pool.
+    # Imported here: loading the extension waits for it only if there is such a pool.
     from ..node.protocol.version import PROTOCOL
     from ..pool.registry.pool_record import protocol_of, unfit
 
     protocol = protocol_of(row)
     if protocol not in (None, PROTOCOL):
         return unfit(row.name, protocol or 0)
-    # Of other machines it is known what began there, and not whether it has ended since.
+    # On other machines, it is known which runs began, but not whether they have ended since.
     found = sorted(running(row)) if near else [run.id for run in registry.running_runs(row.id, _SHOWN_RUNS)]
     for id in found:
         run = registry.run(id)

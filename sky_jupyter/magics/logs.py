@@ -16,7 +16,7 @@ from ..util.text import first_line, format_size, rank_label
 if TYPE_CHECKING:
     from ..pool.pool import Pool
 
-# As much as a cell's view keeps; and what a page can still take, where so many lines are asked for.
+# Maximum size of a shown output: as much as a cell's view keeps; with --last, as much as a page can take.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20
 
 
@@ -35,7 +35,7 @@ def text(pool: Pool, run: str, ranks: Collection[int], lines: int | None = None)
 
 
 def _more(run: str, cut: Collection[int], lines: int | None, share: int) -> str:
-    """Say where the rest of an output is that was too much to be shown."""
+    """Return a line that says where the rest of a cut output is."""
     more = "" if lines is not None else f"`%sky logs {run} --last N` shows N lines of each rank, "
     return (
         f"… of {rank_label(cut)} the newest {format_size(share)} each; {more}`%sky logs {run} --to FILE` writes all of "
@@ -44,7 +44,7 @@ def _more(run: str, cut: Collection[int], lines: int | None, share: int) -> str:
 
 
 def write(pool: Pool, run: str, ranks: Collection[int], to: str) -> str:
-    """Write all that the nodes have of what ranks printed, and say what was written."""
+    """Write all output of ranks that the nodes have, and say what was written."""
     target = Path(os.path.expanduser(to))
     names = {rank: target if len(ranks) == 1 else target / f"rank{rank}.log" for rank in ranks}
     written = 0

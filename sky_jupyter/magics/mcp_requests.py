@@ -1,7 +1,7 @@
 """Requests of MCP clients for the kernel's main thread: run a cell, read a value.
 
-They come on the shell channel, so they wait their turn behind the notebook's cells. `answer` is what a request
-evaluates; see `access.kernel_requests.evaluate`.
+They arrive on the shell channel, so they wait for the notebook's earlier cells. A request evaluates a call of `answer`;
+see `access.kernel_requests.evaluate`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .option_table import SCRIPTS
 if TYPE_CHECKING:
     from ..pool.pool import Pool
 
-# What is sent to an agent of a value; and what a name may have that is brought here for that.
+# Maximum characters of a value that are sent to a client; maximum items and bytes of a value that is fetched for that.
 MOST_TEXT = 20_000
 _MOST_ITEMS = 100_000
 _MOST_BYTES = 8_000_000
@@ -41,7 +41,7 @@ class Answer:
     Parameters
     ----------
     content : mapping
-        What it says.
+        Fields of the answer.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -68,12 +68,12 @@ def answer(text: str) -> Answer:
 
 
 class _OwnText(io.StringIO):
-    """Capture the text of the thread that made this; pass on that of others.
+    """Capture of text from the thread that made it; other threads' text is passed on.
 
     Parameters
     ----------
     stream : file
-        Where other threads print, as standard output is the process's.
+        The stream to which other threads print: standard output belongs to the whole process.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -122,29 +122,29 @@ def _script(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
     before = set(pool.detached)
     told = _OwnText(sys.stdout)
     with contextlib.redirect_stdout(told):
-        # Not by IPython, which puts names of the notebook into braces.
+        # Not through IPython, which would expand names of the notebook in braces.
         get_ipython().sky_magics.sky(f"{verb} {launch}--detach --name {shlex.quote(pool.spec.name)} {rest}")
     (run,) = set(pool.detached) - before
     return _begun(pool, run, told, "a script was run from a terminal")
 
 
 def _begun(pool: Pool, run: str, told: _OwnText, what: str) -> dict[str, Any]:
-    """Return the answer on a run that was begun."""
+    """Return the answer about a run that has begun."""
     notes = [line for line in told.getvalue().splitlines() if not line.startswith(f"run {run} ")]
-    # The person sees these at the next cell on the pool.
+    # The user sees these at the next cell on the pool.
     pool.supervisor.news += [*notes, f"{what}: `%sky logs {run}` shows what it printed"]
     return {"run": run, "notes": notes}
 
 
 def _value(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring a small value of one rank here; return it as JSON, or as text."""
+    """Fetch a small value of one rank; return it as JSON, or as text."""
     name, rank = request["name"], request["rank"]
     size = next((one.size for one in pool.ledger.facts({}) if one.name == name), None)
     if size is not None and size > _MOST_BYTES:
         raise SpecError(f"{name!r} is too large for an agent: {size} bytes; run a cell that reduces it")
     _must_be_free(pool)
     cells.settle(pool)
-    # The ledger does not know each value's size; the rank does, before anything crosses.
+    # The ledger does not know each value's size; the rank checks it before anything is sent.
     value = pull_value(pool, name, [rank], most=_MOST_BYTES)
     facts: dict[str, Any] = {"name": name, "rank": rank, "type": f"{type(value).__module__}.{type(value).__qualname__}"}
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
@@ -161,7 +161,7 @@ def _value(pool: Pool, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _must_be_free(pool: Pool) -> None:
-    """Raise PoolError while something runs: to wait would block the notebook."""
+    """Raise PoolError while something runs: waiting would block the notebook."""
     on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
     if on:
         raise PoolError(f"pool {pool.spec.name} is busy with run {', '.join(on)}; wait until it is over")

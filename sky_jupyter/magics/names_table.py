@@ -15,14 +15,14 @@ _MOST_TEXT = 60
 
 
 def table(rows: Sequence[NameRow], modules: Collection[str] = ()) -> str:
-    """Return the names, a line each; columns in which nothing stands are left out.
+    """Return the names, a line each, without empty columns.
 
     Parameters
     ----------
     rows : sequence of NameRow
         As `RankNames.rows` gives them.
     modules : collection of str
-        Those of the nodes' own that are modules.
+        The nodes' own names that are modules.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def table(rows: Sequence[NameRow], modules: Collection[str] = ()) -> str:
 
 
 def kept_line(kept: Mapping[str, int] | None) -> str:
-    """Return the line on values that nodes keep for later; empty if there are none."""
+    """Return the line about values that nodes keep for later; empty if none."""
     if kept is None or not kept["kept"]:
         return ""
     size, loose, allowed = (format_size(kept[key]) for key in ("kept", "loose", "allowed"))

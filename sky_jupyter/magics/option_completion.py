@@ -32,17 +32,17 @@ from .option_table import (
     switches_of,
 )
 
-# Nobody waits for a list of names.
+# Seconds to wait for the registry: nobody waits longer for a list of names.
 _PATIENCE = 0.2
 _RUNS = 20
-# The verbs that also mean kept pools that this notebook does not manage.
+# Verbs that also apply to kept pools that this notebook does not manage.
 _OF_KEPT = ("attach", "down")
 _REGISTERED = {"plugins": entry_points.PLUGINS, "provider": entry_points.PROVIDERS}
 _LINE = re.compile(r"\s*(?P<mark>%%?)sky(?P<rest>\s.*)?\Z", re.DOTALL)
 
 
 def candidates(line: str) -> list[str] | None:
-    """Return what may stand where the line ends; None if the line is not ours."""
+    """Return the words that may end a line; None if the line is not ours."""
     match = _LINE.match(line)
     if match is None or match["rest"] is None:
         return None
@@ -63,7 +63,7 @@ def candidates(line: str) -> list[str] | None:
     if before and before[-1] in options:
         return _values(options[before[-1]], word, verb)
     if verb == "exec" and "--" in before:
-        # The command is a shell's of the node.
+        # The command is for a shell of the node.
         return []
     if verb in PATHS and not word.startswith("-"):
         # Paths, as for --config.
@@ -75,7 +75,7 @@ def candidates(line: str) -> list[str] | None:
 
 
 def _has_target(words: list[str], options: Container[str]) -> bool:
-    """Tell whether a word behind the verb is neither a flag nor a flag's value."""
+    """Tell whether a word after the verb is neither a flag nor a flag's value."""
     return any(not word.startswith("-") and before not in options for before, word in itertools.pairwise(words))
 
 

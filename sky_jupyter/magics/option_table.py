@@ -34,7 +34,7 @@ PROVIDERS: dict[str, Callable[..., Any]] = {
     "slurm": Slurm,
 }
 MAX_RANK = 1 << 20
-# What may be given more than once: all of it counts.
+# Options that may be given more than once: all values count.
 SEVERAL = ("pip", "push", "shard", "no_capture", "include", "hosts", "host", "key", "add")
 _RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
@@ -78,7 +78,7 @@ def _checked_names(text: str) -> str:
 
 def _assignments(text: str) -> tuple[tuple[str, str], ...]:
     pairs = []
-    # A comma parts two assignments only where another NAME= follows it.
+    # A comma separates two assignments only if another NAME= follows it.
     for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text):
         name, equals, value = part.partition("=")
         if not equals:
@@ -111,7 +111,7 @@ def _hidden(text: str) -> str:
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """Read ``"0,2-5"`` or ``"head"``; ValueError for another form."""
+    """Parse ``"0,2-5"`` or ``"head"``; raise ValueError for another form."""
     if text == "head":
         return (0,)
     found: set[int] = set()
@@ -125,7 +125,7 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 Places = tuple[int | slice, ...]
-"""Ranks or nodes as they are given: numbers, from the end where they are below 0, and slices."""
+"""Ranks or nodes as given: slices, and numbers, which count from the end if they are below 0."""
 
 
 def places(text: str) -> Places:
@@ -159,7 +159,7 @@ def _wrong(text: str) -> int:
 
 
 def chosen(given: Places | None, size: int) -> tuple[int, ...] | None:
-    """Return the numbers that places stand for among so many; None for None."""
+    """Return the numbers that places mean among ``size`` of them; None for None."""
     if given is None:
         return None
     found: set[int] = set()
@@ -175,7 +175,7 @@ def _run_id(text: str) -> str:
 
 
 def is_run_id(text: str) -> bool:
-    """Return whether a text can be a run's id, or how it begins."""
+    """Return whether a text can be a run's id, or the beginning of one."""
     return _RUN_ID.match(text.lower()) is not None
 
 
@@ -234,7 +234,7 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     dest: str = ""
-    # Whether what its reader says of a wrong text is said, and not only the form.
+    # Whether a message about a wrong text has the reader's own words, not only the form.
     explains: bool = False
 
     @property
@@ -258,7 +258,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Positional:
-    """What may stand behind a verb without a flag before it."""
+    """Word that may follow a verb without a flag before it."""
 
     metavar: str
     read: Callable[[str], Any]
@@ -270,7 +270,7 @@ _RANKS = "ranks such as 0,2-5, or head"
 _FORMS = "such as 0,2-5, -1 or ::2, or head, or all"
 _PLACES = f"ranks {_FORMS}"
 _NAMES = "names with a comma between"
-# What `sky.SSH` takes.
+# Options of `sky.SSH`.
 HOSTS = (
     Option("--hosts", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "ssh: the nodes"),
     Option(
@@ -284,7 +284,7 @@ HOSTS = (
     Option("--key", "FILE", _words, "files with a comma between", "ssh: private keys to log in with"),
     Option("--jump", "HOST", str, "a host", "ssh, aws: the host to go through"),
 )
-# What `sky.AWS` takes besides; its region is the pool's.
+# Further options of `sky.AWS`; its region is the pool's.
 AWS_OPTIONS = (
     Option("--profile", "NAME", str, "a name", "aws: the profile of the AWS configuration (AWS_PROFILE's, or default)"),
     Option("--regions", "A,B", _words, "regions with a comma between", "aws: the regions to choose from"),
@@ -298,7 +298,7 @@ AWS_OPTIONS = (
     Option("--ssh-from", "CIDR", str, "a network, or any", "aws: who may reach the machines' port 22 (this machine)"),
 )
 OFFLINE = Switch("--offline", "send the machines all packages from here; they need no internet (not with local)")
-# What the classes of providers declare.
+# Options that the providers' classes declare.
 _DECLARED = line_options.declared(PROVIDERS)
 DECLARED = {
     name: Option(f"--{name.replace('_', '-')}", one.metavar, str, one.form, f"{', '.join(kinds)}: {one.help}")
@@ -445,7 +445,7 @@ QUEUED = Switch(
 QUIET = Switch("--quiet", "show only errors")
 CELL_SWITCHES = (SYNC, DETACH, QUIET)
 PER_RANK = Switch("--per-rank", "once for each rank, and not once for each node")
-# What says which names a cell is sent is nothing for a script.
+# A script has no options about the names that are sent.
 SCRIPT = tuple(option for option in CELL if option.key not in ("push", "shard", "no_capture"))
 ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
@@ -533,12 +533,12 @@ _SCRIPT = (
 _DEBUGGED = Positional("RANK|off", _debugged, "a rank such as 1, or off", "which rank (says which one it is)")
 _OFF = Positional("off", _off, "options, or off", "run cells in the notebook again")
 _POOL = Positional("NAME", str, "a name", "which pool (the current one)")
-# The verbs behind which a pool's name may stand, as behind --name.
+# Verbs that a pool's name may follow, as it follows --name.
 NAMED = (
     *("up", "status", "restart", "where", "interrupt", "down", "stop", "start", "attach", "join", "leave"),
     *("names", "cost", "runs", "freeze"),
 )
-# The verbs that run a script: what stands behind it is its own.
+# Verbs that run a script; the words after the script are its own.
 SCRIPTS = ("run", "torchrun", "accelerate")
 _THERE = (
     "a relative one begins in the ranks' working folder: the home on other machines,\n"
@@ -564,13 +564,13 @@ _GET = (
     ),
 )
 _FINDING = tuple(DECLARED[name].flag for name, (one, _) in _DECLARED.items() if one.finds)
-# What says which machines `offers` lists.
+# Flags that choose which machines `offers` lists.
 _ABOUT_MACHINES = (
     *("--provider", "--accelerator", "--region", "--allocation", "--spot", "--vcpus", "--memory-gb"),
     *("--max-hourly-cost", "--profile", "--regions", "--instance-type"),
     *_FINDING,
 )
-# The verbs that take more, or other things, than --name.
+# Options of verbs; other verbs take only --name.
 _OPTIONS = {
     "auto": (*POOL, NAME, CONFIG, *CELL),
     **dict.fromkeys(SCRIPTS, (*POOL, NAME, CONFIG, *SCRIPT)),
@@ -624,7 +624,7 @@ TARGETS = {
     "debugger": (_DEBUGGED,),
     "copy": (_NAMES_COPIED,),
 }
-# Of those, how many have to be given.
+# How many of these must be given.
 NEEDED = {**dict.fromkeys(SCRIPTS, 1), "put": 1, "get": 1, "pull": 1, "debug": 1, "exec": 1}
 PATHS = ("put", "get")
 
@@ -645,7 +645,7 @@ def flags_of(verb: str | None) -> list[str]:
 
 
 def targets_text(verb: str | None) -> str:
-    """Return what may stand behind a verb: ``"LOCAL [REMOTE]"``."""
+    """Return the words that may follow a verb, such as ``"LOCAL [REMOTE]"``."""
     needed = NEEDED.get(verb or "", 0)
     metavars = [target.metavar for target in TARGETS.get(verb or "", ())]
     return " ".join(name if number < needed else f"[{name}]" for number, name in enumerate(metavars))

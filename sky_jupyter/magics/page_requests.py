@@ -34,7 +34,7 @@ def install(shell: Any, questions: CellQuestions) -> None:
     shell : Any
         The notebook's IPython shell.
     questions : CellQuestions
-        What is asked of cells.
+        Completion and inspection of cells.
     """
 
     def complete() -> Handler:

@@ -1,7 +1,8 @@
 """Parse ``%sky run``, ``%sky torchrun`` and ``%sky accelerate launch``.
 
-Before the script stand the launcher's own options, as it reads them, and ours; all behind the script is the script's.
-The tables are those of ``torch.distributed.run`` and ``accelerate launch``, which need not be installed here.
+Before the script come the launcher's own options, as the launcher reads them, and ours. All words after the script are
+the script's. The tables are those of ``torch.distributed.run`` and ``accelerate launch``, which need not be installed
+here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def split(verb: str, words: Sequence[str], flags: Mapping[str, bool]) -> SplitLi
     verb : str
         ``run``, ``torchrun`` or ``accelerate``.
     words : sequence of str
-        What stands behind it.
+        The words after the verb.
     flags : mapping of str to bool
         Our own options, and whether each takes a value.
 
@@ -49,7 +50,8 @@ def split(verb: str, words: Sequence[str], flags: Mapping[str, bool]) -> SplitLi
     Raises
     ------
     UsageError
-        For an option that neither knows, that cannot hold on a pool, or whose value is wrong; or without a script.
+        For an option that neither the launcher nor we have, that cannot be used on a pool, or whose value is wrong; and
+        without a script.
     """
     prog, words = f"%sky {verb}", list(words)
     if verb == "accelerate" and words[:1] not in ([_COMMAND], ["--help"], ["-h"]):
@@ -90,7 +92,7 @@ def split(verb: str, words: Sequence[str], flags: Mapping[str, bool]) -> SplitLi
 
 
 def help_of(verb: str) -> str:
-    """Return the help on a launcher's own options."""
+    """Return the help for a launcher's own options."""
     rows = [
         f"  {f'{one.flags[0]} {one.metavar}':30} {f'refused: {one.refused}' if one.refused else one.help}"
         for one in LAUNCHERS[verb]
@@ -105,7 +107,7 @@ def _value(flag: str, words: list[str], prog: str) -> list[str]:
 
 
 def _named(flag: str, table: Mapping[str, LauncherOption], flags: Mapping[str, bool], prog: str) -> LauncherOption:
-    """Return a launcher's option by its flag, or by how it begins, as argparse does."""
+    """Return a launcher's option by its flag or the flag's start, as argparse does."""
     if flag in table:
         return table[flag]
     plain = flag.replace("_", "-")
@@ -178,7 +180,7 @@ def _restarts(script: Script, text: str, prog: str) -> Script:
 
 
 def _processes(script: Script, text: str, prog: str) -> Script:
-    """Read accelerate's number of all processes, and divide it by the nodes."""
+    """Read accelerate's number of processes, which counts those of all nodes."""
     if not text.isdecimal() or not 0 < int(text) <= _MOST_PER_NODE * 1024:
         raise UsageError(f"{prog}: --num_processes takes a number above 0, not {text!r}")
     return replace(script, processes=int(text))

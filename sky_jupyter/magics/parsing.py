@@ -1,4 +1,4 @@
-"""Parse lines of ``%%sky`` and ``%sky``; refuse wrong ones in a line that helps."""
+"""Parser of ``%%sky`` and ``%sky`` lines; its errors are one line that helps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from .option_table import (
 )
 
 _EXEC, _DASHES = re.compile(r"\s*exec(\s|\Z)"), re.compile(r"(?<=\s)--(?=\s|\Z)")
-# Letters of one word in a message; a path fits mostly.
+# Maximum letters of one word in a message; most paths fit.
 _MOST_TOLD = 300
 
 
@@ -69,16 +69,16 @@ class HelpRequested(Exception):
 
 @dataclass(frozen=True)
 class ParsedLine:
-    """Parsed line; valid once it exists, as far as can be told without a pool.
+    """Parsed line; it is valid, as far as can be told without a pool.
 
     Attributes
     ----------
     target : str or None
-        What stood behind the verb: mostly a pool's name (``name`` is the same), for ``wait`` and ``logs``
-        the beginning of a run's id, for ``put`` and ``get`` what is to be moved; for ``resize`` a number of
+        The first word after the verb: usually a pool's name (``name`` is the same); for ``wait`` and ``logs``
+        the beginning of a run's id; for ``put`` and ``get`` the path to copy; for ``resize`` a number of
         nodes; for ``pull`` a variable; for ``exec`` the command.
     to : str or None
-        What stood behind that, or behind ``--to``: where it goes.
+        The second word, or the value of ``--to``: the destination.
     """
 
     verb: str | None
@@ -124,17 +124,17 @@ class ParsedLine:
         Parameters
         ----------
         live : PoolSpec, optional
-            The pool that there is.
+            The spec of the pool that exists.
 
         Returns
         -------
         PoolSpec
-            What the pool is to be.
+            The spec that the pool should have.
 
         Raises
         ------
         SpecError
-            When something in it cannot be.
+            When that spec is not valid.
         """
         spec = live or PoolSpec(provider=Local(), name=self.name or "default")
         changes = dict(self.pool)
@@ -173,7 +173,7 @@ def _parser(verb: str | None) -> _Parser:
     rows = "\n".join(f"  {target.metavar:22}{target.help}" for target in targets)
     parser = _Parser(
         prog=prog,
-        # What stands behind a verb is not argparse's: it would lose it between options.
+        # Words after a verb are not parsed by argparse, which would lose them between options.
         usage=_usage(verb) if targets else None,
         description=f"{about}\n\n{rows}" if targets else about,
         allow_abbrev=False,
@@ -190,7 +190,7 @@ def _parser(verb: str | None) -> _Parser:
 
 def _usage(verb: str | None) -> str:
     targets = targets_text(verb)
-    # Options behind the command would be the command's.
+    # Options after the command would be the command's.
     return f"%(prog)s [options] {targets}" if verb == "exec" else f"%(prog)s {targets} [options]"
 
 
@@ -200,7 +200,7 @@ def parse(line: str, *, cell: bool) -> ParsedLine:
     Parameters
     ----------
     line : str
-        What stands behind ``%sky`` or ``%%sky``.
+        The text after ``%sky`` or ``%%sky``.
     cell : bool
         Whether it is the cell magic, which has no verb.
 
@@ -212,18 +212,18 @@ def parse(line: str, *, cell: bool) -> ParsedLine:
     Raises
     ------
     UsageError
-        When it cannot be, in one line that names the nearest right spelling.
+        When the line is not valid; the message is one line, with the nearest correct spelling.
     HelpRequested
-        When it asks for help.
+        When the line asks for help.
     """
     if cell and not line.strip():
-        # As most cells have it.
+        # Most cells have no options.
         return ParsedLine(verb=None)
     try:
         return _parse(line, "%%sky" if cell else "%sky", cell=cell)
     except UsageError as error:
         told = shortened(str(error), f"{line} {line!r}")
-        # What the line names, such as a file of options, may be as long as what stands in it.
+        # Words that are not in the line itself, such as those from a file of options, may be long too.
         raise UsageError(cleaned(shortened(told, told, _MOST_TOLD))) from None
 
 
@@ -258,7 +258,7 @@ def _parse(line: str, prog: str, *, cell: bool) -> ParsedLine:
 
 
 def _command(line: str) -> tuple[str, str | None]:
-    """Split a line of ``exec`` where its command begins, which is a shell's to read."""
+    """Split a line of ``exec`` before its command, which a shell will parse."""
     if not _EXEC.match(line):
         return line, None
     before, dashes, command = _DASHES.sub("\0", line, count=1).partition("\0")
@@ -296,7 +296,7 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
 def _check_spaces(verb: str | None, words: list[str], rest: list[str], prog: str) -> None:
     """Refuse words after an option's value, as in ``--plugins jax keras``.
 
-    A pool's name stands behind its verb.
+    A pool's name comes directly after the verb.
     """
     if verb not in (None, "up", "auto", "restart"):
         return
@@ -316,7 +316,7 @@ def _check_spaces(verb: str | None, words: list[str], rest: list[str], prog: str
 
 
 def _targets(verb: str | None, rest: list[str], prog: str) -> list[Any]:
-    """Return the words behind the verb that are no option's."""
+    """Return the words after the verb that belong to no option."""
     wrong = next((word for word in rest if word.startswith("-")), rest[0] if rest else None)
     targets = TARGETS.get(verb or "", ())
     if wrong is not None and (not targets or wrong.startswith("-")):
@@ -391,7 +391,7 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> ParsedLine:
 
 
 def _check_requirements(texts: Sequence[str]) -> None:
-    # `packaging` takes longer to import than most of ours: only those wait who ask for packages.
+    # Imported here: `packaging` takes longer to import than most of this package, and only lines with packages need it.
     from ..bootstrap.satisfied_requirements import parse as parse_requirement
 
     for text in texts:
@@ -448,7 +448,7 @@ def check_shown(shown: Iterable[int], ranks: Iterable[int], prog: str = "%%sky")
 def _value(option: Option, given: list[Any], prog: str) -> Any:
     """Return the value of an option, from the texts that were given for it."""
     if option.key == "env":
-        # A table's variables are pairs already: their values may hold anything.
+        # Variables from a TOML table are pairs already: their values may contain anything.
         pairs = [[item] if isinstance(item, tuple) else _read(option, item, prog) for item in given]
         return _variables([pair for several in pairs for pair in several], prog)
     if option.key in SEVERAL:
@@ -478,7 +478,7 @@ def _variables(pairs: list[tuple[str, str]], prog: str) -> dict[str, str]:
 
 
 def _choose_hosts(pool: dict[str, Any], hosts: tuple[str, ...] | None, prog: str) -> None:
-    """Replace the options on hosts by a provider of them."""
+    """Replace the options for hosts by a provider of these hosts."""
     given = {item.key: pool.pop(item.key) for item in (*HOSTS, ACCEPT) if item.key in pool}
     if hosts is not None:
         pool["provider"] = SSH(hosts=hosts, **given)

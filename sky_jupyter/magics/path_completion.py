@@ -1,4 +1,4 @@
-"""Tab behind ``%sky put`` and ``%sky get``: paths here, or on the nodes."""
+"""Tab after ``%sky put`` and ``%sky get``: paths here, or on the nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def complete(line: str) -> tuple[str, list[str]] | None:
     Returns
     -------
     tuple or None
-        None if no path is due there.
+        None if no path is expected there.
     """
     match = _LINE.match(line)
     if match is None or match["verb"] not in PATHS:
@@ -46,7 +46,7 @@ def complete(line: str) -> tuple[str, list[str]] | None:
         return word, []
     quote = word[0] if word[:1] in ("'", '"') else ""
     begun = word[1:] if quote else _ESCAPED.sub(r"\1", word)
-    # What is sent is here first, and what is fetched is there.
+    # The first path of `put` and the second one of `get` are here; the others are on the nodes.
     here = place == (match["verb"] == "get")
     found = local_paths(begun, os.curdir) if here else _there(begun, values)
     return word, [quote + path if quote else _SPECIAL.sub(r"\\\1", path) for path in found]

@@ -34,7 +34,7 @@ def note(shell: Any, result: Any) -> None:
 
 
 def _tell_where(error: BaseException | None) -> None:
-    """Say where a name is that a plain cell lacks and the nodes have."""
+    """Tell the user about a name that a plain cell lacks and the nodes have."""
     name = getattr(error, "name", None) if isinstance(error, NameError) else None
     for pool in pools.all() if name else ():
         if name in cells.only_there(pool):

@@ -1,4 +1,4 @@
-"""Which pool a line means: a live one, one that was kept, or a new one."""
+"""Choice of the pool that a line means: a live, a kept or a new one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pool_for(given: ParsedLine) -> Pool:
 
 
 def add_packages(pool: Pool, requirements: Sequence[str]) -> None:
-    """Install packages on a live pool's nodes, for this pool alone."""
+    """Install packages on a live pool's nodes, for this pool only."""
     pool.lifecycle.refuse_guest("given more packages")
     with display.DelayedView("packages", failed="not installed", pool=pool.spec.name) as late:
         installed = pool.packages.add(requirements, late.on_event, late.refresh)
@@ -48,7 +48,7 @@ def add_packages(pool: Pool, requirements: Sequence[str]) -> None:
 def made(given: ParsedLine) -> Pool:
     """Start a new pool.
 
-    A cell that says nothing of machines gets none in place of a pool that was elsewhere.
+    If a pool on other machines has ended, a cell that names no provider is refused: it does not run here instead.
     """
     gone = pools.gone(given.name)
     if gone is not None and given.verb is None and "provider" not in given.pool:

@@ -26,14 +26,14 @@ def other(spec: PoolSpec, given: ParsedLine, differences: Sequence[str], *, atta
     given : ParsedLine
         The line's options.
     differences : sequence of str
-        What the options ask for and the pool has not, as `PoolSpec.differences` tells it.
+        What the options ask for and the pool lacks, from `PoolSpec.differences`.
     attached : bool
-        Whether this notebook manages it; else it is a kept one that nobody manages.
+        Whether this notebook manages the pool; if not, it is a kept pool that nobody manages.
 
     Returns
     -------
     str
-        The message, with a line for each way out.
+        The message, with a line for each thing that the user can do.
     """
     name, wanted = spec.name, given.spec(spec)
     options = changes(spec, wanted)
@@ -78,7 +78,7 @@ def name_alone(given: ParsedLine) -> str:
     if row is not None:
         return leftover_pools.kept(row)
     if given.verb is not None:
-        # `%sky up` is there to make one.
+        # `%sky up` makes a pool of this name.
         return ""
     there = pools.names
     near = nearest(name, there) or (f"; live: {', '.join(there)}." if there else ".")

@@ -25,7 +25,7 @@ def pull(given: ParsedLine, pool: Pool, namespace: dict[str, Any]) -> str:
     value = pull_value(pool, name, ranks, how)
     namespace[alias] = value
     for live in pools.all():
-        # The ranks that it is from keep what they have under this name; it has been looked at, and that is all.
+        # The ranks that it comes from keep their value of this name: it was only read.
         if live is pool and alias == name:
             pull_variable.note(live.ledger, name, namespace, live.spec.world_size)
         else:

@@ -42,7 +42,7 @@ def find(given: ParsedLine) -> tuple[Pool, str]:
     chosen = pools.all() if given.name is None else [pools.need(given.name)]
     if not chosen:
         raise PoolError("this notebook manages no pool; `%sky attach NAME` takes a kept one up")
-    # The nodes may not know one yet that has just been detached.
+    # The nodes may not know a run yet that has just been detached.
     known = {id: (time.time(), pool) for pool in chosen for id in list(pool.detached)}
     known |= {id: (facts["begin"].get("began") or 0.0, pool) for pool in chosen for id, facts in pool.runs().items()}
     fitting = [id for id in _oldest_first(known, chosen) if id.startswith(given.target or "")]
@@ -55,13 +55,13 @@ def find(given: ParsedLine) -> tuple[Pool, str]:
 
 
 def _oldest_first(known: Mapping[str, tuple[float, Pool]], chosen: Sequence[Pool]) -> list[str]:
-    """Sort run ids by start, whatever this machine's clock went through."""
+    """Sort run ids by start, even if this machine's clock was set meanwhile."""
     place: dict[str, int] = {}
     with contextlib.suppress(PoolError):
         for pool in chosen:
             pool.registry.flush()
         place = chosen[0].registry.numbers(list(known))
-    # One that the registry does not know is told by its own time, and comes before the others.
+    # A run that the registry does not know is sorted by its own time, and comes before the others.
     return sorted(known, key=lambda run: (place.get(run, 0), known[run][0]))
 
 
@@ -90,5 +90,5 @@ def table(name: str | None) -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Shorten a notebook's path, of which the end says most."""
+    """Shorten a notebook's path at its beginning, as the end says most."""
     return text if len(text) <= width else f"…{text[1 - width :]}"

@@ -36,9 +36,9 @@ class SkyLines:
     state : Auto
         The state of `%sky auto`.
     questions : CellQuestions
-        What is asked of cells.
+        Completion and inspection of cells.
     debug_target : DebugTarget or None
-        What the page's debugger debugs; None without a page that debugs.
+        Target of the page's debugger; None without a page that debugs.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class SkyLines:
 
     @functools.cached_property
     def verbs(self) -> Verbs:
-        """What the verbs do."""
-        # Here: a cell needs none of it.
+        """The code of the verbs."""
+        # Imported here: a cell does not need it.
         from .verbs import Verbs
 
         return Verbs(self.shell, self.auto, self._debug_target)

@@ -1,7 +1,7 @@
-"""``%%sky``, ``%sky`` and ``%%local``: what a shell has of them from loading on.
+"""``%%sky``, ``%sky`` and ``%%local``, as loading the extension registers them.
 
-What they do is imported when it is first used: each notebook waits for `%load_ext`, and not each one runs a cell on a
-pool.
+The code behind them is imported when it is first used: every notebook waits for `%load_ext`, but not every notebook
+runs a cell on a pool.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class SkyMagics(Magics):
 
     @property
     def lines(self) -> SkyLines:
-        """What runs lines and cells."""
+        """The object that runs lines and cells."""
         if self._lines is None:
             with collections_paused():
-                # Here: it needs most of the package.
+                # Imported here: it needs most of the package.
                 from .sky_lines import SkyLines
 
             self._lines = SkyLines(self.shell, self.auto, self.questions, self.debug_target)
@@ -66,7 +66,7 @@ class SkyMagics(Magics):
             return
         from ..pool.hosts.early_host import early_hosts
 
-        # It begins while the rest of the package is imported, and ends if the line makes no use of it.
+        # The host process starts while the rest of the package is imported, and is ended if the line does not use it.
         early_hosts.begin()
         try:
             self.lines.sky(line, cell)
@@ -79,13 +79,13 @@ class SkyMagics(Magics):
     @cell_magic
     def local(self, line: str, cell: str) -> None:
         """Run the cell in the notebook, also while `%sky auto` sends cells to a pool."""
-        # Alone on its line it is taken away before IPython looks for magics.
+        # `%%local` alone on its line is removed before IPython looks for magics.
         raise UsageError(f"%%local takes no options, not {shortened(line, line)!r}")
 
     def auto_cell(self, code: str) -> None:
         """Run a plain cell, or part of one, on the pool of `%sky auto`.
 
-        Its transformer makes cells call this.
+        Its transformer turns plain cells into calls of this.
         """
         self._ran_auto = True
         self.lines.auto_cell(code)
@@ -99,7 +99,7 @@ class SkyMagics(Magics):
         return self.lines.node_code(text)
 
     def after_cell(self, result: Any) -> None:
-        """Note what a cell of the notebook assigned; it counts from now on."""
+        """Note the names that a cell of the notebook assigned: its values count now."""
         raw = getattr(result.info, "raw_cell", None) or ""
         ran_auto, self._ran_auto = self._ran_auto, False
         if not pools.all():
@@ -107,7 +107,7 @@ class SkyMagics(Magics):
         self.rank_debug.install()
         if ran_auto or SKY_LINE.match("".join(with_body(raw.lstrip().splitlines(keepends=True)))):
             return
-        # Here: without a pool, no names are followed.
+        # Imported here: without a pool, no names are followed.
         from . import plain_cells
 
         plain_cells.note(self.shell, result)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from ..pool.base.phases import StartTiming
 
 _HEAD = ("at", "took", "what")
-# What is shorter cannot be seen in seconds with two decimals.
+# Shorter parts would be shown as 0.00 seconds.
 _SHORTEST = 0.005
-# Nodes that are shown in a phase, the slowest ones.
+# Number of nodes that are shown in a phase, the slowest ones.
 _MOST_NODES = 8
 
 
 def table(timings: Sequence[StartTiming], whole: tuple[float, float] | None = None) -> str:
-    """Return a table of a start's parts in order of their begin, in seconds.
+    """Return a table of a start's parts in order of their start times, in seconds.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def table(timings: Sequence[StartTiming], whole: tuple[float, float] | None = No
     Returns
     -------
     str
-        A line each; what lies between two phases has one too.
+        A line for each part; the time between two phases has a line too.
     """
     if not timings:
         return "this notebook did not start the pool: it does not know where the time went"

@@ -31,7 +31,7 @@ def lines(chosen: str | None, provider: Provider | None, *, all_regions: bool) -
     Parameters
     ----------
     chosen : str, optional
-        Id or name of a pool of another computer, whose machines are to be ended too.
+        Id or name of a pool of another computer, whose machines are ended too.
     provider : Provider, optional
         The provider to ask; by default, those that machines were bought from.
     all_regions : bool
@@ -95,9 +95,9 @@ def _at(
     *,
     all_regions: bool,
 ) -> Iterator[str]:
-    """Terminate strays at one provider; add what it shows to ``seen``.
+    """Terminate strays at one provider; add the machines that it shows to ``seen``.
 
-    That has the machines that providers of the same account have shown.
+    ``seen`` has the machines that other providers have shown, which may be of the same account.
     """
 
     def look() -> list[orphaned_machines.Stray]:

@@ -17,7 +17,7 @@ _MAX_CONFIG = 1 << 20
 
 
 def read(config: str) -> dict[str, Any]:
-    """Return the TOML table that ``FILE.toml#SECTION`` names; all without a section."""
+    """Return the TOML table ``FILE.toml#SECTION``; without a section, the whole file."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -27,7 +27,7 @@ def read(config: str) -> dict[str, Any]:
     text = _file(name)
     try:
         table: Any = tomllib.loads(text)
-    # A number of too many digits, or lists in lists without end, are no TOMLDecodeError.
+    # A number with too many digits, or lists nested too deeply, raise other errors than TOMLDecodeError.
     except (ValueError, RecursionError) as error:
         raise SpecError(f"--config: {name} is not TOML: {error}") from None
     for part in section.split(".") if section else ():
@@ -50,7 +50,7 @@ def _file(name: str) -> str:
     if not name:
         raise SpecError("--config: a file is missing; write FILE.toml#SECTION")
     try:
-        # A pipe would have the notebook wait for ever.
+        # Opening a pipe would make the notebook wait forever.
         with open(Path(name).expanduser(), "rb", opener=_unwaiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise SpecError(f"--config: {name} cannot be read: it is not a file")
@@ -70,7 +70,7 @@ def _file(name: str) -> str:
 
 
 def checked(section: dict[str, Any], by_key: dict[str, Option], known: list[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Return a TOML table's options as texts of a line, variables as pairs."""
+    """Yield a TOML table's options as texts of a line, variables as pairs."""
     for name, value in section.items():
         key = name.replace("-", "_")
         if key != name and key in section:
@@ -99,7 +99,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def switch(name: str, value: Any, config: str) -> bool:
-    """Return the value of an option that a line gives without one."""
+    """Return the value of a switch, which has no value on a line."""
     if not isinstance(value, bool):
         raise SpecError(f"{config}: {name} takes true or false, not {value!r}")
     return value

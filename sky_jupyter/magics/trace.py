@@ -1,4 +1,4 @@
-"""``%sky trace``: write what happened to a file that Perfetto shows.
+"""``%sky trace``: write a pool's events to a file that Perfetto shows.
 
 The file is in the Trace Event Format: a process for each node and one for the notebook, a thread for each rank; spans
 for states, waits, calls and transfers; instants for stacks.
@@ -20,20 +20,20 @@ from .option_table import is_run_id
 if TYPE_CHECKING:
     from ..pool.pool import Pool
 
-# Of processes and threads; readers take 0 for the idle process of a system.
+# Numbers of processes; readers take 0 for the idle process of a system.
 _NOTEBOOK, _FIRST_NODE = 1, 2
 _LANES = {"cell": 1, "hang": 1, "call": 2, "restart": 3, "lost": 3, "back": 3}
 _LANE_NAMES = {1: "cells", 2: "calls on all ranks", 3: "repairs"}
-# What may overlap there: such spans have their own lane each.
+# Kinds of spans that may overlap: each such span has its own lane.
 _TRANSFERS = ("sent", "fetched", "put", "get")
 _LEFT_OUT, _INSTANT = ("value",), ("output",)
 _LEAST = 1
 
 
 def targets(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """Return the run and the file that the words behind the verb mean.
+    """Return the run and the file that the words after the verb mean.
 
-    Raises SpecError if there are two, and the first is no run's id.
+    Raises SpecError if there are two words, and the first is not a run's id.
     """
     if second is None and first is not None and not is_run_id(first):
         return None, first
@@ -52,7 +52,7 @@ def write(pool: Pool, run: str | None, file: str | None) -> str:
     run : str, optional
         Id of the run.
     file : str, optional
-        Where it goes.
+        Path of the file; by default, ``sky-trace-RUN.json`` or ``sky-trace-POOL.json`` in the working folder.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def trace_of(rows: Sequence[EventRow], pool: str) -> dict[str, Any]:
     Parameters
     ----------
     rows : sequence of EventRow
-        What happened.
+        The events.
     pool : str
         The pool's name.
 
@@ -132,8 +132,8 @@ def _common(row: EventRow) -> dict[str, Any]:
 def _spans(rows: Iterable[EventRow]) -> Iterator[dict[str, Any]]:
     """Yield complete events; those of one thread do not overlap, or are nested.
 
-    Readers drop what is neither. Ends come with the network's delay, so that a state may seem to begin before the
-    last one has ended.
+    Readers drop events that overlap otherwise. Ends are reported with the network's delay, so that a state may seem to
+    begin before the last one has ended.
     """
     by_place = itertools.groupby(sorted(rows, key=_place), _place)
     for _, group in by_place:

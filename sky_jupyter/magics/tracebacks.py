@@ -1,9 +1,9 @@
 """Tracebacks of ``%%sky`` in IPython: each rank's once.
 
-The faulty line of a cell is shown as Python would.
+The faulty line of a cell is shown as Python would show it.
 
-IPython prints exception groups natively, as text of our own frames, and syntax errors with the
-frames of whoever found them. Its hook for custom exceptions lets both be what they are for a notebook.
+By itself, IPython prints an exception group with the frames of this package, and a syntax error with the frames of the
+code that found it. Its hook for custom exceptions shows both as a notebook's user expects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..util.text import rank_label
 
 
 class CellSyntaxError(SyntaxError, OwnTraceback):
-    """Raised for a cell that is no Python, before anything is sent."""
+    """Raised for a cell that is not Python, before anything is sent."""
 
     sky_lines: list[str]
 
@@ -25,14 +25,14 @@ class CellSyntaxError(SyntaxError, OwnTraceback):
 
 
 def install(shell: Any) -> None:
-    """Show our errors our way; handlers of other exceptions stay."""
+    """Show this package's errors as they render themselves; keep other handlers."""
     before, earlier = tuple(shell.custom_exceptions), shell.CustomTB
 
     def show(self: Any, etype: Any, value: Any, tb: Any, tb_offset: int | None = None) -> Any:
         if not isinstance(value, OwnTraceback):
             return earlier(etype, value, tb, tb_offset=tb_offset)
         lines = value._render_traceback_()
-        # What `%debug` and other tools take for the last error is this one, and none of earlier.
+        # `%debug` and other tools must take this error for the last one, not an earlier error.
         sys.last_type, sys.last_value, sys.last_traceback = etype, value, tb
         if sys.version_info >= (3, 12):
             sys.last_exc = value
@@ -65,18 +65,18 @@ def _not_here(error: Any) -> str:
 
 def remove(shell: Any) -> None:
     """Undo `install`."""
-    # What was set on the shell hides its own method.
+    # The attribute that was set on the shell hides its own method.
     vars(shell).pop("debugger", None)
     before, ours, earlier = shell.sky_earlier_exceptions
     del shell.sky_earlier_exceptions
     if shell.CustomTB == ours:
         shell.custom_exceptions, shell.CustomTB = before, earlier
-    else:  # someone has put theirs around ours
+    else:  # another handler was installed around ours
         shell.custom_exceptions = tuple(item for item in shell.custom_exceptions if item is not OwnTraceback)
 
 
 def short(error: BaseException) -> None:
-    """Show the message alone in IPython: the frames are ours and say nothing."""
+    """Show only the message in IPython: the frames are this package's."""
     text = f"\x1b[31m{type(error).__name__}\x1b[39m"
     if str(error):
         text += f": {error}"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Verbs:
-    """What the verbs do, for one shell; held by `SkyLines`.
+    """Code of the verbs, for one shell; held by `SkyLines`.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Verbs:
     auto : Auto
         The state of `%sky auto`.
     debug_target : DebugTarget or None
-        What the page's debugger debugs; None without a page that debugs.
+        Target of the page's debugger; None without a page that debugs.
     """
 
     def __init__(self, shell: Any, auto: Auto, debug_target: DebugTarget | None) -> None:
@@ -225,7 +225,7 @@ class Verbs:
                 count,
                 ranks,
                 ranks,
-                # One node's failure says nothing of the others.
+                # One node's failure says nothing about the others.
                 grace=cells.FOR_EVER,
                 timeout=given.timeout,
                 quiet=given.quiet,
@@ -414,7 +414,7 @@ def status_of(pool: Pool) -> dict[str, Any]:
 
 
 def _unsure(pool: Pool) -> str:
-    """Return the line on machines that did not confirm their end."""
+    """Return the line about machines that did not confirm their end."""
     if not pool.unsure:
         return ""
     names, minutes = ", ".join(pool.unsure), (pool.spec.lease or 0.0) / 60

@@ -1,7 +1,7 @@
-"""Plugins: what frameworks need of a pool, ours and registered ones.
+"""Plugins for frameworks: Sky Jupyter's own, and those of other distributions.
 
-Nothing here imports a framework: in the notebook a plugin is a description, and its hooks do their
-work in the ranks' processes.
+Importing this package imports no framework. In the notebook a plugin is a description; most of its hooks run in the
+ranks' processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a plugin that another distribution registers: ``sky.plugins.mine()``."""
+    """Return another distribution's plugin factory, as in ``sky.plugins.mine()``."""
     if name.startswith("_") or name not in entry_points.names(entry_points.PLUGINS, ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return entry_points.find(entry_points.PLUGINS, name, FACTORIES)

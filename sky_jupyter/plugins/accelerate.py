@@ -1,10 +1,10 @@
-"""The plugin `accelerate`: sets what `accelerate launch` would.
+"""Plugin `accelerate`: the set-up that `accelerate launch` would make.
 
-So `Accelerator()` spans all ranks.
+With it, `Accelerator()` spans all ranks.
 
-Hugging Face's Accelerate, and with it `Trainer`, looks at the environment when it is first used, and keeps
-what it finds. So all of it is set before the first cell: the process group by the plugin `torch`, or here
-where that is not among the pool's, and its own settings from what the plugin was given.
+Hugging Face's Accelerate, and `Trainer` which uses it, read the environment when they are first used, and keep what
+they find. So everything is set before the first cell. The plugin `torch` sets the process group up; if the pool does
+not have it, this plugin does. Accelerate's own settings come from the plugin's arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 SETTINGS = ("mixed_precision", "gradient_accumulation_steps", "backend", "fsdp", "deepspeed")
-# Where Accelerate's variable is not called after the setting.
+# Settings for which Accelerate's variable has another name.
 _FSDP = {"TRANSFORMER_LAYER_CLS_TO_WRAP": "TRANSFORMER_CLS_TO_WRAP"}
 _DEEPSPEED = "ACCELERATE_DEEPSPEED_"
 _PLAIN = {"GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING"}
@@ -55,8 +55,8 @@ def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | N
     ----------
     config : mapping, optional
         Settings as in the file of ``accelerate config``: ``mixed_precision``,
-        ``gradient_accumulation_steps``, ``backend`` (nccl or gloo), ``fsdp`` and ``deepspeed`` with theirs.
-        Ranks and addresses are the pool's.
+        ``gradient_accumulation_steps``, ``backend`` (nccl or gloo), and ``fsdp`` or ``deepspeed``, each a mapping
+        of its own settings. The pool sets ranks and addresses.
     mixed_precision : str, optional
         ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; the same as in `config`.
 
@@ -68,7 +68,7 @@ def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | N
     Raises
     ------
     SpecError
-        When a setting is not valid.
+        When a setting is not valid, or `mixed_precision` contradicts `config`.
     """
     settings = dict(config or {})
     if mixed_precision is not None and settings.setdefault("mixed_precision", mixed_precision) != mixed_precision:
@@ -163,26 +163,26 @@ def _around(settings: Mapping[str, Any], info: InstanceInfo) -> Iterator[None]:
 
 
 def _own(info: InstanceInfo) -> InstanceInfo:
-    """Return the same with our port for the group that we set up ourselves."""
+    """Return `info` with this plugin's port, for the group that it sets up itself."""
     return replace(info, ports={**info.ports, "torch": info.port("accelerate")})
 
 
 def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
-    """Apply what Accelerate asks of the environment once there is a process group."""
+    """Set the variables that Accelerate needs once there is a process group."""
     import torch.distributed as dist
 
     # `torch(init=False)` leaves the group to the program.
     if dist.is_initialized() and dist.get_backend() == "gloo":
         # The machine may have devices that were not assigned to this pool.
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    # Each rank would use all processors, as accelerate sees only one rank of the machine.
+    # Otherwise each rank would use all processors, as accelerate sees only one rank of the machine.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank_resources.cores() // rank_resources.place(info)[1])))
 
 
 def _install_launchers(info: InstanceInfo) -> None:
-    """Make `notebook_launcher` call the function in this rank.
+    """Make Accelerate's launchers call the function in this rank.
 
-    It would start processes of its own on each of them.
+    Otherwise they would start further processes from each rank.
     """
     import accelerate
     from accelerate import launchers
@@ -194,7 +194,10 @@ def _install_launchers(info: InstanceInfo) -> None:
 
 
 def _launcher(original: Callable[..., None], info: InstanceInfo) -> Callable[..., None]:
-    """Return a launcher that calls the function in place; the rest is the pool's."""
+    """Return a launcher that calls the function here: the pool's ranks run already.
+
+    It raises ValueError if it is asked for another number of processes than the pool has ranks.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -220,7 +223,7 @@ def _again(settings: Mapping[str, Any], info: InstanceInfo) -> None:
         join_again(settings.get("backend"), _TIMEOUT, _own(info))
     state = sys.modules.get("accelerate.state")
     if state is not None:
-        # It remembers the group that was.
+        # It remembers the old group.
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
     _settle(settings, info)

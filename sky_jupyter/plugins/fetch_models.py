@@ -1,6 +1,6 @@
 """Script that fetches models of the Hub, ``NAME[@REVISION]``, into the cache.
 
-Run on each machine by the plugin `huggingface`; the token is in the variable HF_TOKEN, if there is one.
+The plugin `huggingface` runs it on each machine. If there is a token, the variable HF_TOKEN has it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _PICKLES = ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]
 
 
 def fetch(model: str) -> str:
-    """Bring one repository into the cache; returns its folder."""
+    """Fetch one repository into the cache, and return its folder."""
     from huggingface_hub import HfApi, snapshot_download
 
     name, _, revision = model.partition("@")
     files = HfApi().list_repo_files(name, revision=revision or None)
-    # The same weights in the older format, if the newer one is available.
+    # If the newer format is available, the older one has the same weights.
     left_out = [*_OTHERS, *(_PICKLES if any(file.endswith(".safetensors") for file in files) else [])]
     return snapshot_download(name, revision=revision or None, ignore_patterns=left_out)
 
 
 def main(models: list[str]) -> int:
-    """Fetch all; the first that fails is told in a line, and ends it."""
+    """Fetch models in order, and return the exit status; stop at the first failure."""
     for model in models:
         print(f"fetching {model}", flush=True)
         try:

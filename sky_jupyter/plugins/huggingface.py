@@ -1,7 +1,7 @@
 """Plugin `huggingface`: its packages, a token, and models fetched in advance.
 
-The token is a secret: it goes from here to the ranks over the pool's own channel and into the environment of
-their processes, once these run. It is in no file, argument, log or message of the pool; see `secrets`.
+The token is a secret. It goes from the notebook to the ranks over the pool's own channel, and into their environment
+once their processes run. It is in no file, argument, log or message of the pool; see `core.secrets`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models
     ----------
     token : str or bool, optional
         The token for gated and private models. By default that of your own log-in: the variable
-        HF_TOKEN, or what ``hf auth login`` has kept. ``False`` sends none.
+        HF_TOKEN, or the token that ``hf auth login`` has stored. ``False`` sends none.
     models : str or iterable of str
-        Repositories on the Hub, as ``"gpt2"`` or ``"org/name@revision"``, fetched once per machine while the
-        pool starts.
+        Repositories on the Hub, such as ``"gpt2"`` or ``"org/name@revision"``. They are fetched once per machine
+        while the pool starts.
 
     Returns
     -------
@@ -71,8 +71,8 @@ def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models
 
     Notes
     -----
-    ``Trainer`` needs the plugin `accelerate` too. Programs that were written for Skyward give a list of
-    models first and the token after it, which is understood.
+    ``Trainer`` needs the plugin `accelerate` too. Programs that were written for Skyward pass a list of
+    models first and the token second; this order is accepted too.
     """
     if isinstance(token, (list, tuple)):
         models, token = token, None if models == () else models
@@ -119,11 +119,11 @@ def _steps(secret: Secret | None, models: tuple[str, ...], spec: PoolSpec) -> li
 
 @contextlib.contextmanager
 def _around(secret: Secret, info: InstanceInfo) -> Iterator[None]:
-    # Without a token, the machine's own log-in or variable is used.
+    # Without a token, the machine's own log-in or variable applies.
     token = secret.reveal()
     before = os.environ.get(VARIABLE)
     if token is not None:
-        # Set by the process itself, it is not in /proc/PID/environ either.
+        # A variable that the process sets itself does not appear in /proc/PID/environ.
         os.environ[VARIABLE] = token
     try:
         yield

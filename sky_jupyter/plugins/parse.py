@@ -1,7 +1,7 @@
 """Parse plugins as people write them: ``jax,keras`` or ``keras(backend=torch)``.
 
-Values are what the plugin's argument asks for, quoted or not. Everything that cannot be is refused
-here, with the nearest right spelling, before anything starts.
+Values are converted to the type of the plugin's argument; quotes around them are optional. Invalid texts are refused
+here, before anything starts, with the nearest correct spelling of a wrong name.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FACTORIES: dict[str, Callable[..., Plugin]] = {
 _ONE = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<inner>.*)\))?\Z", re.DOTALL)
 _WORDS = {"none": None, "null": None, "true": True, "false": False}
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
-# Values after such words, and texts that look like tokens, are left out of messages.
+# Messages leave out values after these words, and texts that look like tokens.
 _SECRET = re.compile(r"((?:token|password|secret|key)\s*=\s*)[^,)\s]+|\bhf_\w+", re.IGNORECASE)
 
 
 def parse_plugins(given: str | Plugin | Iterable[str | Plugin]) -> tuple[Plugin, ...]:
-    """Read a list of plugins from text, or check one of Plugin values and texts.
+    """Parse plugins from text, or check a list of Plugin values and texts.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def parse_plugins(given: str | Plugin | Iterable[str | Plugin]) -> tuple[Plugin,
     Returns
     -------
     tuple of Plugin
-        In the order given, which is the order of entering.
+        In the given order, in which their hooks are entered.
 
     Raises
     ------
     SpecError
-        For an unknown plugin or argument, a value that cannot be, a plugin that is given twice,
-        or an order in which one would come before what it builds on.
+        For an unknown plugin or argument, an invalid value, a plugin that is given twice or is missing,
+        or a plugin that comes before one that it builds on.
     """
     try:
         plugins = _parsed([given] if isinstance(given, (str, Plugin)) else given)
@@ -88,7 +88,7 @@ def _parsed(given: Iterable[str | Plugin]) -> list[Plugin]:
 def validate_order(plugins: Sequence[Plugin]) -> None:
     """Refuse duplicate plugins, missing ones, and a wrong order.
 
-    Raise SpecError with the list as it must be written.
+    Raise SpecError. For missing plugins and a wrong order, its message has the list as it must be written.
     """
     names = [plugin.name for plugin in plugins]
     for name in names:
@@ -106,7 +106,7 @@ def validate_order(plugins: Sequence[Plugin]) -> None:
 
 
 def _sorted(plugins: Sequence[Plugin]) -> list[str]:
-    """Sort plugins after those they build on, and add missing ones."""
+    """Sort each plugin after those that it builds on, and add missing ones."""
     by_name = {plugin.name: plugin for plugin in plugins}
     done: dict[str, str] = {}
 
@@ -208,7 +208,7 @@ def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(factory)
     except Exception:
-        # Somebody else's, with names that are there for type checkers only.
+        # A factory of another distribution may use names that are imported for type checkers only.
         return {}
 
 
@@ -229,7 +229,7 @@ def _value(text: str, hint: Any, where: str) -> Any:
     if not text:
         raise SpecError(f"plugin {where}: the value is missing")
     for kind in (int, float):
-        # 2.10 as the version of something is text, not the number 2.1.
+        # Only for arguments that are numbers: 2.10 as a version is text, not the number 2.1.
         if kind in kinds:
             try:
                 return kind(text)

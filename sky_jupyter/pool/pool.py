@@ -91,8 +91,8 @@ class Detached:
 class Pool:
     """Nodes made from one spec, with all that runs on them.
 
-    The magics or `Compute` make it; `down` or its owner's end ends it. Its methods are for the main thread unless they
-    say otherwise.
+    The magics or `Compute` make it. `down` ends it, or the end of its owner. Its methods are for the main thread unless
+    they say otherwise.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Pool:
         self.failed: set[int] = set()
         # Runs that nothing waits for, by id, oldest first.
         self.detached: dict[str, Detached] = {}
-        # How transfers of values are shown, and the names under way; how many results hold each run's values.
+        # The view of transfers of values, and the names under way; how many results hold each run's values.
         self.shows: ViewFactory = unshown
         self.wanted: set[str] = set()
         self.held: dict[str, int] = {}
@@ -142,7 +142,7 @@ class Pool:
         row : PoolRow
             The pool's row in the registry.
         prompts : Prompts, optional
-            Asks for passphrases if a new link has to be made; by default nothing is asked.
+            Asks for passphrases if a new link is needed; by default nothing is asked.
         take_over : bool
             Whether to take it from a manager that is alive.
         listener : callable
@@ -182,7 +182,7 @@ class Pool:
         row : PoolRow
             The pool's row in the registry.
         prompts : Prompts, optional
-            Asks for passphrases if a new link has to be made; by default nothing is asked.
+            Asks for passphrases if a new link is needed; by default nothing is asked.
         listener : callable
             Receives the phases.
         tick : callable
@@ -236,7 +236,7 @@ class Pool:
 
     @property
     def dask(self) -> Client:
-        """Return a client of plain Dask workers; see `Compute.dask`."""
+        """The client of plain Dask workers; see `Compute.dask`."""
         self.lifecycle.refuse_guest("given Dask workers")
         return self.lifecycle.workers.client()
 
@@ -357,18 +357,18 @@ class Pool:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether other notebooks run cells on it, as far as this one has heard."""
+        """Whether other notebooks run cells on it, as far as this one has heard."""
         return self.supervisor.turns.shared
 
     @property
     def is_unsettled(self) -> bool:
-        """Return whether there may be something to wait for in `settle`."""
+        """Whether `settle` may have something to wait for."""
         return self.is_shared or self.supervisor.repairs.mending
 
     def settle(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
         """Wait for the repairs after the last run; report delays.
 
-        Machines that come back are waited for if these ranks, or any, are to be on them.
+        Also wait for machines that come back, if any of ``ranks`` (by default of all) is on them.
         """
         if self.is_shared:
             wait_ticking(loop().submit(self.supervisor.look_at_others()), tick)
@@ -385,7 +385,8 @@ class Pool:
     def take_restarted(self, namespace: dict[str, Any] | None = None) -> set[int]:
         """Return the ranks whose kernels are new since the last call.
 
-        With the notebook's namespace, what calls and other notebooks have assigned until now counts first.
+        If the notebook's namespace is given, first record the names that calls and other notebooks have assigned until
+        now.
         """
         if namespace is not None:
             if self.calls.ended:
@@ -420,7 +421,7 @@ class Pool:
             try:
                 wait_ticking(run.task, look)
             except _Freed:
-                # Something is stuck; it may go on in the background.
+                # Something does not answer; it may go on in the background.
                 run.lose(run.left, f"you cancelled it, and nothing answers{self.watchdog.why}")
         return bool(presses) or run.presses > before or run.early
 
@@ -443,7 +444,10 @@ class Pool:
         return True
 
     def press(self, run: Run, times: int = 1) -> None:
-        """Interrupt a run for the user; the second time, replace kernels."""
+        """Interrupt a run for the user; replace kernels after enough interrupts.
+
+        `Run.hard_presses` is the number of interrupts that replaces them.
+        """
         run.presses += times
         run.pressed = time.monotonic()
         self.interrupt(run, hard=run.is_pressed_hard)
@@ -462,7 +466,7 @@ class Pool:
             run.capture.commit(self.ledger)
         # The run may live long; its capture must not keep the notebook's arrays alive.
         run.capture = run.capture.without_bindings()
-        # The result does not reference the run, with its listener and output.
+        # The result must not reference the run, with its listener and output.
         unread = LazyValues(self, run.id, tuple(run.outcomes), run.shape)
         return CellResult(outcomes, run.elapsed, unread, run.id, holds=True, events=run.events)
 
@@ -491,7 +495,7 @@ class Pool:
         members = {name: found for name, found in run.members.items() if name in wrote and name not in imports}
         if imports or members:
             self.ledger.nodes_imported(imports, run.capture.modules, self.spec.world_size, members)
-        # A name that has been assigned since is no module any more.
+        # A name that has been assigned since is not a module any more.
         self.modules = (self.modules.difference(run.writes) | run.modules) & self.ledger.nodes_own
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
@@ -555,8 +559,8 @@ class Pool:
         Parameters
         ----------
         within : float
-            Timeout in seconds; ranks without an answer by then are left out. On a busy machine, a longer one than the
-            default also finds the names of C functions.
+            Timeout in seconds; ranks without an answer by then have no stack in the report. On a busy machine, a longer
+            timeout than the default also finds the names of C functions.
 
         Returns
         -------
@@ -566,7 +570,7 @@ class Pool:
         self.lifecycle.retry_links()
         self.require_live()
         run = self.current if self.current is not None and self.current.left else None
-        # It has a timeout of its own.
+        # `ask` has a timeout of its own.
         report = loop().call(ask(self.control, self.spec, run, within=within))
         if run is None:
             note(self.events.own, report, self.spec.ranks_per_node)
@@ -576,19 +580,19 @@ class Pool:
         """Return what ranks have under their names, as far as known at once. Thread-safe."""
         self.lifecycle.retry_links()
         self.require_live()
-        # It has a timeout of its own.
+        # `ask` has a timeout of its own.
         return loop().call(rank_names.ask(self.control, self.spec))
 
     # -- delegation to the lifecycle ---------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """Return the pool's unique id; no other pool has had it."""
+        """The pool's unique id; no other pool has had it."""
         return self.lifecycle.id
 
     @property
     def spec(self) -> PoolSpec:
-        """Return the spec; `resize` and added packages change it."""
+        """The spec; `resize` and added packages change it."""
         return self.lifecycle.spec
 
     @property
@@ -597,32 +601,32 @@ class Pool:
 
     @property
     def condition(self) -> str:
-        """Return the state in one word; see `StateMachine.condition`."""
+        """The state in one word; see `StateMachine.condition`."""
         return self.lifecycle.condition
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken or has ended, or ""."""
+        """The reason why the pool is broken or has ended, or ""."""
         return self.lifecycle.broken
 
     @property
     def expired(self) -> bool:
-        """Return whether it has ended because its ``ttl`` was over."""
+        """Whether it has ended by itself, such as by its ``ttl`` or budget."""
         return self.lifecycle.teardown.expired
 
     @property
     def why_expired(self) -> str:
-        """Return why it has ended by itself."""
+        """The reason why it has ended by itself."""
         return self.lifecycle.teardown.why_expired
 
     @property
     def expiry(self) -> Expiry:
-        """Return the timer of its ``ttl``."""
+        """The timer of its ``ttl``."""
         return self.lifecycle.expiry
 
     @property
     def cost(self) -> PoolCost | None:
-        """Return what its machines cost, as last known; None if nothing is bought."""
+        """The cost of its machines, as last known; None if nothing is bought."""
         return self.lifecycle.meter.now
 
     def raise_budget(self, amount: float) -> None:
@@ -632,7 +636,7 @@ class Pool:
 
     @property
     def ask(self) -> AskUser | None:
-        """Return what asks a person beside what runs."""
+        """The callback that asks the user while something runs."""
         return self.lifecycle.ask
 
     @ask.setter
@@ -641,7 +645,7 @@ class Pool:
 
     @property
     def pricing(self) -> Callable[[], PoolCost | TimeLeft | None] | None:
-        """Function that returns `cost`, or an allocation's time left; None for neither."""
+        """The function for `cost`, or for an allocation's time left; None for neither."""
         if self.lifecycle.meter.counts:
             return lambda: self.cost
         left = getattr(self.spec.provider, "time_left", None)
@@ -649,12 +653,12 @@ class Pool:
 
     @property
     def owner(self) -> int:
-        """Return the pid of the process that manages it."""
+        """The pid of the process that manages it."""
         return self.lifecycle.owner
 
     @property
     def began(self) -> float:
-        """Return when its start began, on this process's clock."""
+        """The time when its start began, on this process's clock."""
         return self.lifecycle.began
 
     @property
@@ -667,7 +671,7 @@ class Pool:
 
     @property
     def events(self) -> PoolEvents:
-        """Return what happened in the newest runs and calls, and to the pool."""
+        """The events of the newest runs and calls, and of the pool."""
         return self.lifecycle.supervisor.events
 
     @property
@@ -680,102 +684,102 @@ class Pool:
 
     @property
     def ids(self) -> Sequence[str]:
-        """Return the provider's ids of its machines."""
+        """The provider's ids of its machines."""
         return self.lifecycle.ids
 
     @property
     def machines(self) -> list[Any]:
-        """Return the remote machines of its nodes."""
+        """The remote machines of its nodes."""
         return self.lifecycle.machines
 
     @property
     def link(self) -> PoolLink | None:
-        """Return the link to other machines; None if there is none."""
+        """The link to other machines; None if there is none."""
         return self.lifecycle.link
 
     @property
     def control(self) -> Control:
-        """Return the agents' client; raise PoolError if there is none."""
+        """The client of the agents; PoolError if there is none."""
         return self.lifecycle.control
 
     @property
     def has_control(self) -> bool:
-        """Return whether there is, or was, a client of the agents."""
+        """Whether there is, or was, a client of the agents."""
         return self.lifecycle.has_control
 
     @property
     def is_guest(self) -> bool:
-        """Return whether another process manages it."""
+        """Whether another process manages it."""
         return self.lifecycle.guest is not None
 
     @property
     def gone(self) -> Gone | None:
-        """What became of a guest's pool; None while it is there, and for a manager."""
+        """The end of a guest's pool; None while it is there, and for a manager."""
         return None if self.lifecycle.guest is None else self.lifecycle.guest.gone
 
     @property
     def pythons(self) -> PoolPythons:
-        """Return the nodes' Python versions."""
+        """The nodes' Python versions."""
         return self.lifecycle.pythons
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of its parts on other machines."""
+        """The registry's records of its parts on other machines."""
         return self.lifecycle.traces
 
     @property
     def phases(self) -> PhaseLog:
-        """Return the phases of its start."""
+        """The phases of its start."""
         return self.lifecycle.phases
 
     @property
     def status_cache(self) -> StatusCache:
-        """Return the cache of its nodes' facts."""
+        """The cache of its nodes' facts."""
         return self.lifecycle.status_cache
 
     @property
     def generation(self) -> int:
-        """Return the manager's fencing token: agents obey the highest."""
+        """The manager's fencing token: agents obey the highest."""
         return self.lifecycle.generation
 
     @property
     def shape(self) -> int:
-        """Return how often it was resized since its hosts were made."""
+        """The number of resizes since its hosts were made."""
         return self.lifecycle.shape
 
     @property
     def scheduler_address(self) -> str:
-        """Return the scheduler's address as seen from here."""
+        """The scheduler's address as seen from here."""
         return self.lifecycle.scheduler_address
 
     @property
     def scheduler_there(self) -> str:
-        """Return the scheduler's address as seen from the hosts."""
+        """The scheduler's address as seen from the hosts."""
         return self.lifecycle.scheduler_there
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the unreachable machines, each with a description."""
+        """The unreachable machines, each with a description."""
         return self.lifecycle.away
 
     @property
     def apart(self) -> dict[str, str]:
-        """Return the machines that the head does not reach, and why."""
+        """The machines that the head does not reach, each with the reason."""
         return self.lifecycle.apart
 
     @property
     def unended(self) -> list[str] | None:
-        """Return machines not seen to end; None while not known."""
+        """The machines that were not seen to end; None while not known."""
         return self.lifecycle.teardown.unended
 
     @property
     def unsure(self) -> list[str]:
-        """Return the machines on which something may run after its end."""
+        """The machines on which something may still run after its end."""
         return self.lifecycle.teardown.unsure
 
     @property
     def exit_timeout(self) -> float:
-        """Return the seconds that ranks get for an orderly shutdown."""
+        """The seconds that ranks get for an orderly shutdown."""
         return self.lifecycle.exit_timeout
 
     @exit_timeout.setter
@@ -784,7 +788,7 @@ class Pool:
 
     @property
     def farewell(self) -> Callable[[str], None]:
-        """Return the callback for a pool that ends by itself."""
+        """The callback for a pool that ends by itself."""
         return self.lifecycle.farewell
 
     @farewell.setter
@@ -793,7 +797,7 @@ class Pool:
 
     @property
     def listener(self) -> Listener:
-        """Return the sender of events to the listener and the log."""
+        """The sender of events to the listener and the log."""
         return self.lifecycle.listener
 
     @listener.setter
@@ -849,7 +853,7 @@ class Pool:
         self.lifecycle.require_live(restarting=restarting)
 
     def explaining_end(self) -> contextlib.AbstractContextManager[None]:
-        """Raise why the pool has ended instead of what that did to the block."""
+        """Raise the reason for the pool's end instead of an error that it caused."""
         return self.lifecycle.explaining_end()
 
     def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:

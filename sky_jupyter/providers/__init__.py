@@ -1,4 +1,4 @@
-"""Providers of machines. A provider's SDK is imported when it is used."""
+"""Providers of machines; a provider's SDK is imported when it is used."""
 
 from .aws import AWS
 from .kubeflow import Kubeflow, Kubernetes

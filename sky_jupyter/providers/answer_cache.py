@@ -18,7 +18,7 @@ from ..util.atomic_write import atomic_write
 
 
 def folder() -> Path:
-    """Return the folder of the cache: SKY_ANSWER_CACHE, or one of the user's cache."""
+    """Return the cache's folder: SKY_ANSWER_CACHE, or one in the user's cache folder."""
     named = os.environ.get("SKY_ANSWER_CACHE")
     return Path(named) if named else platformdirs.user_cache_path("sky_jupyter") / "answers"
 
@@ -28,8 +28,8 @@ def lookup(
 ) -> dict[str, tuple[float, Any]]:
     """Return the values of keys with the times at which the cloud gave them.
 
-    Values that are missing or older than ``age`` seconds are fetched. What ``fetch`` leaves out has its old value, or
-    none. A cache that cannot be read or written counts as empty.
+    Values that are missing or older than ``age`` seconds are fetched. A key that ``fetch`` leaves out keeps its old
+    value, if it has one. A cache that cannot be read or written counts as empty.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def lookup(
     keys : iterable of str
         Keys to look up.
     age : float
-        Seconds that a value is used.
+        Seconds for which a value is used.
     fetch : callable
         Asks the cloud for some keys; returns JSON by key.
 

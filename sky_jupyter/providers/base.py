@@ -59,7 +59,8 @@ class ConnectionSession:
     tell : callable
         Called with a line for a person when a machine takes long.
     waits : dict of str to str
-        What each machine is waited for, by id. The provider writes it, for the message of whoever gives up.
+        What is being waited for, by machine id. The provider writes it, for the error message of a caller that gives
+        up.
     """
 
     prompts: Prompts | None = None
@@ -102,7 +103,7 @@ class Provider(ProviderTraits, Protocol):
         """
 
     def spares(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """Return unused machines, by which a pool can grow; None if they are created."""
+        """Return unused machines for a growing pool; None if machines are created."""
 
     def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> Provider:
         """Return the provider of a pool whose machines change.
@@ -131,9 +132,9 @@ class Provider(ProviderTraits, Protocol):
 class Provisioner(Provider, Protocol):
     """Provider that creates machines (``provisions``), which cost money until ended.
 
-    It answers single calls. The pool ensures that nothing is bought twice and nothing is lost: it records an `Order`
-    before each call, retries an unanswered call with the same token, adopts what `list` finds, and ends all that `list`
-    finds.
+    It only makes single calls. The pool ensures that no machine is bought twice or lost: it records an `Order` before
+    each call, retries an unanswered call with the same token, adopts the machines that `list` finds, and in the end
+    ends all of them.
     """
 
     @property
@@ -144,18 +145,19 @@ class Provisioner(Provider, Protocol):
     def power_file(self) -> str:
         """The machines' file for `machines.power_watchdog`; empty without a watchdog.
 
-        The provider has the watchdog started at each boot. It powers a machine off that nobody uses any more.
+        The provider has the watchdog started at each boot. The watchdog powers off a machine that nobody uses any more.
         """
 
     @property
     def queues(self) -> bool:
-        """Whether machines may queue and, once taken away, come back under their ids.
+        """Whether machines may queue, and may come back under their ids.
 
-        Such machines have the state ``"queued"`` and a reason. The pool asks `describe`, shows each change, and calls
-        `connect` when none is queued; that time does not count in `Options.provision_timeout`. A machine that has come
-        back has another ``MachineRecord.incarnation``. The pool then prepares it again, in place of its node.
+        A machine that waits has the state ``"queued"`` and a reason. The pool polls `describe`, shows each change, and
+        calls `connect` when no machine is queued; the time in the queue does not count in `Options.provision_timeout`.
+        A machine that was taken away and has come back has another ``MachineRecord.incarnation``. The pool then
+        prepares it again, in place of its node.
 
-        A provider that lacks this attribute does neither.
+        If a provider lacks this attribute, its machines do neither.
         """
 
     def account(self) -> str:
@@ -245,12 +247,12 @@ class StoppableProvisioner(Provisioner, Protocol):
     def start(self, ids: Sequence[str]) -> None:
         """Start stopped machines; ignore those that run.
 
-        Raises NoCapacity if there is none now; the machines stay stopped.
+        Raises NoCapacity if there is no capacity now; the machines stay stopped.
         """
 
 
 class LoggingProvider(Provider, Protocol):
-    """Provider with the logs of the machines' own first processes, not of ours."""
+    """Provider with the logs of its machines' own first processes, not the pool's."""
 
     def console(self, id: str, *, previous: bool = False, lines: int | None = None) -> str:
         """Return the newest lines of a machine's own log.
@@ -260,9 +262,9 @@ class LoggingProvider(Provider, Protocol):
         id : str
             The machine.
         previous : bool
-            Of its last incarnation: before it was restarted, or made anew under its id.
+            True for the log of its last incarnation: before it was restarted, or recreated under its id.
         lines : int, optional
-            At most so many; by default as many as the provider thinks fit, 1 MB at most.
+            Maximum number of lines; by default, the provider decides. The text has at most 1 MB.
 
         Returns
         -------
@@ -272,7 +274,7 @@ class LoggingProvider(Provider, Protocol):
         Raises
         ------
         ProvisionError
-            When there is no such log, for a reason that the message says.
+            When there is no such log; the message has the reason.
         """
 
 
@@ -286,7 +288,7 @@ def provider_of(spec: PoolSpec) -> Provider:
 def account_of(provider: Provisioner) -> str:
     """Return the name of the account that pays.
 
-    A provider that has an option ``account`` names the account by ``account_name``.
+    A provider with an option ``account`` has the method ``account_name`` instead.
     """
     named: Callable[[], str] = getattr(provider, "account_name", None) or provider.account
     return named()

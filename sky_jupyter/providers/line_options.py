@@ -14,13 +14,13 @@ class LineOption:
     Attributes
     ----------
     metavar : str
-        What stands for its value in the help; empty for an option without one, which is True where it is given.
+        Placeholder for its value in the help. Empty for an option without a value, which is True if it is given.
     form : str
-        Words for its form, for a message; empty for an option without a value.
+        Description of its value's form, for messages; empty for an option without a value.
     help : str
-        What it says.
+        Its help text.
     finds : bool
-        True if it says where the provider's machines are: ``%sky offers`` and ``%sky sweep`` take it too.
+        True if it says where the provider's machines are: ``%sky offers`` and ``%sky sweep`` accept it too.
     """
 
     metavar: str

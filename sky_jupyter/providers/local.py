@@ -12,7 +12,8 @@ from ..node.system import gpus
 from ..spec.pool_spec import PoolSpec
 from .base import ConnectionSession, MachineRecord, Offer, Order
 
-# Any machine can run so many ranks; more per core are too many; memory that each rank needs at least.
+# Number of ranks that any machine can run; above it, the maximum of ranks per core. Then the bytes that each rank needs
+# at least, without and with a framework.
 _FEW, _PER_CORE = 8, 4
 _BARE, _WITH_FRAMEWORK = 100e6, 500e6
 _RANKS_PER_AGENT = 64
@@ -20,7 +21,7 @@ _RANKS_PER_AGENT = 64
 
 @dataclass(frozen=True)
 class Local:
-    """Local nodes. They share the machine, its memory and its accelerators."""
+    """Local nodes, which share the machine, its memory and its accelerators."""
 
     kind = "local"
     provisions = False
@@ -31,7 +32,7 @@ class Local:
 
     @property
     def ranks_per_agent(self) -> int:
-        """Most ranks whose agents share one process; see docs/design-agents.md."""
+        """The most ranks whose agents share one process; see docs/design-agents.md."""
         return int(os.environ.get("SKY_RANKS_PER_AGENT") or _RANKS_PER_AGENT)
 
     def default_nodes(self) -> int:
@@ -59,7 +60,7 @@ class Local:
                     f"the pool needs {spec.accelerator} on {each}; this machine has {have}. Leave --accelerator out to "
                     "run on what there is, or name hosts that have it: --hosts gpu1,gpu2"
                 )
-        # A single one is shared by all ranks: the quickstart's two ranks run on a laptop with one GPU.
+        # All ranks share a single accelerator: the quickstart's two ranks run on a laptop with one GPU.
         if len(have) > 1 and not have.can_be_shared(ranks):
             raise ProvisionError(gpus.why_not_shared(have, ranks))
         return [f"{order.pool}-{number}" for number in range(count)]

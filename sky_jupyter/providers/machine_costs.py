@@ -1,4 +1,4 @@
-"""Costs of machines of providers that know no more than a price per hour."""
+"""Costs of machines for which a provider knows only a price per hour."""
 
 from __future__ import annotations
 

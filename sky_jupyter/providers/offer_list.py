@@ -1,4 +1,4 @@
-"""``sky.offers``: what providers could make, and what it costs, as a table."""
+"""``sky.offers``: machines that providers could make, with prices, as a table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class OfferList(list[Offer]):
     found : iterable of Offer
         The offers, the best first.
     note : str
-        What is missing, for a person; empty if nothing is.
+        Text that says what is missing; empty if nothing is.
 
     Attributes
     ----------
     note : str
-        What is missing, for a person; empty if nothing is.
+        Text that says what is missing; empty if nothing is.
     """
 
     def __init__(self, found: Iterable[Offer], note: str = "") -> None:
@@ -85,7 +85,7 @@ def offers(
 ) -> OfferList:
     """Return the machines that a provider could make, sorted by price.
 
-    Without credentials, AWS's come from a catalogue in the package.
+    Without credentials, AWS's offers come from a catalogue in the package.
 
     Parameters
     ----------
@@ -98,11 +98,11 @@ def offers(
     spot : bool, optional
         True for spot machines only, False for those on demand.
     vcpus : float, optional
-        Processors, at least.
+        Minimum number of processors.
     memory_gb : float, optional
-        Memory, at least.
+        Minimum memory in GB.
     max_hourly_cost : float, optional
-        Dollars an hour, at most; machines of unknown price are listed.
+        Maximum price in dollars an hour; machines of unknown price are listed too.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def offers(
 
 
 def listed(spec: PoolSpec) -> OfferList:
-    """Return the offers for what a spec wishes, sorted by price whatever the market."""
+    """Return the offers that fit a spec, sorted by price whatever the market."""
     spec = replace(spec, allocation=spec.allocation or "cheapest")
     provider = provider_of(spec)
     ask: Any = getattr(provider, "price_list", None)
@@ -138,7 +138,7 @@ def listed(spec: PoolSpec) -> OfferList:
 
 
 def _shown(found: Sequence[Offer]) -> list[list[str]]:
-    """Return the table's rows with their heads first; without columns that are empty."""
+    """Return the table's header and rows, without empty columns."""
     groups: dict[tuple[str, str], list[Offer]] = {}
     for one in found:
         groups.setdefault((one.name, one.region), []).append(one)
@@ -165,7 +165,7 @@ def _row(group: Sequence[Offer]) -> list[str]:
 
 
 def _price(several: Sequence[Offer]) -> str:
-    """Return the lowest price; empty if it is not offered."""
+    """Return the lowest price as text; "?" if unknown, empty without an offer."""
     known = [one.hourly for one in several if one.hourly is not None]
     if not known:
         return _UNKNOWN if several else ""

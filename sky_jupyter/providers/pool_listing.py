@@ -14,22 +14,22 @@ from .provisioning_types import MachineRecord
 
 @dataclass(frozen=True)
 class BoughtPool:
-    """Pool whose machines are there, as their provider lists them.
+    """Pool whose machines exist, as their provider lists them.
 
     Parameters
     ----------
     id, name : str
-        The pool's id, and its name if the machines say it.
+        The pool's id, and its name if a machine's tags have it.
     nodes : int
         Number of machines.
     kinds, places, states : tuple of str
         Kinds of machine, zones and states, each once.
     since, until : float or None
-        Unix times of the first creation, and from which any sweep may end them.
+        Unix times: when the first machine was created, and from when any sweep may end the machines.
     owner : str
-        Host that made them, and the id of its registry: it has the pool's keys, and can attach to it.
+        Host that created them, and the id of its registry. That host has the pool's keys, and can attach to the pool.
     hourly, dollars : float or None
-        Dollars per hour now, and so far of the machines that are there; None if unknown.
+        Dollars per hour now, and dollars so far for the machines that exist; None if unknown.
     """
 
     id: str
@@ -55,7 +55,7 @@ class BoughtPool:
 
 
 def pools(provider: Any, regions: Sequence[str] = ()) -> list[BoughtPool]:
-    """Return the pools whose machines are there, the oldest first.
+    """Return the pools whose machines exist, the oldest first.
 
     Parameters
     ----------

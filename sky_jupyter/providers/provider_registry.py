@@ -25,7 +25,8 @@ def register(cls: Any) -> Any:
 def restore(kind: str, recipe: str) -> Provisioner:
     """Return a provider made from its recipe.
 
-    ``recipe`` is the JSON of `Provisioner.recipe`. Raise SpecError if the kind is unknown here or the recipe invalid.
+    ``recipe`` is the JSON of `Provisioner.recipe`. Raise SpecError if the kind is unknown here or the recipe is
+    invalid.
     """
     found = _known.get(kind)
     if found is None:

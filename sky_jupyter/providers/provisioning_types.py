@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 QUEUED, PENDING, RUNNING, STOPPED, ENDING, ENDED = "queued", "pending", "running", "stopped", "ending", "ended"
-# What the id of a pool begins with that is not there yet: its job was left in a queue.
+# Prefix of the id of a pool that does not exist yet: its job was left in a queue.
 QUEUED_POOL = "queued-"
 # States in which a machine costs nothing, or soon will.
 _GOING = (ENDING, ENDED)
@@ -32,7 +32,7 @@ class Offer:
     market : str
         ``"spot"`` or ``"on-demand"``; empty if there is only one market.
     priced : str
-        Origin of the price, such as ``"list price of 2026-11-20"``; empty if nothing is to be said of it.
+        Origin of the price, such as ``"list price of 2026-11-20"``; empty if unknown.
     """
 
     name: str
@@ -65,23 +65,23 @@ class MachineRecord:
     until : float or None
         Time from which any sweeper may end it, in seconds since 1970.
     reason : str
-        Reason of its end, or of its waiting, in the provider's words. Of a machine that has come back: why its last
+        Reason of its end or of its wait, in the provider's words. For a machine that has come back: why its last
         incarnation ended.
     hourly : float or None
-        Dollars per hour while it runs; None if unknown here, as `Provisioner.costs` may know it.
+        Dollars per hour while it runs; None if unknown here. `Provisioner.costs` may still know it.
     disk_gb : float or None
-        Size of its disk, for what it costs; None if unknown.
+        Size of its disk in GB, for its costs; None if unknown.
     public : bool
-        True if it has a public address, which may cost.
+        True if it has a public address, which may cost money.
     owner, name : str
         The order's owner, and the name of its pool; empty if the machine does not say.
     incarnation : str
         Changes when the machine has come back with none of its processes (`Provisioner.queues`). Empty while it is
         queued, and always if the provider's machines do not come back.
     remains : bool
-        Whether it has ended, and something of it is left at the provider until `Provider.destroy` removes that.
+        Whether it has ended, but leaves something at the provider that `Provider.destroy` must remove.
     hopeless : bool
-        Whether it has ended by what it was told to run, so that another one would end in the same way.
+        Whether it ended because of what it was told to run, so that another machine would end in the same way.
     """
 
     id: str
@@ -111,7 +111,7 @@ class MachineRecord:
 
     @property
     def must_go(self) -> bool:
-        """True if something of it is to be destroyed when nobody needs it any more."""
+        """True if something of it must be destroyed when nobody needs it any more."""
         return self.is_there or self.remains
 
     @property

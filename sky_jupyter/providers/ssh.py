@@ -1,4 +1,4 @@
-"""SSH provider: nodes on hosts that are there already."""
+"""SSH provider: nodes on existing hosts."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class SSH:
 
         def one(id: str) -> Machine:
             if (known := known_target(session, id)) is not None:
-                # The recorded address and options, whatever the SSH configuration says now.
+                # Use the recorded address and options, whatever the SSH configuration says now.
                 return opener(session)(*known)
             return connect(self.target(id), None)
 

@@ -47,7 +47,7 @@ def opener(session: ConnectionSession, accept: bool | Mapping[str, str] = False)
 
         access = Access.of(accept, session.prompts)
         return lambda target, address: SSHMachine(connect(target, access), address)
-    # The link starts with the first connection: what has no address yet is looked for meanwhile.
+    # The link starts only with the first connection: before that, the provider may still look for addresses.
     open_link = session.open_link
     return lambda target, address: open_link().connect(target, accept=accept, address=address, prompts=session.prompts)
 

@@ -1,8 +1,8 @@
 """First SSH connections to machines: wait for boot, verify and replace host keys.
 
-The provider is asked each second, and the port is dialled twice a second. The first host key (`pool_keys`) came with
-the machine's creation, where others may read it. After the first verified connection the machine therefore makes itself
-another one, whose public part is read over that connection.
+The provider is polled each second, and the port is dialled twice a second. The first host key (`pool_keys`) came with
+the machine's creation, where others may read it. So after the first verified connection, the machine makes another host
+key, whose public part is read over that connection.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
     from .base import ConnectionSession
 
 _POLL, _DIAL, _DIAL_TIMEOUT, _KNOWN_TIMEOUT = 1.0, 0.5, 1.0, 3.0
-# Before a line says what is waited for, and between such lines.
+# Seconds before a line says what is waited for, and between such lines.
 _LONG = 60.0
-# A machine that boots refuses log-ins: its users are not there yet (cloud-init), or not let in (pam_nologin).
+# Seconds for which refused log-ins are retried. While a machine boots, its users do not exist yet (cloud-init), or may
+# not log in (pam_nologin).
 _BOOTING = 90.0
 _SCRIPT_TIMEOUT = 60.0
 _CONSOLE_LINES = 3
 
 _KEY = "/etc/ssh/ssh_host_ed25519_key"
 _ROOT = 's="sudo -n"; [ "$(id -u)" != 0 ] || s=""; k=' + _KEY + "; "
-# A key that is made and not used yet is printed; once it is used, that one.
+# Prints the new public key, whether it is already in use or not.
 _MAKE = (
     _ROOT + 'if [ "$($s cut -d" " -f2 $k.pub)" = {first} ]; then $s test -s $k.own.pub || {{ $s rm -f $k.own; '
     '$s ssh-keygen -q -t ed25519 -N "" -C "" -f $k.own; }} && $s cat $k.own.pub; else $s cat $k.pub; fi'
@@ -57,7 +58,7 @@ _PUBLIC = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]+\Z")
 
 @dataclass(frozen=True)
 class BootAccess:
-    """What a provider knows of its machines while they boot.
+    """Access of a provider to its machines while they boot.
 
     Attributes
     ----------
@@ -68,8 +69,8 @@ class BootAccess:
     jump : str or None
         Jump hosts, separated by commas, in order.
     admit : callable
-        Lets this computer in, given a machine's record, wherever it is now. Returns a notice about the machines for a
-        person, or an empty text.
+        Allows SSH from this computer's present address, given a machine's record. Returns a notice about the machines
+        for the user, or an empty text.
     console : callable
         Returns the text of a machine's console, given its record; for messages.
     """
@@ -101,7 +102,7 @@ class _Contacts:
 
     def connect(self, id: str) -> Machine:
         if (known := ssh_connections.known_target(self._session, id)) is not None and self._is_open(known[0]):
-            # A machine that was stopped may have another address, and its old one another machine.
+            # A machine that was stopped may have another address, and another machine its old address.
             with contextlib.suppress(Unreachable, HostKeyError, LoginRefused):
                 return self._open(*known)
         record = self._booted(id)
@@ -140,7 +141,7 @@ class _Contacts:
                     self._session.tell(f"{id} after {told * _LONG:.0f} s: {state()}{more()}")
                     told += 1
                 yield
-                # Whoever gives the wait up says so, however short it was.
+                # A caller that gives up the wait says it in its message, however short the wait was.
                 self._session.waits[id] = state()
                 self._require_link()
                 self._session.stop.wait(pause)
@@ -217,7 +218,7 @@ class _Contacts:
                 return self._open(target, record.addresses[-1])
             except HostKeyError as error:
                 if error.host != record.id:
-                    # It is a jump host's.
+                    # The key is a jump host's.
                     raise
                 raise HostKeyError(
                     record.id,
@@ -228,7 +229,7 @@ class _Contacts:
                 ) from error
             except (LoginRefused, Unreachable) as error:
                 if error.reason == "behind":
-                    # Its port is closed until it has booted, as without a jump host.
+                    # The port behind the jump host is closed until the machine has booted.
                     answered, refused = None, first_line(error)
                     self._record(record.id)
                     continue
@@ -267,7 +268,7 @@ def _jump(text: str) -> Target:
 def _replace_first_key(machine: Machine, id: str, keys: PoolKeys) -> None:
     """Replace a machine's first host key by its own one; do nothing if that is done.
 
-    Each step may be the last one of this process: both keys are trusted in between. Raises MachineError.
+    This process may end after any step: so both keys are trusted in between. Raises MachineError.
     """
     first = keys.first_host[1]
     if first not in keys.trusted(id):

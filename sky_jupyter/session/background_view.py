@@ -26,7 +26,7 @@ class BackgroundView:
 
     def __init__(self, view: Any, run: Run) -> None:
         self._view, self._run = view, run
-        # A daemon: a run that goes on does not keep the notebook's kernel from ending.
+        # A daemon: a run that goes on must not keep the notebook's kernel from ending.
         threading.Thread(target=self._follow, name=f"sky-detached-{run.id}", daemon=True).start()
 
     def _follow(self) -> None:

@@ -1,6 +1,6 @@
 """One run view for all calls that run at the same time.
 
-It marks what each prints with its rank.
+It marks what each call prints with the call's rank.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _ORDER = {"ok": 0, "interrupted": 1, "error": 2, "lost": 3, "died": 4}
 
 
 class SharedRunView:
-    """View of calls; made by `joined`, ends with the last of its calls.
+    """View of calls; `joined` makes it, and it ends with the last of its calls.
 
     Parameters
     ----------
     pool : Pool
-        Whose ranks are shown.
+        The pool whose ranks are shown.
     title : str
-        What stands above.
+        The heading of the view.
     waited : bool
-        Whether somebody waits for the calls, and calls `refresh`; else a thread does.
+        Whether a thread waits for the calls and calls `refresh`; else a thread of the view does.
     """
 
     def __init__(self, pool: Pool, title: str, *, waited: bool) -> None:
@@ -43,9 +43,9 @@ class SharedRunView:
         self.count = 0
         self.over = False
         self._began = time.perf_counter()
-        # The run that was last heard of: where there is one alone, its log is there later.
+        # The run of the last event: if it is the only one, its log is available later.
         self._run = ""
-        # Ranks whose last line is not ended, and on which stream; how each rank's calls ended, the worst.
+        # Ranks whose last line has no end yet, with its stream; the worst end of each rank's calls.
         self._open: dict[int, str] = {}
         self._ends: dict[int, dict[str, Any]] = {}
         self._troubles = Troubles()
@@ -59,7 +59,7 @@ class SharedRunView:
         if waited or front_end() != "none":
             about: dict[str, Any] = {"results": False, "pool": self.pool.spec.name, "cost": self.pool.pricing}
             return display.run_view(title, ranks, **about)
-        # Rows that stand at the bottom of a terminal would be in the way of whoever works on there meanwhile.
+        # Rows at the bottom of a terminal would disturb a user who goes on working there.
         from ..display.terminal.line_view import TerminalRunView
 
         return TerminalRunView(ranks, results=False)
@@ -84,7 +84,7 @@ class SharedRunView:
             self._open[rank] = name
 
     def _on_end(self, event: OutputEvent) -> None:
-        """Begin a new line after a call has ended: its rank goes on."""
+        """Begin a new line after a call's end: its rank goes on with other calls."""
         rank = event.rank
         name = self._open.pop(rank, None)
         if name is not None:
@@ -101,9 +101,9 @@ class SharedRunView:
                 self.view.refresh()
 
     def go_on_alone(self) -> None:
-        """Draw what is new from a thread, as nobody waits for the calls.
+        """Draw what is new from a thread of the view, as nobody waits for the calls.
 
-        The output is begun in the cell that is running now.
+        The output begins in the cell that is running now.
         """
         with self._lock:
             if self._beside is not None or self.over:
@@ -121,7 +121,7 @@ class SharedRunView:
             self.refresh()
 
     def leave(self, count: int = 1) -> None:
-        """Note that calls are over; the last one ends the view."""
+        """Note that calls have ended; the last one ends the view."""
         with _lock:
             self.count -= count
             last = self.count <= 0
@@ -146,7 +146,7 @@ _open_views: dict[str, SharedRunView] = {}
 
 
 def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> SharedRunView:
-    """Return the view for so many calls: the open one, or a new one."""
+    """Return the view for ``count`` more calls: the open one, or a new one."""
     with _lock:
         run_view = _open_views.get(pool.id)
         if run_view is None or run_view.over or run_view.cell != cell_id():
@@ -158,17 +158,17 @@ def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> SharedRun
 
 
 class HeldView:
-    """Place in a cell for what calls print after it has ended: nobody waits for them.
+    """Place in a cell for the later output of calls that nobody waits for.
 
-    Front ends drop what begins to be shown when its cell is over. So the view begins as the cell ends, if the calls
-    have not ended by then.
+    Front ends drop a view that begins after its cell has ended. So this one begins as the cell ends, if the calls have
+    not ended by then.
 
     Parameters
     ----------
     pool : Pool
-        The calls' pool.
+        The pool of the calls.
     title : str
-        What stands above.
+        The heading of the view.
     """
 
     def __init__(self, pool: Pool, title: str) -> None:
@@ -218,14 +218,14 @@ def _begin_held(*_: object) -> None:
 
 
 class Outlet:
-    """View of what the calls of one parallel loop print, begun by the first output.
+    """View of what the calls of a parallel loop print; the first output begins it.
 
-    Made where the loop begins, in its cell; ends with the loop.
+    It is made when the loop begins, in the loop's cell, and ends with the loop.
 
     Parameters
     ----------
     pool : Pool
-        Whose ranks do the loop.
+        The pool whose ranks execute the loop.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -258,7 +258,7 @@ outlets.append(Outlet)
 
 
 def cell_id() -> str:
-    """Return the id of the cell that is running; empty where there are no cells."""
+    """Return the id of the cell that is running; empty if there are no cells."""
     if not in_notebook():
         return ""
     from IPython import get_ipython
@@ -267,7 +267,7 @@ def cell_id() -> str:
 
 
 def say(run_view: SharedRunView, text: str) -> None:
-    """Show a line that is no rank's."""
+    """Show a line that belongs to no rank."""
     run_view.view.on_event(NoticeEvent(text))
 
 

@@ -1,4 +1,4 @@
-"""Run cells on a pool: send what they read, show their output, bind results."""
+"""Cells on a pool: what they read is sent, output is shown, results are bound."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ if TYPE_CHECKING:
     from ..pool.pool import Detached, Pool
 
 RESULT = "_sky"
-# Seconds: other ranks go on however long after one has failed.
+# A grace period, in seconds, that never ends: other ranks go on after one has failed.
 FOR_EVER = 1e9
 _NAMES_SHOWN = 12
-# Ends of a cell on a rank that leave its frames there.
+# Statuses of a cell's end after which its frames stay on the rank.
 _DEBUGGED = ("error", "interrupted")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that is to run, with its options; made by the magic.
+    """Cell that will run, with its options; made by the magic.
 
     Parameters
     ----------
     code : str
-        Its text, before IPython transforms it.
+        The cell's text, before IPython transforms it.
     source : str
-        Its text afterwards.
+        The text after that.
     count : int
         Its number in the notebook.
     ranks, shown : sequence of int
         The ranks that run it, and those of them whose output is shown.
     include : sequence of str
-        Files and folders that go with the user's own code.
+        Files and folders that are sent with the user's own code.
     exclude : frozenset of str, or "all"
-        Names that are not sent though the cell reads them.
+        Names that are not sent although the cell reads them.
     push, shard : sequence of str
-        Names that are sent whatever the nodes have, and names of which each rank is sent a part.
+        Names that are sent even if the nodes have them, and names of which each rank gets a part.
     grace, timeout : float
-        Seconds that other ranks get after one has failed, and that all get.
+        Seconds that other ranks have after one has failed, and that all ranks have.
     sync : bool
-        Whether nodes are given the packages that its imports need.
+        Whether packages that its imports need are installed on the nodes.
     quiet : bool
         Whether nothing is shown.
     saved : int, optional
-        How much of its text the saved notebook keeps.
+        How much of its printed text the saved notebook keeps.
     detach : bool
         Whether nobody waits for it.
     out : str, optional
-        A name for its result, besides `RESULT`.
+        A second name for its result, besides `RESULT`.
     script : Capture, optional
-        What the script needs that the cell runs: the notebook's names do not concern it.
+        What is sent for the script that the cell runs: it reads none of the notebook's names.
     """
 
     code: str
@@ -100,12 +100,12 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
     cell : Cell
         The cell, with its options.
     namespace : dict
-        The notebook's.
+        The notebook's namespace.
 
     Raises
     ------
     CaptureError
-        When something that it reads cannot be sent; nothing has run.
+        When a value that it reads cannot be sent; nothing has run.
     CellError
         When ranks failed.
     """
@@ -137,7 +137,7 @@ def run_cell(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> None:
                 grace=cell.grace,
                 timeout=cell.timeout,
                 sync=cell.sync,
-                # With all names the notebook's settings stay here too.
+                # If all names are excluded, the notebook's settings are not sent either.
                 follow=cell.exclude != "all" and cell.script is None,
                 asks=tape is None and cell.script is None and can_ask(),
                 apart=cell.script is not None,
@@ -173,7 +173,7 @@ def command_code(command: str) -> str:
 
 
 def _captured(pool: Pool, cell: Cell, namespace: dict[str, Any]) -> Capture:
-    """Return what a cell must be sent of the notebook's names."""
+    """Return what must be sent to the ranks of the notebook's names."""
     with display.DelayedView("values") as late:
         return collect(
             cell.source,
@@ -215,7 +215,7 @@ def note_source(pool: Pool, source: str) -> None:
 def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str | None = None) -> None:
     """Show a run to its end and bind its result.
 
-    What the ranks assigned counts from now on.
+    From now on, the ledger has what the ranks assigned.
     """
     try:
         result = pool.attend(run, background_prompts.looking(view.refresh))
@@ -225,7 +225,7 @@ def attend(pool: Pool, run: Run, view: Any, namespace: dict[str, Any], out: str 
     finally:
         pool.note_writes(run, namespace)
         _note_failures(pool, run)
-        # That kernels are new has been told when they were replaced.
+        # New kernels were reported when they were replaced.
         _, lost = take_restarts(pool, namespace)
         if lost:
             view.on_event(NoticeEvent(lost))
@@ -258,9 +258,9 @@ def debug(pool: Pool, rank: int, count: int, namespace: dict[str, Any]) -> None:
     rank : int
         The rank.
     count : int
-        The number of the cell that asks for it.
+        The number of the cell that asked for this.
     namespace : dict
-        The notebook's.
+        The notebook's namespace.
 
     Raises
     ------
@@ -301,7 +301,7 @@ def settle(pool: Pool, ranks: Sequence[int] | None = None) -> None:
 def gather(pool: Pool, namespace: dict[str, Any], *, over: bool = False) -> None:
     """Wait for detached runs: the next cell needs what they assigned.
 
-    With ``over``, only those are seen to that have ended: before kernels go that have what they assigned.
+    With ``over``, handle only runs that have ended: use it before kernels end that have what the runs assigned.
     """
     for id, detached in list(pool.detached.items()):
         if over and not detached.run.over.is_set():
@@ -320,9 +320,9 @@ def gather(pool: Pool, namespace: dict[str, Any], *, over: bool = False) -> None
 
 
 def running(pool: Pool) -> list[str]:
-    """Return the runs that go on on a pool and that are not detached."""
+    """Return the pool's runs that have not ended and are not detached."""
     runs = pool.runs().items()
-    # A guest sees to its own.
+    # A guest handles its own runs.
     return [
         id
         for id, facts in runs
@@ -331,7 +331,7 @@ def running(pool: Pool) -> list[str]:
 
 
 def detach(pool: Pool, id: str) -> Detached:
-    """Take up a run of another notebook as one that nobody waits for yet."""
+    """Adopt a run of another notebook as a detached one."""
     from ..pool.pool import Detached
 
     tape = Tape()
@@ -340,20 +340,20 @@ def detach(pool: Pool, id: str) -> Detached:
 
 
 def follow(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
-    """Show a run of another notebook, or a detached one, from its first byte on."""
+    """Show a run of another notebook, or a detached one, from its beginning."""
     detached = pool.detached.pop(id, None)
     if detached is not None:
         view = run_view(pool, list(detached.run.outcomes), elapsed=detached.run.since_began)
         detached.tape.play(view.on_event)
         attend(pool, detached.run, view, namespace, detached.out)
     else:
-        # The pool may have had another size then.
+        # The pool may have had another size when the run began.
         view = run_view(pool, sorted(pool.homes(id)))
         attend(pool, pool.adopt(id, view.on_event), view, namespace)
 
 
 def watch(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
-    """Show a run as `follow` does; an interrupt ends only that."""
+    """Show a run as `follow` does; an interrupt ends only the view."""
     detached = pool.detached.get(id) or detach(pool, id)
     view = run_view(pool, list(detached.run.outcomes), elapsed=detached.run.since_began)
     detached.tape.play(view.on_event)
@@ -363,7 +363,7 @@ def watch(pool: Pool, id: str, namespace: dict[str, Any]) -> None:
 
 
 def _await_end(pool: Pool, detached: Detached, view: Any) -> None:
-    """Wait for the end of a run that goes on when this is interrupted."""
+    """Wait for a run's end; an interrupt ends the wait, and the run goes on."""
     run = detached.run
     if pool.watch(run, background_prompts.looking(view.refresh)):
         return
@@ -401,7 +401,7 @@ def _outliving(pool: Pool) -> Outliving | None:
 
 
 def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
-    """Tell the ledger which kernels are new; return what is new and what is lost."""
+    """Record new kernels in the ledger; return lines on what is new and what is lost."""
     fresh = pool.take_restarted(namespace)
     if not fresh:
         return "", ""
@@ -419,7 +419,7 @@ def take_restarts(pool: Pool, namespace: dict[str, Any]) -> tuple[str, str]:
 
 
 def forget_sent(pool: Pool, fresh: Collection[int], namespace: dict[str, Any]) -> None:
-    """Have the ledger forget what was sent to kernels that have been replaced."""
+    """Remove from the ledger what was sent to kernels that were replaced."""
     if len(fresh) == pool.spec.world_size:
         pool.ledger.forget_nodes(namespace)
     elif fresh:
@@ -432,7 +432,7 @@ def only_there(pool: Pool) -> set[str]:
 
 
 def listing(what: str, names: Iterable[str]) -> str:
-    """Return the first few names and what is said of them; empty if there are none."""
+    """Return a line with the first few names; empty if there are none."""
     shown = sorted(names)
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
     return f"{what}: {', '.join(shown[:_NAMES_SHOWN])}{more}" if shown else ""

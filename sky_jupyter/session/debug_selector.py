@@ -16,7 +16,7 @@ CHANGED = "sky_debugger"
 
 
 class DebugSelector:
-    """The choice of the debugged rank, as pages see it; made by `install`.
+    """Choice of the debugged rank, as pages see it; made by `install`.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class DebugSelector:
             self._kernel.session.send(self._kernel.iopub_socket, CHANGED, state, parent={}, ident=CHANGED.encode())
 
     async def answer(self, content: dict[str, Any]) -> control_channel.Reply:
-        """Return the state, after a change to ``rank`` (null: notebook) where given."""
+        """Change to ``rank`` if it is given (null: the notebook); return the state."""
         rank = content.get("rank")
         name = content.get("pool")
         if name is not None and not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""The page's debugger on a rank: which one, and the messages both ways.
+"""The page's debugger on a rank: the choice of the rank, and the messages.
 
 A page talks to the notebook's kernel, in the Debug Adapter Protocol. While a rank is chosen, its requests go to the
 debugger in that rank's kernel. A page knows a cell by a hash of its text, and a rank by the code that it runs: both
@@ -39,7 +39,7 @@ _INITIALIZE = {
 # Requests of our own are numbered apart from the page's.
 _FIRST = 1 << 24
 _PATIENCE = 20.0
-# A rank that holds the interpreter is left without its answer.
+# The timeout of the last request: a rank whose code holds the GIL does not answer.
 _FAREWELL = 10.0
 _LINES = ("line", "endLine")
 
@@ -53,7 +53,7 @@ class NodeCode:
     code : str
         The code.
     offset : int
-        How many lines of the cell are above its first line.
+        The number of the cell's lines above its first line.
     """
 
     code: str
@@ -71,7 +71,7 @@ class _File:
 class DebugTarget:
     """Debug target of the page: the notebook's kernel or a rank; see `install`.
 
-    Its requests and its state are the control thread's.
+    Requests and state are used only on the control thread.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class DebugTarget:
         # Of the rank.
         self._files: dict[str, _File] = {}
         self._stopped: set[int] = set()
-        # While the notebook's own debugger is about to be turned on: what the page's requests wait for.
+        # Set while the notebook's own debugger is being turned on: the page's requests wait for it.
         self._back: asyncio.Event | None = None
         self.changed: Callable[[], None] = lambda: None
 
@@ -113,18 +113,18 @@ class DebugTarget:
     # -- which rank --------------------------------------------------------------------------------
 
     def choose(self, pool: Pool, rank: int) -> None:
-        """Debug a rank from now on; not on the control thread.
+        """Debug a rank from now on; do not call it on the control thread.
 
         Raises PoolError if the rank cannot be debugged.
         """
         self._on_control(self.turn_to(pool, rank))
 
     def leave(self) -> None:
-        """Debug the notebook's own kernel again; not on the control thread."""
+        """Debug the notebook's own kernel again; not callable on the control thread."""
         self._on_control(self.turn_back())
 
     async def turn_to(self, pool: Pool, rank: int) -> None:
-        """Debug a rank from now on; on the control thread.
+        """Debug a rank from now on; call it on the control thread.
 
         Raises PoolError if the rank cannot be debugged.
         """
@@ -137,8 +137,8 @@ class DebugTarget:
     async def turn_back(self) -> None:
         """Debug the notebook's own kernel again, once no cell runs; control thread."""
         if await self._choose(None, 0):
-            # The kernel starts its debugger on the main thread, and this thread waits for that: until a cell that runs
-            # has ended, it would answer nobody.
+            # The kernel starts its debugger on the main thread, and this thread would wait for that. It could answer
+            # nobody until a running cell has ended.
             self._kernel.io_loop.add_callback(
                 self._control.call_soon_threadsafe, lambda: self._tasks.start(self._again())
             )
@@ -153,7 +153,7 @@ class DebugTarget:
                 f"the debugger has not answered in {_PATIENCE:g} s: what is debugged stays as it is"
             ) from None
         finally:
-            # It must not go on behind who was told that it failed, or has interrupted it.
+            # It must not go on once the caller was told that it failed, or has interrupted it.
             doing.cancel()
 
     @property
@@ -202,7 +202,7 @@ class DebugTarget:
                     self._let_go()
 
     def _let_go(self) -> None:
-        """Have the page's requests wait no more for the notebook's own debugger."""
+        """Release the page's requests that wait for the notebook's own debugger."""
         if self._back is not None:
             self._back.set()
             self._back = None
@@ -216,7 +216,7 @@ class DebugTarget:
         await self._send("configurationDone", {})
 
     def _lose(self) -> None:
-        """Note that what was debugged is debugged no more; the page's debugger stays on."""
+        """Forget the state of what was debugged; the page's debugger stays on."""
         self._files.clear()
         self._is_on = False
         for thread in sorted(self._stopped):
@@ -243,7 +243,7 @@ class DebugTarget:
             return reply
 
     def _note(self, request: Message) -> None:
-        """Keep what a rank is told that is chosen later."""
+        """Keep what a rank that is chosen later must be told."""
         command, arguments = request.get("command"), request.get("arguments") or {}
         if command == "initialize":
             self._began = arguments
@@ -253,7 +253,7 @@ class DebugTarget:
             self._breakpoints[arguments["source"]["path"]] = arguments.get("breakpoints", [])
 
     async def _pass_on(self, request: Message) -> Message:
-        """Answer a request by what is debugged."""
+        """Let the notebook's kernel or the rank answer a request."""
         if self._pool is None:
             found: Message = await self._kernel.do_debug_request(request)
             return found
@@ -329,7 +329,7 @@ class DebugTarget:
             found = (await asyncio.wait_for(asyncio.wrap_future(loop().submit(asking)), limit))[node]
         except Exception as error:
             return failure(request, f"{type(error).__name__}: {error}")
-        # Ranks run the user's code: what they answer may be anything. ipykernel's list of modules does not say success.
+        # Ranks run the user's code: their answers may be anything. ipykernel's list of modules lacks `success`.
         return {"success": True, **found} if isinstance(found, dict) else failure(request, "the rank's answer is none")
 
     @property
@@ -347,7 +347,7 @@ class DebugTarget:
             return
         kind, body = event.get("event"), event.get("body") or {}
         if kind == "exited":
-            # Its kernel has ended. The page's debugger is on, and has to be turned on anew.
+            # Its kernel has ended. The page's debugger is on, and must be turned on again.
             self._lose()
             return
         if kind == "stopped" and isinstance(body.get("threadId"), int):
@@ -405,7 +405,7 @@ class _Events:
         self._target.hear(self._pool, batch.get("rank"), batch.get(TOPIC))
 
     def look(self, node: int) -> None:
-        """Do nothing: what was missed has been shown by the run."""
+        """Do nothing: the run has shown what was missed."""
 
     def lose(self, node: int) -> None:
         """Note that a node is given up."""
@@ -423,7 +423,7 @@ def _breakpoints(path: str, breakpoints: list[Message]) -> Message:
 
 
 def install(shell: Any, node_code: Callable[[str], NodeCode | None]) -> DebugTarget | None:
-    """Have pages debug ranks; None if this process has no pages that debug."""
+    """Let pages debug ranks; None if this process has no pages that debug."""
     kernel = getattr(shell, "kernel", None)
     handlers = getattr(kernel, "control_handlers", None)
     if not isinstance(handlers, dict) or REQUEST not in handlers or not hasattr(kernel, "do_debug_request"):

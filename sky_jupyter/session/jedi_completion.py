@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from ..util import jedi_cache
 
 T = TypeVar("T")
-# Characters of the newest cells that are read: jedi needs a tenth of a second for so many.
+# The limit of the newest cells that are read, in characters: jedi needs a tenth of a second for that many.
 _MOST_READ = 50_000
 _MOST = 500
 _MOST_SOURCE = 100_000
-# jedi caches a source by its path, and is used by IPython for sources without one.
+# jedi caches a source by its path, and IPython uses jedi for sources without a path.
 _PATH = "_sky_cells.py"
 _LATE = 5.0
 _working = threading.Lock()
@@ -41,12 +41,12 @@ def complete(
     cursor : int
         Position of the cursor in it.
     patience : float
-        Seconds to wait. What jedi has begun goes on, so that the next answer comes sooner.
+        Seconds to wait. jedi goes on after that, so that the next answer comes sooner.
 
     Returns
     -------
     tuple or None
-        Where the text to be replaced begins, with pairs of a text and its type; None if jedi knows nothing in time.
+        Where the text to replace begins, with pairs of a text and its type; None if jedi has no answer in time.
     """
 
     def work() -> tuple[int, list[tuple[str, str]]] | None:
@@ -57,7 +57,7 @@ def complete(
         if not found:
             return None
         start = cursor - len(found[0].name_with_symbols) + len(found[0].complete or "")
-        # Names with an underscore only if that has been typed, as in IPython.
+        # Names that begin with an underscore only if part of the name has been typed, as in IPython.
         shown = [one for one in found if code[start:cursor] or not one.name.startswith("_")][:_MOST]
         return start, [(one.name_with_symbols, one.type) for one in shown]
 
@@ -73,7 +73,7 @@ def inspect(sources: Iterable[str], code: str, cursor: int, detail: int, patienc
         name = token_at_cursor(code, cursor)
         if not name:
             return None
-        # The line with the cursor is mostly not finished yet.
+        # The line with the cursor is mostly incomplete.
         lines = code.split("\n")
         lines[code[:cursor].count("\n")] = ""
         text = "\n".join([joined(sources), *lines, name])
@@ -97,7 +97,7 @@ def is_ready() -> bool:
 def settle(patience: float = _LATE) -> None:
     """Wait until earlier work that was given up has ended.
 
-    jedi in two threads spoils its caches for good, and IPython's own completer is the second.
+    Two threads in jedi spoil its caches for good, and IPython's own completer would be the second.
 
     Parameters
     ----------
@@ -114,7 +114,8 @@ def warm(is_wanted: Callable[[], bool]) -> None:
     Parameters
     ----------
     is_wanted : callable
-        Is asked when nothing else of ours uses jedi; False leaves it, as once IPython may have begun to use it.
+        Called when nothing else of ours uses jedi. It returns False to leave jedi alone, as when IPython may have begun
+        to use it.
     """
 
     def work() -> None:
@@ -182,9 +183,9 @@ def _source(name: Any, text: str) -> str:
 
 
 def _within(patience: float, work: Callable[[], T | None]) -> T | None:
-    """Return what work returns in time; None if it fails, or earlier work goes on."""
+    """Return the result of work; None if it fails, is late, or earlier work goes on."""
     end = time.monotonic() + patience
-    # An earlier question may still load a library, which this one may need too.
+    # An earlier question may still be loading a library, which this one may need too.
     if not _working.acquire(timeout=patience):
         return None
     answer: Future[T | None] = Future()
@@ -196,7 +197,7 @@ def _within(patience: float, work: Callable[[], T | None]) -> T | None:
             if "jedi" in sys.modules:
                 _loaded.set()
         except Exception:
-            # Of code that is being typed, jedi may raise anything.
+            # For code that is being typed, jedi may raise anything.
             found = None
         finally:
             _working.release()

@@ -1,6 +1,6 @@
 """Jobs of a batch scheduler before their pool starts: show, submit, take up.
 
-The spec of a pool whose job was left in the queue is kept beside the registry until its job is taken up or gone.
+The spec of a pool whose job was left in the queue is kept beside the registry until the job is taken up or gone.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def submit(spec: PoolSpec) -> str:
 
 
 def left(name: str | None) -> PoolSpec | None:
-    """Return the spec of a queued or running job that nobody took up; None if none.
+    """Return the spec of the job that nobody took up; None unless there is just one.
 
     Parameters
     ----------
     name : str, optional
-        The pool's name; may be left out where there is one such job.
+        The pool's name; it may be left out if there is one such job.
 
     Returns
     -------
     PoolSpec or None
-        The spec.
+        The spec of the job, which is queued or running.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def left(name: str | None) -> PoolSpec | None:
 
 def _specs(files: list[Path]) -> Iterator[PoolSpec]:
     for file in files:
-        # (A file of another version may be of classes that have changed since.)
+        # A file of another version may need classes that have changed since.
         with contextlib.suppress(Exception):
             spec = cloudpickle.loads(file.read_bytes())
             if isinstance(spec, PoolSpec):
@@ -73,7 +73,7 @@ def _specs(files: list[Path]) -> Iterator[PoolSpec]:
 
 
 def _file(name: str) -> Path:
-    # (A pool's name is a file's, but anything may be asked for.)
+    # A pool's name is a valid file name, but the user may give any text.
     return queued_specs() / quote(name, safe="")
 
 

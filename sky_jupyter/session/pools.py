@@ -1,4 +1,4 @@
-"""Start, attach, change and end pools with a view; for magics and `Compute`."""
+"""Start, change and end of pools with a view, for the magics and `Compute`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
-    """Has a live pool, or None before it is started; a `Compute` is one."""
+    """Holder of a live pool, None before its start; a `Compute` is one."""
 
     @property
     def pool(self) -> Pool | None:
@@ -55,9 +55,9 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     Parameters
     ----------
     spec : PoolSpec
-        What the pool is to be.
+        The pool's spec.
     given_up : threading.Event, optional
-        When set, the start ends, and nothing of it is left.
+        Cancels the start when it is set; nothing of the start is left.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     Raises
     ------
     PoolError
-        When a live pool of this process has the name already.
+        When a live pool of this process already has the name.
     """
     with collections_paused():
         from ..pool.pool import Pool
@@ -90,13 +90,13 @@ def _started(pool: Pool, given_up: threading.Event | None = None) -> Pool:
 
 
 def _view(spec: PoolSpec, title: str, **about: Any) -> display.StartView:
-    """Return the view of a start; none if its options want none."""
+    """Return the view of a start; a null view if its options turn it off."""
     return display.start_view(title, **about) if spec.options.console else display.NullView()
 
 
 @contextlib.contextmanager
 def _failing(view: display.StartView, what: str = "failed", unless: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """End a view with an error; not with one that says that nothing has begun."""
+    """End a view with an error, except one that says that nothing has begun."""
     try:
         yield
     except unless:
@@ -169,7 +169,7 @@ def end_pool(pool: Pool, tell: Callable[[str], None] | None = None) -> None:
 
 
 def _show(text: str) -> None:
-    """Print a line of a pool: on standard error where standard output is a script's."""
+    """Print a line of a pool; outside of notebooks, on standard error."""
     print(text, file=None if in_notebook() else sys.stderr)
 
 
@@ -224,7 +224,7 @@ def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None
     """Attach to the kept pool of this name; None if it is managed, or has ended."""
     registry = Registry()
     try:
-        # One whose processes were killed leaves its name, and its folder.
+        # A pool whose processes were killed leaves its name and its folder behind.
         sweep(registry)
     finally:
         registry.close()
@@ -251,7 +251,7 @@ def _ends(row: PoolRow) -> bool:
 def kept_row(name: str) -> PoolRow | None:
     """Return the newest pool of this name that can be attached to.
 
-    One that nobody manages comes first; None if there is none.
+    A pool that nobody manages comes first; None if there is no pool.
     """
     registry = Registry()
     try:
@@ -277,7 +277,7 @@ def _take_in(pool: Pool) -> None:
     pools.add(pool)
     image = pool.spec.image
     for path in image.includes:
-        # Of a pool that is taken up elsewhere, they may be somewhere else.
+        # If the pool was made elsewhere, its files may not be here.
         with contextlib.suppress(SpecError):
             pool.include([path], image.excludes)
     if pool.spec.options.console:
@@ -294,11 +294,11 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     Parameters
     ----------
     name : str, optional
-        Its name or id; may be left out where there is only one to attach to.
+        The pool's name or id; it may be left out if there is only one to attach to.
     take_over : bool
-        Whether another notebook that manages it loses it.
+        Whether to take it from another notebook that manages it.
     given_up : threading.Event, optional
-        When set, this ends, and the pool stays as it was.
+        Cancels this when it is set; the pool stays as it was.
 
     Returns
     -------
@@ -320,7 +320,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
             rows = [row for row in rows if row.is_here]
     finally:
         registry.close()
-    # Of several of one name the newest is meant; the others have their ids.
+    # Of several pools with one name the newest is meant; the others have their ids.
     chosen = [row for row in rows if name in (None, row.id)] or [row for row in rows if row.name == name][-1:]
     if not chosen and (queued := person.wait(functools.partial(job_queue.left, name))) is not None:
         return start_pool(queued, given_up)
@@ -361,9 +361,9 @@ def join_pool(name: str, *, given_up: threading.Event | None = None) -> Pool:
     Parameters
     ----------
     name : str
-        Its name or id.
+        The pool's name or id.
     given_up : threading.Event, optional
-        When set, this ends.
+        Cancels this when it is set.
 
     Returns
     -------
@@ -403,7 +403,7 @@ def _row_to_join(name: str) -> PoolRow:
         rows = registry.pools()
     finally:
         registry.close()
-    # Of several of one name the one with a manager, and then the newest, is meant.
+    # Of several pools with one name, one with a manager is preferred, then the newest.
     same = [row for row in rows if row.id == name] or [row for row in rows if row.name == name]
     row = max(same, key=lambda row: (row.is_here, row.owner_lives, row.began), default=None)
     if row is None:
@@ -430,7 +430,7 @@ _UNJOINED = {
 
 
 def leave_pool(pool: Pool) -> None:
-    """Leave a pool as its guest; raise PoolError if this process manages it."""
+    """Leave a pool as its guest; raise PoolError if this process manages the pool."""
     if not pool.is_guest:
         name = pool.spec.name
         raise PoolError(f"this notebook manages pool {name!r}, and is not a guest: `%sky down {name}` ends it")
@@ -490,7 +490,7 @@ def pull_value(
 ) -> Any:
     """Fetch a variable from the ranks; see `Compute.pull`.
 
-    There is a view of it if it takes long.
+    A view appears if it takes long.
     """
     with pool.shows(f"pull {name}") as view:
         return pool.pull(name, on, how, view.on_event, view.refresh, most)
@@ -505,7 +505,7 @@ def copy_names(
 ) -> str:
     """Copy names from one rank to others, by default to those without; describe it.
 
-    There is a view of it if it takes long.
+    A view appears if it takes long.
     """
     from ..pool.transfer import copy_names as copying
 
@@ -545,7 +545,7 @@ def live_pool(pool: Holder | Pool) -> Pool:
     Parameters
     ----------
     pool : Compute or Pool
-        What an operator was given.
+        The right operand of an operator.
 
     Returns
     -------
@@ -555,7 +555,7 @@ def live_pool(pool: Holder | Pool) -> Pool:
     Raises
     ------
     PoolError
-        When it is not started, or is something else.
+        When it is not started, or is no pool.
     """
     live = getattr(pool, "pool", pool)
     if live is None:

@@ -22,20 +22,20 @@ T = TypeVar("T")
 _JEDI, _RANK = TIMEOUTS.answers.jedi, TIMEOUTS.answers.typing
 # How long the answer to ``name?`` is waited for.
 ASKED = TIMEOUTS.answers.asked_names
-# How long jedi is waited for where nothing else waits meanwhile: the first name of a large package takes it long.
+# How long jedi is waited for while nothing else waits: the first name of a large package takes long.
 APART = TIMEOUTS.answers.jedi_apart
-# Forms of what a rank tells of a name.
+# The formats of a rank's answer about a name.
 _SHOWN = ("text/plain", "text/html")
 
 
 @dataclass(frozen=True)
 class Completions:
-    """What may replace the text before the cursor.
+    """Texts that may replace the text before the cursor.
 
     Parameters
     ----------
     start : int
-        Where the text to be replaced begins.
+        Where the text to replace begins.
     matches : sequence of pairs
         Each text, with its type as IPython names it.
     """
@@ -47,7 +47,7 @@ class Completions:
 def complete(pool: Pool, rank: int, code: str, cursor: int, patience: float = _JEDI) -> Completions | None:
     """Return a rank's completions.
 
-    A rank that is busy, or does not answer at once, is not waited for: jedi answers with the pool's cells.
+    A rank that is busy, or does not answer at once, is not waited for: jedi answers from the pool's cells.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def complete(pool: Pool, rank: int, code: str, cursor: int, patience: float = _J
     """
     found = _of_rank(pool, rank, _RANK, code=code, cursor=cursor)
     start, matches = (found or {}).get("start"), _sound_matches((found or {}).get("matches"))
-    # What is replaced is of the cell, and not its first line.
+    # The replaced text must be in the cell, and not in its first line.
     if matches and is_whole(start, 0, cursor):
         return Completions(start, matches)
     guessed = jedi_completion.complete(list(pool.sources), code, cursor, patience)
@@ -147,7 +147,7 @@ def _of_rank(pool: Pool, rank: int, patience: float, **question: Any) -> dict[st
 
 
 def _sound_matches(found: Any) -> list[tuple[str, str]]:
-    """Return the valid ones of a rank's matches: ranks run the user's code."""
+    """Return the valid matches of a rank, which runs the user's code."""
     pairs = (
         [one for one in found if isinstance(one, (list, tuple)) and len(one) == 2]
         if isinstance(found, (list, tuple))
@@ -175,5 +175,5 @@ def _answer(asking: Coroutine[Any, Any, T], patience: float) -> T | None:
     try:
         return future.result()
     except Exception:
-        # Such as a lost node, or agents of an earlier release. Nobody who types is to be told.
+        # For example a lost node, or agents of an earlier release. A user who types must not be disturbed.
         return None

@@ -1,4 +1,4 @@
-"""Notifications of pages that a long run has ended; see docs/actions.md."""
+"""Notifications to pages that a long run has ended; see docs/actions.md."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..pool.pool import Pool
 
 RUN_ENDED = "sky_run_ended"
-# Seconds from which on a run is a long one: its person may look elsewhere.
+# Seconds after which a run counts as long: its user may look elsewhere.
 LONG = 60.0
 
 
 def notify_at_end(pool: Pool, run: Run) -> None:
-    """Have pages notify the user when a long run ends, unless somebody stops it."""
+    """Notify pages when a long run ends, unless somebody stops it."""
     began = time.monotonic()
 
     def tell(_: Any) -> None:

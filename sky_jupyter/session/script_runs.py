@@ -1,4 +1,4 @@
-"""Run an unchanged script on a pool: a run whose ranks start new processes."""
+"""Unchanged scripts on a pool: runs whose ranks start new processes."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from .cells import Cell, run_cell
 if TYPE_CHECKING:
     from ..pool.pool import Pool
 
-# Devices of each node, or the ranks where there are none: torchrun's words for a number of processes.
+# torchrun's words for a number of processes: a node's devices; "auto" is its ranks where there are none.
 Count = int | Literal["auto", "gpu"]
 
 
 @dataclass(frozen=True)
 class Script:
-    """A script with the options of its launcher; made by the magic.
+    """Script with the options of its launcher; made by the magic.
 
     Parameters
     ----------
     verb : str
-        What stood before it, such as ``torchrun``.
+        The launcher's verb, such as ``torchrun``.
     kind : str
         ``"file"``, ``"module"`` or ``"program"``.
     target : str
         Path, module or program.
     args : tuple of str
-        The arguments behind it.
+        The script's arguments.
     words : tuple of str
         The launcher's own options as they were given, for the run's title.
     per_node : int, "auto", "gpu" or None
-        How many processes each node is to have; None for one a rank.
+        The number of processes on each node; None for one per rank.
     nodes : tuple of int, optional
         The least and the largest number of nodes; None for all.
     processes : int, optional
-        How many processes there are to be in all.
+        The number of processes in all.
     restarts : int
-        How often all processes are started again.
+        How often all processes may be started again after a failure.
     id : str
         torchrun's ``--rdzv-id``; empty for a new one.
     role : str
@@ -54,13 +54,13 @@ class Script:
     accelerate : bool
         Whether Accelerate sets its variables, on the nodes.
     options : tuple of str
-        What Accelerate reads for that.
+        The options that Accelerate reads for that.
     config : str
-        A file of ``accelerate config``.
+        The path of a file of ``accelerate config``.
     typed : str
         The path as it was given, for the run's title; empty if that is the target.
     notes : tuple of str
-        What is said before it runs.
+        The lines to print before it runs.
     """
 
     verb: str
@@ -82,7 +82,7 @@ class Script:
 
     @property
     def line(self) -> str:
-        """The line that a person would type."""
+        """The line that a user would type."""
         program = ("-m", self.target) if self.kind == "module" else (self.target,)
         return shlex.join([*self.verb.split(), *self.words, *program, *self.args])
 
@@ -97,7 +97,7 @@ class Script:
         Raises
         ------
         SpecError
-            When there is no such file here.
+            When there is no such file on this machine.
         """
         if self.kind != "file":
             return self
@@ -124,7 +124,7 @@ class Script:
         return replace(self, config=path, words=tuple(path if word == self.config else word for word in self.words))
 
     def pool_options(self) -> dict[str, int]:
-        """Return the options of a pool that is made for it."""
+        """Return the options of a pool that is created for it."""
         nodes = 1 if self.nodes is None else self.nodes[1]
         options = {} if self.nodes is None else {"nodes": nodes}
         each = self.per_node
@@ -145,16 +145,16 @@ def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]
     cell : Cell
         The options that it shares with cells; its code is made here.
     namespace : dict
-        The notebook's.
+        The notebook's namespace.
 
     Raises
     ------
     SpecError
-        When the pool cannot have the processes that it asks for.
+        When the pool cannot have the processes that the script asks for.
     CellError
         When ranks failed.
     """
-    # The nodes' half: `%load_ext` does without it.
+    # Imported here: `%load_ext` does not need the nodes' half.
     from ..node.kernel.script_run import ScriptPlan
 
     ranks = _ranks(pool, script, cell.ranks)
@@ -170,9 +170,9 @@ def run_script(pool: Pool, script: Script, cell: Cell, namespace: dict[str, Any]
         per_node=_per_node(pool, _shared_out(script, nodes)),
         restarts=script.restarts,
         role=script.role,
-        # Local nodes have the file itself, and so what it finds beside it.
+        # Local nodes read the file itself, and so find what lies beside it.
         sent=script.kind == "file" and bool(pool.machines),
-        # torchrun's scripts find what torchrun sets, and nothing of Open MPI.
+        # Scripts of torchrun find the variables that torchrun sets, and none of Open MPI's.
         jax=script.verb == "run",
         accelerate={"options": list(script.options), "config": _config(script)} if script.accelerate else None,
     )
@@ -204,7 +204,7 @@ def _ranks(pool: Pool, script: Script, ranks: Sequence[int]) -> list[int]:
 
 
 def _per_node(pool: Pool, script: Script) -> int:
-    """Return how many processes each node is to have; 0 for one a rank."""
+    """Return the number of processes on each node; 0 for one per rank."""
     count, accelerator = script.per_node, pool.spec.accelerator
     if count == "gpu" and accelerator is None:
         raise SpecError(
@@ -222,7 +222,7 @@ def _per_node(pool: Pool, script: Script) -> int:
 
 
 def _shared_out(script: Script, nodes: int) -> Script:
-    """Return the script with its processes for each node, instead of for all."""
+    """Return the script with its number of processes per node instead of in all."""
     if script.processes is None:
         return script
     if script.processes % nodes:
@@ -246,7 +246,7 @@ def _config(script: Script) -> str | None:
 
 
 def _modules(script: Script, *, sent: bool) -> frozenset[str]:
-    """Return the modules that a script imports, as far as they do not lie beside it."""
+    """Return the modules that a script imports, except those that lie beside it."""
     if script.kind == "module":
         return frozenset([script.target])
     if script.kind != "file" or not sent:
@@ -255,7 +255,7 @@ def _modules(script: Script, *, sent: bool) -> frozenset[str]:
     try:
         names = imports_of(path.read_text(encoding="utf-8")).names
     except (SyntaxError, ValueError, OSError):
-        # Its own Python tells what is wrong with it.
+        # The nodes' Python reports what is wrong with it.
         return frozenset()
     beside = {one.name.partition(".")[0] for one in path.parent.iterdir()}
     return frozenset(name for name in names if name.partition(".")[0] not in beside)

@@ -1,8 +1,8 @@
 """The catalogue of accelerators by name, and the packages that suit each.
 
-``accelerators.A100(count=8)``, ``accelerators.H100(memory="94GB")`` and the texts ``"A100:8"``,
-``"H100-94GB"`` make the same `Accelerator`. The models are the rows of `accelerators.json`; those of makers other
-than NVIDIA are not asked for on nodes yet. `docs/accelerators.md` has the whole table.
+``accelerators.A100(count=8)``, ``accelerators.H100(memory="94GB")`` and the texts ``"A100:8"``, ``"H100-94GB"`` make
+the same `Accelerator`. The models are the rows of `accelerators.json`; nodes report only NVIDIA's yet.
+`docs/accelerators.md` has the whole table.
 
 Sources. Memory is what the makers' data sheets say; compute capability is what NVIDIA lists
 (developer.nvidia.com/cuda-gpus). `builds` knows which packages those need.
@@ -65,7 +65,7 @@ class Model:
         Parameters
         ----------
         count : int
-            How many each node has.
+            The number on each node.
         memory : int or str, optional
             GB of each, such as ``40`` or ``"40GB"``; any size that it is made with by default.
 
@@ -152,37 +152,37 @@ class Accelerator:
 
     @property
     def is_custom(self) -> bool:
-        """True if the catalogue lacks it."""
+        """Whether the catalogue lacks it."""
         return self.name.startswith(_CUSTOM)
 
     @property
     def kind(self) -> str:
-        """One of them as a text that `parse` reads: ``"A100"`` or ``"A100-80GB"``."""
+        """The text of a single one, for `parse`: ``"A100"`` or ``"A100-80GB"``."""
         return self.name if self.variant is None else f"{self.name}-{self.variant}GB"
 
     @property
     def memory(self) -> int | None:
-        """GB of each: the size asked for, else the usual one; None if unknown."""
+        """The GB of each: the size asked for, else the usual one; None if unknown."""
         return self.variant if self.variant is not None or self.is_custom else CATALOGUE[self.name].memories[0]
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """CUDA compute capability, such as ``(9, 0)``; None if there is none or unknown."""
+        """The CUDA compute capability, such as ``(9, 0)``; None if none or unknown."""
         return None if self.is_custom else CATALOGUE[self.name].capability
 
     @property
     def arm(self) -> bool:
-        """True if the machines that it is made for have Arm processors."""
+        """Whether the machines that it is made for have Arm processors."""
         return not self.is_custom and CATALOGUE[self.name].arm
 
     @property
     def maker(self) -> str:
-        """Manufacturer. A custom one is NVIDIA's: nodes report no others yet."""
+        """The manufacturer. A custom one is NVIDIA's: nodes report no others yet."""
         return NVIDIA if self.is_custom else CATALOGUE[self.name].maker
 
     @property
     def jax(self) -> str | None:
-        """Best package of JAX, such as ``"jax[cuda13]"``; None if PyPI has none."""
+        """The best package of JAX, such as ``"jax[cuda13]"``; None if PyPI has none."""
         return self.jax_for()
 
     def jax_for(self, python: int = 14) -> str | None:
@@ -207,7 +207,7 @@ class Accelerator:
 
     @property
     def torch(self) -> str | None:
-        """Best build of torch, such as ``"cu130"``; None if PyTorch has none."""
+        """The best build of torch, such as ``"cu130"``; None if PyTorch has none."""
         return self.torch_for()
 
     def torch_for(self, release: tuple[int, ...] | None = None) -> str | None:
@@ -279,7 +279,7 @@ class Accelerator:
     def fits(self, name: str) -> bool:
         """Return True if a driver's device name, as ``NVIDIA A100-SXM4-80GB``, fits.
 
-        If the name does not say the memory, as ``NVIDIA GeForce RTX 3080``, the name alone counts.
+        If the name does not have the memory, as in ``NVIDIA GeForce RTX 3080``, only the model is compared.
 
         Parameters
         ----------
@@ -307,11 +307,11 @@ def Custom(name: str, memory: int | str | None = None, count: int = 1) -> Accele
     Parameters
     ----------
     name : str
-        Words of the driver's name, such as ``"Quadro K2200"``, as ``nvidia-smi -L`` has it.
+        Words of the driver's device name, as ``nvidia-smi -L`` prints it, such as ``"Quadro K2200"``.
     memory : int or str, optional
-        GB of each, where the driver's name has it and it matters.
+        GB of each, if the driver's name has it and the size matters.
     count : int
-        How many each node has.
+        The number on each node.
 
     Returns
     -------
@@ -322,9 +322,9 @@ def Custom(name: str, memory: int | str | None = None, count: int = 1) -> Accele
 
 
 def recognised(name: str) -> tuple[str | None, int | None]:
-    """Return the catalogue's name and the GB that a driver's name says.
+    """Return the catalogue's name and the GB for a driver's device name.
 
-    ``("A100", 80)``; None for what is not known.
+    For example ``("A100", 80)``; None stands for what is not known.
     """
     words = _words(name)
     found = [(len(parts), model) for parts, model in _BY_WORDS if _find(parts, words) >= 0]
@@ -332,7 +332,7 @@ def recognised(name: str) -> tuple[str | None, int | None]:
         return None, None
     _, model = max(found, key=lambda item: item[0])
     told = [int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+gb", word)]
-    # A GH200 480GB has those 480 beside it, as its processor's.
+    # The 480 GB in the name GH200 480GB are the processor's memory.
     memory = next((size for size in told if size in model.memories), None)
     if model.name == "H100" and memory is None:
         memory = 94 if "nvl" in words else 80
@@ -340,7 +340,7 @@ def recognised(name: str) -> tuple[str | None, int | None]:
 
 
 def names() -> list[str]:
-    """Return the catalogue's names, with the sizes of those made with several."""
+    """Return the catalogue's names, and one per size of models with several sizes."""
     sized = [f"{m.name}-{size}GB" for m in CATALOGUE.values() if len(m.memories) > 1 for size in m.memories]
     return [*CATALOGUE, *sized]
 
@@ -373,7 +373,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _find(part: tuple[str, ...], words: tuple[str, ...]) -> int:
-    """Return where words stand in a row among others; -1 if they do not."""
+    """Return the index of consecutive words among others; -1 if there is none."""
     return next((at for at in range(len(words) - len(part) + 1) if words[at : at + len(part)] == part), -1)
 
 
@@ -389,7 +389,7 @@ CATALOGUE = _read_catalogue()
 _BY_KEY = {"".join(_words(word)): model for model in CATALOGUE.values() for word in (model.name, *model.also)}
 _BY_WORDS = [(_words(model.name), model) for model in CATALOGUE.values() if model.maker == NVIDIA]
 if TYPE_CHECKING:
-    # The names for type checkers and editors: those of accelerators.json, which a test compares.
+    # The names for type checkers and editors; a test compares them with accelerators.json.
     P4 = P40 = P100 = V100 = T4 = T4G = A2 = A10 = A10G = A16 = A30 = A40 = A100 = A800 = L4 = L40 = Model("", ())
     L40S = H20 = H100 = H800 = H200 = GH200 = B100 = B200 = B300 = GB200 = GB300 = TITAN_Xp = TITAN_V = Model("", ())
     TITAN_RTX = Quadro_RTX_4000 = Quadro_RTX_5000 = Quadro_RTX_6000 = Quadro_RTX_8000 = RTX_A2000 = Model("", ())

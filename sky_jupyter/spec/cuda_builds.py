@@ -4,7 +4,7 @@ Sources. Requirements of CUDA on a device and its driver: JAX (docs.jax.dev/en/l
 capability 5.2 and driver 525, CUDA 13 needs 7.5 and driver 580). Builds of torch and their capabilities: PyTorch
 (github.com/pytorch/pytorch: pull requests 175253 and 182849, issues 178665, 190355 and 190385): CUDA 12.8 ends with
 torch 2.11, 12.6 with 2.14; Volta (V100) and earlier only have builds for CUDA 12; for Arm processors there is no build
-below capability 8.0. A build for 8.0 runs on 8.9, and so on within one major number.
+below capability 8.0. A build runs on later capabilities of its major number: one for 8.0 runs on 8.9.
 """
 
 from __future__ import annotations

@@ -37,26 +37,26 @@ class PipIndex:
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not _URL.match(self.url.strip()):
-            # What was given may hold a password.
+            # The message leaves the URL out: it may hold a password.
             raise SpecError("an index's url must be http://…, https://… or file://…")
         object.__setattr__(self, "url", self.url.strip())
         object.__setattr__(self, "packages", tuple(sorted(map(_project, _texts("PipIndex.packages", self.packages)))))
 
     @property
     def shown(self) -> str:
-        """URL without user name and password."""
+        """The URL without user name and password."""
         return _URL.sub(r"\g<scheme>://\g<rest>", self.url)
 
     @property
     def login(self) -> tuple[str, str]:
-        """User name and password of the URL; empty if it has none."""
+        """The user name and password of the URL; empty if it has none."""
         found = _URL.match(self.url)
         name, _, word = ((found["login"] if found else "") or "").partition(":")
         return name, word
 
     @property
     def name(self) -> str:
-        """Name of the index for uv: a hash of the URL without its secrets."""
+        """The name of the index for uv: a hash of the URL without its secrets."""
         return f"sky{hashlib.blake2b(self.shown.encode(), digest_size=6).hexdigest()}"
 
     def __repr__(self) -> str:
@@ -74,8 +74,8 @@ class Image:
     pip : iterable of str
         Requirements (PEP 508) to install.
     apt : iterable of str
-        Debian packages, as ``"git"`` or ``"git=1:2.39.5-0+deb12u2"``. Missing ones are installed on hosts,
-        which needs root or sudo without a password there; never on the machine of local nodes.
+        Debian packages, as ``"git"`` or ``"git=1:2.39.5-0+deb12u2"``. Missing ones are installed on hosts, which needs
+        root or sudo without a password there. Nothing is installed on the machine of local nodes.
     env : mapping of str to str
         Environment variables of every rank, set before any import. Their values may be secrets, and are never shown.
     pip_indexes : iterable of PipIndex
@@ -129,15 +129,15 @@ class Image:
         return hash(self.digest)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # One that an earlier version has written down lacks what is newer.
+        # An image that an earlier version has pickled lacks newer fields.
         newer = {"pip_indexes": (), "includes": (), "excludes": ()}
         self.__dict__.update({**newer, **state})
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that identify the packages of this image.
+        """The sixteen hex digits that identify the packages of this image.
 
-        Variables of the ranks and files do not change them.
+        Of the variables, only those of `build_env` change them; files do not.
         """
         facts: list[Any] = [self.python, self.pip, self.apt, *([self.build_env] if self.build_env else [])]
         if self.pip_indexes:
@@ -146,7 +146,7 @@ class Image:
 
     @property
     def build_env(self) -> dict[str, str]:
-        """Variables that decide which builds of packages are installed."""
+        """The variables that decide which builds of packages are installed."""
         return {name: value for name, value in self.env.items() if name == "UV_TORCH_BACKEND"}
 
     def adding(

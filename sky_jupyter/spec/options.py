@@ -15,7 +15,7 @@ EXECUTORS = ("auto", "process", "thread", "loky")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MAX_SECONDS = 366 * 86_400.0
 MAX_ATTEMPTS = 1000
-# Of a provider that makes machines, which may have none left for a moment; those that are there are tried once.
+# For providers that create machines, and may have none left for a moment; existing machines are tried once.
 ATTEMPTS = 3
 DEFAULT_EXIT_TIMEOUT = 2.0
 # Seconds that other ranks get after one has failed.
@@ -50,9 +50,9 @@ class LogConfig:
     Parameters
     ----------
     level : int or str
-        The least level that is written, such as ``"INFO"``.
+        The lowest level that is written, such as ``"INFO"``.
     file : str, optional
-        Appended to; standard error unless given.
+        The file to which the log is appended; by default standard error.
     """
 
     level: int | str = "INFO"

@@ -28,15 +28,15 @@ MAX_NODES = 4096
 MAX_RANKS_PER_NODE = 256
 MAX_IDLE_TIMEOUT = 10 * 366 * 86_400.0
 DEFAULT_IDLE_TIMEOUT = 12 * 3600.0
-# Machines that others may want: a notebook that does not come back has left them.
+# Others may need these machines, and a notebook that does not return has abandoned them.
 DEFAULT_REMOTE_IDLE_TIMEOUT = 30 * 60.0
-# A manager is heard once a second; what is shorter could end under its hands.
+# A manager sends a heartbeat once a second: with a shorter timeout, nodes could end while it is there.
 MIN_IDLE_TIMEOUT = 10.0
 MAX_TTL = 10 * 366 * 86_400.0
-# Machines that are made for a pool cost money until they end: none goes on for ever because nobody said how long.
+# Machines that are created for a pool cost money until they end: without a ``ttl`` they must not go on forever.
 DEFAULT_PROVISIONED_TTL = 24 * 3600.0
 ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
-# What says which machine a provider is to make; of no meaning where machines are there already.
+# The options that say which machines a provider creates; they have no effect on existing machines.
 MACHINE_OPTIONS = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
 MIN_JOURNAL, MAX_JOURNAL = 10**6, 10**12
 DEFAULT_JOURNAL = 256 * 10**6
@@ -212,7 +212,7 @@ class PoolSpec:
         if self.region is not None and (not isinstance(self.region, str) or not self.region.strip()):
             raise SpecError(f"region must be a name such as 'us-east-1', not {self.region!r}")
         if isinstance(self.allocation, str):
-            # Skyward writes it either way.
+            # Skyward has both spellings.
             object.__setattr__(self, "allocation", self.allocation.replace("_", "-"))
         if self.allocation is not None and self.allocation not in ALLOCATIONS:
             near = nearest(self.allocation, ALLOCATIONS) if isinstance(self.allocation, str) else ""
@@ -223,7 +223,7 @@ class PoolSpec:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Options for machines that the provider does not support."""
+        """The given machine options that have no effect with this provider."""
         supported = self.provider.supported_options
         budget = ("max_cost",) if self.max_cost is not None and not self.provider.provisions else ()
         return (
@@ -233,24 +233,24 @@ class PoolSpec:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def lease(self) -> float | None:
-        """Seconds without a manager or a run until the nodes end; None without a lease."""
+        """The seconds without manager and run until the nodes end; None without a lease."""
         if self.keep:
             return self.idle_timeout or DEFAULT_IDLE_TIMEOUT
         return self.idle_timeout or (DEFAULT_REMOTE_IDLE_TIMEOUT if self.provider.survives_manager else None)
 
     @property
     def lifetime(self) -> float | None:
-        """Return the seconds after which the pool ends: its ``ttl``, or the default."""
+        """The seconds after which the pool ends: its ``ttl``, or the default."""
         return DEFAULT_PROVISIONED_TTL if self.ttl is None and self.provider.provisions else self.ttl
 
     @property
     def full_image(self) -> Image:
-        """Image with the additions of all plugins, in order."""
+        """The image with the additions of all plugins, in order."""
         image = self.image
         for plugin in self.plugins:
             image = plugin.transform_image(image, self)
@@ -272,7 +272,7 @@ class PoolSpec:
         return lines
 
 
-# What a live pool may be given anew.
+# Fields that can change while a pool is live.
 _CHANGEABLE = ("max_cost",)
 
 
@@ -284,7 +284,7 @@ def _amount(name: str, value: Any, top: float, form: str) -> None:
 def _compared(value: Any) -> Any:
     """Return the part of a field that matters for a comparison.
 
-    Supervision, and the files of an image, may differ.
+    Options of supervision, and an image's files, may differ.
     """
     if isinstance(value, Options):
         return "together" if value.cluster else "each node for itself (cluster=False)"

@@ -1,4 +1,4 @@
-"""What a pool's spec, and whoever only reads it, has to know of a provider."""
+"""Traits of a provider for a pool's spec, and for code that only reads specs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ class ProviderTraits(Protocol):
 
     @property
     def kind(self) -> str:
-        """Name, as for ``--provider``."""
+        """The name, as for ``--provider``."""
 
     @property
     def provisions(self) -> bool:
-        """True if it creates machines, so that a failed attempt may be repeated."""
+        """Whether it creates machines, so that a failed attempt may be retried."""
 
     @property
     def survives_manager(self) -> bool:
-        """True if its machines and pools keep running when the notebook ends.
+        """Whether its machines and pools keep running when the notebook ends.
 
         The hosts of such a pool are prepared over `Machine`, end by a lease, and can be attached to again.
         """
 
     @property
     def offline(self) -> bool:
-        """True if machines have no package index and are sent all packages from here."""
+        """Whether machines have no package index and get all packages from here."""
 
     @property
     def supported_options(self) -> tuple[str, ...]:
-        """Names in `spec.MACHINE_OPTIONS` that it supports; a pool warns of the others."""
+        """The names in `MACHINE_OPTIONS` that it supports; a pool warns of the others."""
 
     @property
     def notice(self) -> str:

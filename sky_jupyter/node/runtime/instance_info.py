@@ -31,7 +31,7 @@ _kept: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class InstanceInfo:
-    """Describes this rank and its pool.
+    """Description of this rank and its pool.
 
     The agent makes it when it starts a kernel; user code gets it from `instance_info`.
 
@@ -42,11 +42,11 @@ class InstanceInfo:
     rank : int
         This process's number over all nodes.
     total_nodes : int
-        How many machines there are.
+        The number of machines.
     world_size : int
-        How many ranks there are.
+        The number of ranks.
     ranks_per_node : int
-        How many ranks a node has.
+        The number of ranks on each node.
     local_rank : int
         This process's number on its node.
     head_addr : str
@@ -54,19 +54,19 @@ class InstanceInfo:
     head_port : int
         A port on the head that is free for a framework's coordinator.
     accelerators : int
-        How many accelerators this node's ranks share; of a rank, CUDA_VISIBLE_DEVICES names its own.
+        The number of accelerators that this node's ranks share; CUDA_VISIBLE_DEVICES names a rank's own.
     accelerator : str, optional
-        Their kind.
+        The kind of the accelerators.
     peers : tuple of str
         The address of each node, by node number.
     job_id : str
-        Names this start of the pool's ranks.
+        The id of this start of the pool's ranks.
     ports : mapping of str to int
         The coordinator's port for each plugin that has one of its own; see `port`.
     cluster : bool
-        Whether the ranks work together. Without (``Options(cluster=False)``) each is a world of its own:
-        ``rank`` is 0 and ``world_size`` 1, ``head_addr`` is its own machine and ``peers`` is empty; ``node``,
-        ``total_nodes``, ``local_rank`` and ``ranks_per_node`` still say where it runs.
+        Whether the ranks work together. If not (``Options(cluster=False)``), each is a world of its own: ``rank`` is 0
+        and ``world_size`` 1, ``head_addr`` is its own machine and ``peers`` is empty; ``node``, ``total_nodes``,
+        ``local_rank`` and ``ranks_per_node`` still say where it runs.
     """
 
     node: int
@@ -130,7 +130,7 @@ class InstanceInfo:
 
     @property
     def total_accelerators(self) -> int:
-        """`accelerators` of all nodes, which have equally many."""
+        """The number of accelerators of all nodes, which have equally many."""
         return self.accelerators * self.total_nodes
 
     @property
@@ -145,7 +145,7 @@ class InstanceInfo:
 
     @property
     def hostname(self) -> str:
-        """Host name of this machine."""
+        """The host name of this machine."""
         return socket.gethostname()
 
     # Skyward's names for the same values.
@@ -276,7 +276,7 @@ def variable(name: str) -> str | None:
 def keep(names: Iterable[str]) -> None:
     """Remember this process's variables for `variable`.
 
-    A rank calls it when they are set.
+    A rank calls it once they are set.
     """
     _kept.update({name: os.environ[name] for name in names if name in os.environ})
 

@@ -1,7 +1,7 @@
 """Interruption notices of the pool's machines, as user code on ranks sees them.
 
 A provider's function, which the agent calls on the machine, returns an `Interruption`. The agents tell each other, and
-each tells its ranks. Code asks `interruption`, or has a function called by `on_interruption`.
+each tells its ranks. Code polls `interruption`, or registers a function by `on_interruption`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Interruption:
 
     @property
     def is_risk(self) -> bool:
-        """True if it is a warning only."""
+        """Whether it is a warning only."""
         return self.action == RISK
 
 
 class PoolInterruption:
     """State of the pool's interruption notices; returned by `interruption`.
 
-    It is true while a machine of the pool is about to be taken away, on all ranks. There is one object a process, and
-    it changes by itself. It is false again when the pool has replaced the machine.
+    On all ranks, it is true while a machine of the pool is about to be taken away, and false again when the pool has
+    replaced the machine. Each process has one such object, which changes by itself.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class PoolInterruption:
         Returns
         -------
         bool
-            Whether there is one.
+            Whether there is a notice.
         """
         return self._event.wait(timeout)
 
@@ -92,13 +92,13 @@ class PoolInterruption:
 
     @property
     def at(self) -> float | None:
-        """Unix time when the first of them goes; None if there is none or it is unknown."""
+        """The Unix time when the first of these machines goes; None if none or unknown."""
         with self._lock:
             return min((one.at for one in self._nodes.values() if one.at is not None), default=None)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the first of them goes, not below 0; None as for `at`."""
+        """The seconds until the first machine goes, not below 0; None as for `at`."""
         return None if self.at is None else max(0.0, self.at - time.time())
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class PoolInterruption:
         return f"<interruption of node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}{when}>"
 
     def change(self, nodes: Mapping[int, Interruption]) -> None:
-        """Replace what is known, and call the hooks if it is news; called in any thread."""
+        """Replace the known notices, and call the hooks if one is new; any thread."""
         with self._lock:
             if set(self._nodes) - set(nodes):
                 # A machine was replaced: the next notice is another one.
@@ -119,7 +119,7 @@ class PoolInterruption:
             self._call_hooks()
 
     def add(self, hook: Callable[[], object]) -> None:
-        """Have a function called at the next notice, or now if there is one."""
+        """Call a function at the next notice, or now if there is one."""
         with self._lock:
             key = _name_of(hook)
             self._hooks[key] = hook
@@ -130,7 +130,7 @@ class PoolInterruption:
         due = [key for key in self._hooks if key not in self._called] if self._nodes else []
         self._called.update(due)
         for key in due:
-            # Without this thread's context, what the function prints belongs to the run that is on.
+            # Without this thread's context, what the function prints belongs to the current run.
             call = contextvars.Context().run
             threading.Thread(
                 target=call, args=(_called, self._hooks[key]), name="sky-interruption", daemon=True
@@ -157,9 +157,9 @@ _pool = PoolInterruption()
 def interruption() -> PoolInterruption:
     """Return whether machines of the pool are about to be taken away, and when.
 
-    Providers of spot machines give notice: AWS two minutes before. Test it in a loop, ``if sky.interruption():
-    save()``, or wait for it in a thread, ``sky.interruption().wait()``. All ranks learn of it, those on other machines
-    as well; `PoolInterruption.here` tells them apart.
+    Providers of spot machines give notice: AWS two minutes before. Test it in a loop,
+    ``if sky.interruption(): save()``, or wait for it in a thread, ``sky.interruption().wait()``. All ranks learn of it,
+    also on other machines; `PoolInterruption.here` is true on the machine itself.
 
     Returns
     -------
@@ -171,11 +171,12 @@ def interruption() -> PoolInterruption:
 
 
 def on_interruption(function: Hook) -> Hook:
-    """Have a function called when a machine of the pool is about to be taken away.
+    """Register a function to call when a machine of the pool will be taken away.
 
-    It is called once a notice on each rank that has registered it, without arguments, in a thread of its own, while
-    the rank's code goes on. If there is a notice already, it is called at once. A function of the same name, as of a
-    cell that is run again, replaces the earlier one. It stays registered as long as the rank's kernel lives.
+    Each rank that has registered the function calls it once per notice, without arguments, in a thread of its own,
+    while the rank's code goes on. If there is a notice already, the function is called at once. A function of the same
+    name, as from a cell that runs again, replaces the earlier one. The function stays registered as long as the rank's
+    kernel lives.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Environment variables of a cluster's launcher, corrected for a pool's ranks.
 
-Kubeflow Trainer and torchrun set them for one process a machine, and for the machines that were there at first. A rank
-may be one of several on its machine, and a pool may have grown, shrunk, or be made of several jobs. Only variables that
-are there are changed: programs that read them find the pool as it is.
+Kubeflow Trainer and torchrun set them for one process per machine, and for the first machines. But a machine may have
+several ranks, and a pool may have grown or shrunk, or may consist of several jobs. Only existing variables are changed,
+so that programs that read them see the pool as it is.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def corrected(info: InstanceInfo, env: Mapping[str, str]) -> dict[str, str]:
     Parameters
     ----------
     info : InstanceInfo
-        The rank's.
+        The rank's instance info.
     env : mapping of str to str
         Environment of the rank as the launcher made it.
 
     Returns
     -------
     dict of str to str
-        Variables to set. A family that is not whole in ``env`` is a person's own, and left alone. The port stays the
-        launcher's; the host is the head's address, as names of pods may be unknown on a node.
+        Variables to set. A group of variables that is incomplete in ``env`` is the user's own, and is left alone. The
+        port stays the launcher's. The host becomes the head's address, as a node may not resolve the names of pods.
     """
     found: dict[str, str] = {}
     if all(env.get(name) for name in _JAX):

@@ -1,4 +1,4 @@
-"""Filters that decide whose prints are shown: `stdout`, `stderr` and `silent`.
+"""Filters of the output that ranks show: `stdout`, `stderr` and `silent`.
 
 Each stream is wrapped once in a gate that checks at every write whether the writing context is muted. This is a
 context variable and not a flag, so that another thread or task that prints at the same time is not muted. This module
@@ -29,7 +29,8 @@ _muted: ContextVar[tuple[frozenset[str], ...]] = ContextVar("sky_jupyter_muted",
 class _Gate:
     """Stream that drops what a muted context writes and delegates all else."""
 
-    # IPython replaces `write` for each cell and puts it back: on the gate, or it would call itself.
+    # IPython replaces `write` for each cell and restores it. The gate keeps the replacement: on the stream, it would
+    # call itself.
     _OWN = frozenset({"write", "writelines"})
 
     def __init__(self, stream: Any, name: str) -> None:
@@ -80,19 +81,19 @@ class _Gate:
         return repr(self._sky_stream)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A function that holds the stream gets the stream of the process it arrives in.
+        # A function that holds the stream gets that of the process which unpickles it.
         return getattr, (sys, self._sky_name)
 
 
 def install_gates() -> None:
     """Wrap this process's standard streams, unless they are wrapped already.
 
-    The filters do it when they are first entered. A kernel may do it at its start, so that handlers
-    of `logging` that take hold of a stream early are filtered too.
+    The filters call it when they are first entered. A kernel may call it at its start, so that `logging` handlers that
+    keep a reference to a stream are filtered too.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # A process may have no such stream (None), or one of a redirection.
+        # A process may have no such stream (None), or a redirected one.
         if stream is not None and not isinstance(stream, _Gate):
             setattr(sys, name, _Gate(stream, name))
 
@@ -111,7 +112,7 @@ class OutputFilter:
     streams : frozenset of str
         ``"stdout"``, ``"stderr"`` or both.
     only : "head" or callable, optional
-        The ranks that stay audible; None for no rank, on a pool or not.
+        The ranks whose output is shown; None for no rank, also outside a pool.
     """
 
     streams: frozenset[str]
@@ -178,7 +179,7 @@ class OutputFilter:
         return wrapper
 
     def _steps(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Run a generator muted, and its reader not."""
+        """Run a generator muted, but not the code that reads it."""
         step: Callable[[Any], Any] = generator.send
         given: Any = None
         try:
@@ -202,8 +203,7 @@ class OutputFilter:
 def stdout(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilter:
     """Show standard output of some ranks only.
 
-    A decorator, above or below ``@sky.function``, and a context manager. Outside a pool it
-    changes nothing.
+    It is a decorator, above or below ``@sky.function``, and a context manager. Outside a pool it has no effect.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""Environment of a rank, as it tells its agent for programs that run beside it.
+"""Environment of a rank, for programs that run beside it, such as terminals.
 
-It answers in the control thread, also while its main thread is busy.
+The rank's control thread sends it to the agent, also while the main thread is busy.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from .instance_info import instance_info
 
-# The topic of the agent's question, and to whom the answer goes.
+# The topic of the agent's question, and the receiver of the answer.
 TOPIC, TO = "environment", "terminals"
 _TRIES = 5
-# What a kernel sets for programs whose output nobody can page or colour, and another terminal's size.
+# Variables that a kernel sets for programs without pager and colours, and another terminal's size.
 _KERNELS = ("LINES", "COLUMNS", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYDEVD_DISABLE_FILE_VALIDATION")
 _PAGERS = ("PAGER", "GIT_PAGER")
 
@@ -38,14 +38,14 @@ def with_programs(path: str | None) -> str:
 def tell(send: Callable[[dict[str, Any]], None], content: Mapping[str, Any]) -> None:
     """Answer the agent's question for the environment and the working folder."""
     for _ in range(_TRIES):
-        # The main thread may change it meanwhile.
+        # The main thread may change the environment meanwhile.
         with contextlib.suppress(RuntimeError, OSError):
             send({"to": TO, "id": content.get("of"), "env": environment(), "cwd": os.getcwd()})
             return
 
 
 def for_terminal(env: Mapping[str, str], term: str) -> dict[str, str]:
-    """Return a rank's environment without what its kernel set for itself."""
+    """Return a rank's environment without what its kernel has set for itself."""
     found = {name: value for name, value in env.items() if name not in _KERNELS}
     for name in _PAGERS:
         if found.get(name) == "cat":

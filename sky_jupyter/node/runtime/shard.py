@@ -1,6 +1,6 @@
-"""Split data over the ranks: each rank keeps its part, by one rule.
+"""Sharding of data over the ranks: each rank takes its part, by one rule.
 
-No framework is imported for it: the type of an array is known by its module and by what it can do.
+No framework is imported for it: an array's type is recognised by its module and its attributes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
-# Lengths that this process has been warned about, so that a loop over epochs warns once.
+# Lengths and world sizes that were warned of, so that a loop over epochs warns once.
 _warned: set[tuple[int, int]] = set()
 
 
@@ -54,39 +54,38 @@ def shard(
 ) -> Any:
     """Return this rank's part of each array.
 
-    Without `drop_last` rank r gets the items r, r + world_size, r + 2 * world_size, …: every item
-    is on exactly one rank, and lengths differ by at most one. With `drop_last` it gets block r of
-    `world_size` contiguous, equally long blocks, and the tail that does not fill them is left
-    out. Training in step needs equal lengths, so it wants `drop_last=True` unless the length is a
-    multiple of `world_size`.
+    Without `drop_last`, rank r gets the items r, r + world_size, r + 2 * world_size, …: every item is on exactly one
+    rank, and lengths differ by at most one. With `drop_last`, it gets block r of `world_size` contiguous blocks of
+    equal length, and the rest of the items is left out. Ranks that train in step need equal lengths: give
+    `drop_last=True` unless the length is a multiple of `world_size`.
 
     Parameters
     ----------
     *arrays : list, tuple, str, range, numpy, torch, jax, pandas or datasets object
-        Of equal lengths; the same items are taken of all, so pairs stay pairs.
+        Arrays of equal lengths. The same items are taken from all, so that pairs stay pairs.
     shuffle : bool
         Whether to put the items in a random order first, the same on all ranks.
     seed : int
-        Picks the order; use the epoch's number for a new one each epoch.
+        Selects the random order; use the epoch's number for a new order in each epoch.
     drop_last : bool
-        Whether all ranks get equally many items, and which: see above.
+        Whether all ranks get the same number of items; see above.
     node : int, optional
-        The number of the part; this rank's by default. Skyward's word for a rank.
+        The number of the part; by default this rank's number. Skyward's node is a rank here.
     total_nodes : int, optional
-        The number of parts; the pool's number of ranks by default. With both, no pool is needed.
+        The number of parts; by default the pool's number of ranks. If both are given, no pool is needed.
 
     Returns
     -------
     object or tuple
-        One part for one array, a tuple of parts for several, each of its array's type; only a
-        shuffled range becomes a list.
+        One part for one array, a tuple of parts for several. Each has its array's type, but a shuffled range becomes a
+        list.
 
     Raises
     ------
     SpecError
-        When lengths differ or something has no length or no items by number.
+        When lengths differ, or an argument has no length or no items by number.
     NotInPoolError
-        Outside a pool.
+        When it is called outside a pool.
 
     Warns
     -----
@@ -105,7 +104,7 @@ def shard(
 
 
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
-    """Return the number of the part and of all parts; this rank's unless given."""
+    """Return the number of the part and of all parts; by default this rank's."""
     if node is None or total_nodes is None:
         info = instance_info()
         node = info.rank if node is None else node
@@ -136,7 +135,7 @@ def part(array: Any, rank: int, world_size: int) -> Any:
     """
     mine = take(array, indices(len(array), rank, world_size))
     if _of(array, "torch") and hasattr(mine, "clone"):
-        # A view would be pickled with the whole array.
+        # A view would be pickled together with the whole array.
         return mine.detach().clone().requires_grad_(mine.requires_grad)
     if hasattr(mine, "iloc"):
         return mine.copy()
@@ -150,7 +149,7 @@ def part(array: Any, rank: int, world_size: int) -> Any:
 
 def _whole_dataset(chosen: Any) -> Any:
     """Copy a datasets object so that it has a table of its own."""
-    # Its rows are still views of the whole.
+    # The chosen rows are still a view of the whole table; this copies them.
     table = chosen.with_format("arrow")[:].combine_chunks()
     made = type(chosen)(table, info=chosen.info, split=chosen.split, fingerprint=chosen._fingerprint)
     made.set_format(**chosen.format)
@@ -186,7 +185,7 @@ def take(array: Any, chosen: Sequence[int]) -> Any:
     if isinstance(array, range):
         if isinstance(chosen, range):
             return array[_slice(chosen)]
-        # No range can be out of order.
+        # A range cannot be out of order.
         return [array[index] for index in chosen]
     if isinstance(array, (list, tuple)):
         return _like(array, [array[index] for index in chosen])
@@ -204,20 +203,20 @@ def take(array: Any, chosen: Sequence[int]) -> Any:
 
 
 def _index(array: Any, chosen: Sequence[int]) -> Any:
-    """Return what a numpy, torch or jax array is indexed by."""
+    """Return the index of the chosen items for a numpy, torch or jax array."""
     if isinstance(chosen, range):
-        # A view where the array has views: nothing is copied.
+        # Arrays that have views return one: nothing is copied.
         return _slice(chosen)
     if _of(array, "torch") and hasattr(array, "device"):
         torch = sys.modules["torch"]
         return torch.as_tensor(chosen, dtype=torch.long, device=array.device)
     numpy = sys.modules.get("numpy")
-    # jax refuses a list, and numpy reads an empty one as floats.
+    # jax refuses a list, and numpy takes an empty one for floats.
     return chosen if numpy is None else numpy.asarray(chosen, dtype=numpy.intp)
 
 
 def _like(array: Any, items: list[Any]) -> Any:
-    """Build a sequence of the array's type; a plain one where that fails."""
+    """Build a sequence of the array's type; a plain one if that fails."""
     if type(array) in (list, tuple):
         return type(array)(items)
     if hasattr(array, "_fields"):  # a namedtuple's fields are not items of a data set

@@ -18,7 +18,7 @@ _PATIENCE = 3.0
 
 
 def shell() -> str:
-    """Return the shell that reads commands here: bash, where it is installed."""
+    """Return the shell that reads commands here: bash, if it is installed."""
     return shutil.which("bash") or "/bin/sh"
 
 
@@ -28,12 +28,12 @@ def run(command: str) -> None:
     Parameters
     ----------
     command : str
-        What a shell reads.
+        The command line for the shell.
 
     Raises
     ------
     CommandError
-        If it fails.
+        If its exit status is not 0.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

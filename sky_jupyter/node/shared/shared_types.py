@@ -1,7 +1,7 @@
-"""Shared objects of a pool as user code has them.
+"""Shared objects of a pool, as user code uses them.
 
-Dicts, sets, counters, queues, locks and barriers. Each holds only a name. An operation is one request that the
-scheduler executes atomically: after a write has been answered, every rank reads it.
+These are dicts, sets, counters, queues, locks and barriers. An object holds only its name. An operation is one request
+that the scheduler executes atomically: once a write has been answered, every rank reads its value.
 
 Each method is a generator that yields its request and gets the answer; `_waited` and `_awaited` make the sync and
 async methods from it.
@@ -35,7 +35,7 @@ class SharedRequest:
 
     what: dict[str, Any]
     data: Sequence[bytes]
-    # What is waited for, for the message of an interrupt.
+    # What the request waits for, for the message of an interrupt.
     where: str
     of: SharedStateChannel
 
@@ -49,7 +49,7 @@ Steps = Generator[SharedRequest, Answer, T]
 
 def _waited(method: Callable[P, Steps[T]]) -> Callable[P, T]:
     """Turn a generator of requests into a blocking method."""
-    # help() shows the final return type.
+    # So that help() shows the final return type.
     method.__annotations__["return"] = str(method.__annotations__["return"]).removeprefix("Steps[").removesuffix("]")
 
     @functools.wraps(method)
@@ -111,7 +111,7 @@ class SharedObject:
         return self._request(op, data, **what).answer()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the channel: a copy is of the pool that it is in."""
+        """Return the state without the channel: a copy uses that of its new process."""
         return {**vars(self), "_of": None}
 
     def __eq__(self, other: object) -> bool:
@@ -127,8 +127,8 @@ class SharedObject:
 class SharedDict(SharedObject):
     """Dict of the pool.
 
-    Keys are texts, numbers, bytes, None or tuples of them; values are what pickles, up to 16 MB. Each method is
-    atomic, `update` and `pop` too.
+    Keys are strings, numbers, bytes, None or tuples of these. Values are anything that can be pickled, up to 16 MB
+    each. Each method is atomic, also `update` and `pop`.
     """
 
     _kind = "dict"
@@ -181,7 +181,7 @@ class SharedDict(SharedObject):
     def pop(self, key: Any, *default: Any) -> Steps[Any]:
         """Remove a key and return its value.
 
-        If it is missing: the default, or KeyError without one.
+        If the key is missing, return the default, or raise KeyError without one.
         """
         there, data = yield self._request("pop", keys=[_name_of(key)])
         if there:
@@ -220,7 +220,7 @@ class SharedDict(SharedObject):
 
 
 class SharedSet(SharedObject):
-    """Set of the pool, of texts, numbers, bytes, None or tuples of them."""
+    """Set of the pool, of strings, numbers, bytes, None or tuples of these."""
 
     # The keys of a dict, under a name that no `SharedDict` sends.
     _kind = "dict"
@@ -285,7 +285,7 @@ class SharedSet(SharedObject):
 class SharedCounter(SharedObject):
     """Integer of the pool, initially 0.
 
-    Methods that change it return the new value.
+    Methods that change it return the new value; `reset` returns the former one.
     """
 
     _kind = "counter"
@@ -322,7 +322,7 @@ class SharedCounter(SharedObject):
 
     @property
     def value(self) -> int:
-        """Current value."""
+        """The current value."""
         return self.get()
 
     async def value_async(self) -> int:
@@ -341,7 +341,7 @@ class SharedCounter(SharedObject):
 
 
 class SharedQueue(SharedObject):
-    """FIFO queue of the pool, for what pickles, up to 16 MB per item.
+    """FIFO queue of the pool, for items that can be pickled, up to 16 MB each.
 
     Each item goes to one reader. If a rank is interrupted while it gets an item, the item returns to the front.
 
@@ -350,7 +350,7 @@ class SharedQueue(SharedObject):
     name : str
         The queue's name.
     maxsize : int
-        Limit of items in it; 0 for no limit.
+        Limit of the number of items; 0 for no limit.
     of : SharedStateChannel, optional
         Channel to use; by default that of the process.
     """
@@ -532,7 +532,7 @@ class SharedBarrier(SharedObject):
 
 
 def _name_of(key: Any) -> str:
-    """Return a key as text: equal for equal keys, as in a dict."""
+    """Return a key as text: equal keys, as in a dict, have equal texts."""
     return repr(_plain(key))
 
 

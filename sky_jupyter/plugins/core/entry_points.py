@@ -5,7 +5,7 @@ A distribution's ``pyproject.toml`` has::
     [project.entry-points."sky_jupyter.plugins"]
     mine = "my_package:mine"
 
-An unknown name is looked up when it is asked for; its code is imported when it is used.
+A registered name is looked up, and its code imported, only when it is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Plugin type: what a framework needs before a cell runs, with hooks.
 
-A plugin is made in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), held by the pool's spec,
-and sent to the nodes, where its hooks are entered once in every rank's process.
+A plugin is created in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), and stored in the pool's
+spec. It is sent to the nodes, where `around_process` is entered once in each rank's process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Step:
     argv : sequence of str, or str
         The program and its arguments, or a text for ``/bin/sh``. ``python`` is the environment's own.
     env : mapping of str to str or Secret
-        Variables besides those of the image. A secret's name is told nowhere else, and its text not at all.
+        Variables besides those of the image. A secret's name is shown nowhere else, and its text nowhere.
     """
 
     argv: Sequence[str] | str
@@ -75,7 +75,7 @@ Steps = Sequence["Step | Sequence[str] | str"]
 class Plugin:
     """Requirements of a framework on a pool: a frozen value with hooks.
 
-    Two plugins are equal if their names and arguments are; these determine the hooks.
+    Two plugins are equal if their names and arguments are equal; these determine the hooks.
 
     Parameters
     ----------
@@ -93,23 +93,23 @@ class Plugin:
         Modules that the forkserver imports once for all ranks. They must start no thread and
         no backend when imported.
     collective : bool
-        True if the ranks depend on each other once it is entered: after the loss of one rank, all ranks enter anew.
-        Its coordinator listens at ``info.port(name)``. On Linux that port is reserved: bind it with
+        True if the ranks depend on each other once it is entered: after the loss of one rank, all ranks enter it
+        again. Its coordinator listens at ``info.port(name)``. On Linux that port is reserved: bind it with
         ``SO_REUSEADDR``.
     head_bound : bool
         True if the other ranks cannot survive the head's rank 0, which coordinates them.
     noise : tuple of str
-        Regular expressions of lines that the framework's native code prints; they go to the rank's log instead of
-        the cell's output.
+        Regular expressions of lines that the framework's native code prints. Such lines go to the rank's log instead
+        of the cell's output.
     collectives : tuple of str
-        Regular expressions, searched for in ``path/file.py:function`` of a rank's stack (``library.so:function``
-        in C), of functions in which a rank may wait for other ranks. A group named ``call`` is shown as the
-        name of the collective, such as ``all_reduce``; without one, the cell's own line is shown.
+        Regular expressions of functions in which a rank may wait for other ranks. Each is searched for in
+        ``path/file.py:function`` of a rank's stack (``library.so:function`` in C). What its group ``call`` matches
+        is shown as the collective's name, such as ``all_reduce``; without the group, the cell's own line is shown.
     secret_variables : tuple of str
-        Names of environment variables that are secrets: no process of the pool is started with them, though the
-        notebook has them. ``around_process`` sets them in the ranks, from a `Secret`.
+        Names of environment variables that hold secrets. No process of the pool inherits them from the notebook;
+        ``around_process`` sets them in the ranks, from a `Secret`.
     fits : callable, optional
-        ``(spec) -> None``, raises SpecError for a pool that cannot have it.
+        ``(spec) -> None``, raises SpecError for a pool that cannot have this plugin.
     transform : callable, optional
         ``(image, spec) -> image``.
     bootstrap : callable, optional
@@ -118,23 +118,24 @@ class Plugin:
     around_process : callable, optional
         ``(info) -> context manager``, entered in each rank before any user code.
     again : callable, optional
-        ``(info) -> None``, sets the framework up anew in a living process after a soft abort.
+        ``(info) -> None``, sets the framework up again in a living process after a soft abort.
     abort : callable, optional
         ``(info) -> None``, breaks a collective that blocks this rank, from another thread. The blocked call
-        raises; `again` must be able to set the framework up anew afterwards.
+        raises; `again` must be able to set the framework up again afterwards.
     gone : str
         Objects of the framework that do not survive `again`, for a message.
     check : callable, optional
         ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
         all ranks together after an interrupt.
     ended : callable, optional
-        ``(info) -> str``, what of the framework the user's code has ended, in words, or nothing where all stands.
-        Called in each rank after each cell and call; it must not wait for other ranks. `again` follows on all.
+        ``(info) -> str``, names what the user's code has shut down of the framework; an empty text if nothing.
+        Called in each rank after each cell and call; it must not wait for other ranks. If a rank returns a text,
+        `again` is called on all.
     around_partial_run : callable, optional
         ``(info) -> context manager``, entered in a rank around each cell and call that leaves out some of the
         pool's ranks.
     around_app : callable, optional
-        ``(info) -> context manager``, the same in the agent.
+        ``(info) -> context manager``, entered in the agent of each node.
     decorate : callable, optional
         ``(function) -> function``, wraps each function that is called through the pool; the first
         plugin's is outermost.
@@ -174,7 +175,7 @@ class Plugin:
         Parameters
         ----------
         name : str
-            What it is called in ``--plugins``.
+            The plugin's name in ``--plugins``.
 
         Returns
         -------
@@ -228,7 +229,7 @@ class Plugin:
         around : callable
             ``(info) -> context manager``, entered in each rank before any user code.
         again : callable, optional
-            ``(info) -> None``, sets up anew, in the living process, what ``around`` had set up; called after a soft
+            ``(info) -> None``, sets up again, in the living process, what ``around`` had set up; called after a soft
             abort.
 
         Returns
@@ -304,7 +305,7 @@ class Plugin:
         Parameters
         ----------
         *names : str
-            Variables of the notebook that no process of the pool is started with.
+            Variables of the notebook that no process of the pool inherits.
 
         Returns
         -------
@@ -314,7 +315,7 @@ class Plugin:
         return replace(self, secret_variables=(*self.secret_variables, *names))
 
     def transform_image(self, image: Image, spec: PoolSpec) -> Image:
-        """Return an image with what this plugin adds.
+        """Return an image with the plugin's additions.
 
         Parameters
         ----------
@@ -353,7 +354,7 @@ def steps_of(plugin: Plugin, spec: PoolSpec) -> list[Step]:
     Raises
     ------
     SpecError
-        When its hook returned no list of commands.
+        When the plugin's hook did not return a list of commands.
     """
     found = () if plugin.bootstrap is None else plugin.bootstrap(spec)
     if isinstance(found, str) or not all(isinstance(one, (Step, str, Sequence)) for one in found):
@@ -367,5 +368,5 @@ def given(**arguments: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as it is written among others."""
+    """Return an argument's value as text, in quotes if it has commas or brackets."""
     return repr(value) if isinstance(value, str) and re.search(r"[,()\s]", value) else str(value)

@@ -1,7 +1,7 @@
 """Resources that the ranks of one machine share: devices, threads, interfaces.
 
-The plugins' hooks use this inside rank processes. It needs only the standard library and psutil, which the control
-plane brings to every node.
+The plugins' hooks use this inside rank processes. It needs only the standard library and packages that every node has
+for the control plane.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GLOO_NOISE = (
 )
 # First line of NCCL's output with NCCL_DEBUG=WARN.
 NCCL_NOISE = r"(?:\S+:\d+:\d+ \[\d+\] )?NCCL version \d+\.\S+"
-# Seconds that a rank's end may wait for a framework that waits for others.
+# Seconds that an ending rank waits for a framework, which may wait for other ranks.
 LEAVE_SECONDS = 3.0
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def share(total: int, index: int, count: int) -> list[int]:
 
 
 def kept_folder(name: str) -> Path | None:
-    """Return a private folder that later pools find again; None if it cannot be made.
+    """Return a private folder that later pools reuse; None if there can be none.
 
     It is beside the environments: `%sky clean` removes it.
     """
@@ -102,14 +102,14 @@ def cores() -> int:
 def patient_threads() -> Iterator[None]:
     """Make threads started in the block wait their turn instead of preempting others.
 
-    gloo's thread for connections wakes when a peer's answer comes, often while the thread that sends still holds the
-    connection's lock. Where it displaces that thread it then tries for the lock without a pause, until its time is up:
-    with a processor for each rank, that was three quarters of what training took. Linux alone has such threads.
+    gloo's connection thread wakes when a peer's answer arrives, often while the sending thread still holds the
+    connection's lock. If it preempts that thread, it spins on the lock until its time slice ends: with one processor
+    per rank, this took three quarters of the training time. Only Linux has such threads (SCHED_BATCH).
     """
     try:
         patient = os.sched_getscheduler(0) == os.SCHED_OTHER
         if patient:
-            # Of the calling thread alone; threads that it starts inherit it.
+            # This changes only the calling thread; threads that it starts inherit it.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except (AttributeError, OSError):
         patient = False
@@ -126,7 +126,7 @@ def interface(addr: str) -> str | None:
     if any(ipaddress.ip_address(item.split("%")[0]).is_loopback for item in wanted):
         # All of 127.0.0.0/8 belongs to the loopback interface, which lists one address.
         wanted |= {"127.0.0.1", "::1"}
-    # Here: notebooks have the plugins' modules too, for their options.
+    # Imported here: notebooks import the plugins' modules too, for their options, without calling this.
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -139,13 +139,14 @@ def interface(addr: str) -> str | None:
 def prepare_nccl(info: InstanceInfo) -> None:
     """Set NCCL's interface and warnings for the addresses that the ranks use.
 
-    Variables that a person has set, or an administrator in NCCL's files, are kept.
+    Variables that a user has set, or an administrator in NCCL's files, are kept.
     """
     if info.world_size == 1:
         return
     wanted = {}
     if name := interface(info.addr):
-        # By default NCCL takes the first interface that is up, such as a container bridge. Without = this is a prefix.
+        # By default NCCL takes the first interface that is up, such as a container bridge. Without "=" the value would
+        # be a prefix.
         wanted["NCCL_SOCKET_IFNAME"] = f"={name}"
     if ":" in info.addr:
         wanted["NCCL_SOCKET_FAMILY"] = "AF_INET6"
@@ -158,7 +159,7 @@ def prepare_nccl(info: InstanceInfo) -> None:
 
 
 def _set_for_nccl() -> set[str]:
-    """Return variables in NCCL's own files; the environment would override them."""
+    """Return the variables in NCCL's files; the environment would override them."""
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     found = set()
     for file in (own, "/etc/nccl.conf"):
@@ -182,7 +183,7 @@ def programs_port(info: InstanceInfo, name: str) -> int:
         return port
     family = socket.AF_INET6 if ":" in info.head_addr else socket.AF_INET
     holder = socket.socket(family, socket.SOCK_STREAM)
-    # With SO_REUSEADDR on both sides, a socket that does not listen does not block the port. Not so outside of Linux.
+    # On Linux, if both sockets have SO_REUSEADDR, one that does not listen does not block the port for the other.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with contextlib.suppress(OSError):
         holder.bind((info.head_addr, port))
@@ -206,7 +207,7 @@ class _Noted:
     places : set
         Addresses and ports where it listens for peers.
     other : set
-        Addresses and ports that were listened at before.
+        Addresses and ports at which the process listened before.
     addr : str
         Address of all listeners that it opens later; empty if unknown.
     """
@@ -222,7 +223,7 @@ _collectives: dict[str, _Noted] = {}
 
 @contextlib.contextmanager
 def noting_connections(name: str) -> Iterator[None]:
-    """Record the sockets that a framework opens inside as those of its collectives."""
+    """Record the sockets that a framework opens in the block for its collectives."""
     connections, other = _connections(), _listened()
     yield
     opened = {fd: inode for fd, inode in _connections().items() if connections.get(fd) != inode}
@@ -235,12 +236,12 @@ def note_listening(name: str, addr: str) -> None:
 
 
 def break_connections(name: str, *, every: bool = False) -> None:
-    """Shut the connections of collectives down, so that a blocked one raises.
+    """Shut down the connections of collectives, so that a blocked one raises.
 
-    These are the recorded connections, and later ones for another group of ranks: each has one end in the rank that
-    accepted it, at an address where the framework listens. After `shutdown(2)`, both ends see the end. Only established
-    connections are shut down: some frameworks end the process when a listening socket fails. Pass ``every`` if the
-    framework listens at a new port of the same address for each new group.
+    These are the recorded connections, and later connections of other groups of ranks. A later connection is known by
+    its accepting end, at an address where the framework listens; after `shutdown(2)` there, both ends see it closed.
+    Only established connections are shut down: some frameworks end the process when a listening socket fails. Pass
+    ``every`` if the framework listens at a new port of the same address for each new group.
     """
     noted = _collectives.get(name)
     if noted is None:
@@ -321,7 +322,7 @@ def wait_for(addr: str, port: int, seconds: float) -> None:
 def within(seconds: float, call: Callable[[], Any]) -> bool:
     """Run a call in a thread; return True if it ended in time.
 
-    A call that hangs is left to its daemon thread: this serves processes that are about to end.
+    A call that hangs goes on in its daemon thread. Errors of the call are ignored.
     """
 
     def quietly() -> None:

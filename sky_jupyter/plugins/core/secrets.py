@@ -1,4 +1,4 @@
-"""A text that nothing shows or keeps, and that only a pool sends to its ranks."""
+"""Secret texts: neither shown nor stored, and sent only by a pool to its ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _HIDDEN = "***"
 class Secret:
     """Text such as a token; prints as ``***`` and pickles as empty.
 
-    So whatever is written with it (a pool's record, a captured value, a notebook, a log) lacks it. The
-    pool alone sends it, over its own channel; see `sending`.
+    So the text is not in a pool's record, a captured value, a notebook or a log. Only the pool sends it,
+    over its own channel; see `sending`.
 
     Parameters
     ----------
     value : str, optional
-        The text; where there is none, `find` is asked for it when it is sent.
+        The text. If it is None, `find` looks it up when it is needed.
     """
 
     __slots__ = ("_value",)
@@ -29,12 +29,12 @@ class Secret:
         self._value = value
 
     def find(self) -> str | None:
-        """Look the text up where this object has none, as after a copy.
+        """Look up the text of an object that has none, such as an unpickled one.
 
         Returns
         -------
         str or None
-            None; a subclass may know better.
+            None; a subclass may return a text.
         """
         return None
 
@@ -71,7 +71,7 @@ class Secret:
 def sending() -> Iterator[None]:
     """Pickle secrets with their text inside the block.
 
-    For bytes that go to a pool's agents and are kept nowhere.
+    Use it only for bytes that are sent to a pool's agents and stored nowhere.
     """
     token = _sending.set(True)
     try:

@@ -1,7 +1,7 @@
-"""The plugin `jax`: one JAX cluster of all ranks, set up before the first cell.
+"""Plugin `jax`: one JAX cluster of all ranks, set up before the first cell.
 
-`jax.distributed` joins the ranks. The head's rank 0 holds its coordination service and must be
-there as long as any other rank is: it is entered with the others and left last.
+`jax.distributed` joins the ranks. Rank 0, on the head, runs the coordination service, which every other rank needs
+until it leaves. So rank 0 joins with the others and leaves last.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..core.plugin import Plugin, given
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
-# Imports of the first use of JAX; none of them starts a backend or a thread.
+# Modules that the first use of JAX imports; none of them starts a backend or a thread.
 MODULES = (
     "jax",
     "jax.numpy",
@@ -41,13 +41,13 @@ MODULES = (
     "jax.experimental.mesh_utils",
     "jax.experimental.multihost_utils",
 )
-# Written from C++ to file descriptors 1 and 2 whenever ranks meet.
+# Lines that C++ code writes to file descriptors 1 and 2 whenever ranks connect.
 NOISE = (
     rank_resources.GLOO_NOISE,
     rank_resources.NCCL_NOISE,
     r"W\d{4} .*\] Using experimental recoverable task feature\..*",
 )
-# Where a rank waits for others: by name, or in what JAX compiled.
+# Functions in which a rank waits for others: by name, or inside compiled code.
 COLLECTIVES = (
     r"jax/experimental/multihost_utils\.py:(?P<call>[a-z]\w*)\Z",
     r"jax/_src/distributed\.py:(?P<call>initialize|shutdown)\Z",
@@ -56,12 +56,12 @@ COLLECTIVES = (
     r"jax/_src/array\.py:(\w+\.)*(_value|block_until_ready|__array__)\Z",
     r"(libjax_common|xla_extension)[^:/]*\.so:",
 )
-# JAX ends the process with SIGABRT when its peers have not come by then.
+# JAX ends the process with SIGABRT if its peers have not joined by then.
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu(?P<major>12|13)[0-9x]?\Z")
 _WITH_EXTRAS = re.compile(r"jax\s*\[", re.IGNORECASE)
 
-# Where groups of CPU devices find each other.
+# Prefix of the coordinator's keys by which groups of CPU devices find each other.
 _MEETINGS = "cpu:gloo"
 # Value that gloo reads and refuses: no host name, and an address of one byte.
 _NO_ADDRESS = struct.pack("<QQ", 0, 1) + bytes(256)
@@ -76,12 +76,12 @@ def jax(cuda: str | None = None, devices: int | None = None, init: bool = True) 
     ----------
     cuda : str, optional
         The CUDA release for nodes with NVIDIA accelerators, such as ``"cu128"``: ``cu12x`` installs
-        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``. By default what suits the pool's
-        accelerator. Nodes without one get plain ``jax``.
+        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``. By default the one that suits the pool's
+        accelerator. Nodes without an accelerator get plain ``jax``.
     devices : int, optional
         Number of CPU devices of each rank; 1 by default.
     init : bool
-        Whether the cluster is set up before the first cell. Without, programs call
+        Whether the cluster is set up before the first cell. If False, programs call
         ``jax.distributed.initialize()`` themselves, before they use JAX.
 
     Returns
@@ -118,9 +118,10 @@ def jax(cuda: str | None = None, devices: int | None = None, init: bool = True) 
 
 
 def _major(cuda: str) -> int:
-    """12 or 13: the package `jax` has an extra for each.
+    """Return CUDA's major version, 12 or 13; raise SpecError for any other.
 
-    An extra that does not exist is only a warning to installers, and leaves JAX without GPUs.
+    The package `jax` has an extra for each of the two. For any other extra, installers would only warn, and JAX would
+    not find the GPUs.
     """
     match = _CUDA.match(cuda) if isinstance(cuda, str) else None
     if match is None:
@@ -146,7 +147,7 @@ def _transform(cuda: str | None, image: Image, spec: PoolSpec) -> Image:
 def _is_here(cuda: str | None, image: Image, spec: PoolSpec) -> bool:
     """Return True if local nodes find JAX with CUDA in the notebook's environment.
 
-    The extras install CUDA's libraries as packages, which are not needed with a toolkit of the system.
+    Then no extra is needed: it would install CUDA's libraries as packages, while the system may have its own toolkit.
     """
     if getattr(spec.provider, "survives_manager", True) or image.python is not None:
         return False
@@ -209,13 +210,13 @@ def _configure(info: InstanceInfo, devices: int | None) -> None:
     if devices is not None and not forced:
         jax.config.update("jax_num_cpu_devices", devices)
     if count > 1 and not info.accelerators and not os.environ.get("JAX_PLATFORMS"):
-        # Ranks that share a machine were promised no accelerator, and collectives fail if ranks share one: a GPU that
-        # happens to be there is not used.
+        # Collectives fail if ranks share a GPU. These ranks share a machine, and the pool has no accelerators: a GPU
+        # that happens to be there is not used.
         jax.config.update("jax_platforms", "cpu")
     compile_cache.install(info)
-    # A survivor of a killed peer gets an error, not SIGABRT.
+    # Ranks that survive a killed peer then get an error, not SIGABRT.
     _update("jax_enable_recoverability", True)
-    # The service catches SIGTERM, and the rank would not end on it.
+    # That service catches SIGTERM, so that the rank would not end on it.
     _update("jax_enable_preemption_service", False)
     # It would warn of any proxy; `rank_resources.past_proxies` handles them.
     _update("jax_check_proxy_envs", False)
@@ -239,14 +240,14 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
     from . import distributed_initialize
 
     distributed_initialize.install(info, init=init)
-    # Not our own coordinator's address: a process that a cell starts has its coordinator there.
+    # Not the address of the pool's own coordinator: processes that a cell starts have their coordinator here.
     os.environ["JAX_COORDINATOR_ADDRESS"] = rank_resources.endpoint(
         info.head_addr, rank_resources.programs_port(info, "jax")
     )
     os.environ["JAX_NUM_PROCESSES"] = str(info.world_size)
     os.environ["JAX_PROCESS_ID"] = str(info.rank)
     if info.world_size == 1:
-        # Alone, the backend starts when it is first used: a cell may still configure JAX.
+        # A single rank starts the backend at its first use: until then, a cell may configure JAX.
         os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
         return
     rank_resources.past_proxies(info)
@@ -294,8 +295,8 @@ def _devices_of_one(info: InstanceInfo) -> int:
 def _bind_gloo(addr: str) -> None:
     """Make JAX's CPU collectives listen on this node's address, in patient threads.
 
-    JAX passes the host's name to gloo, which Debian and Ubuntu map to 127.0.1.1, and has no option for another. If a
-    release of JAX has this elsewhere, it keeps its default.
+    JAX passes the host's name to gloo, and has no option for another address; Debian and Ubuntu map that name to
+    127.0.1.1. A release of JAX that lacks this function keeps its default.
     """
     native = getattr(importlib.import_module("jax._src.lib"), "_jax", None)
     make = getattr(native, "make_gloo_tcp_collectives", None)
@@ -334,7 +335,7 @@ def _let_go() -> tuple[Any, Any]:
 
 
 def again(info: InstanceInfo, *, init: bool = True) -> None:
-    """Set JAX up anew in a living process, on the new port; all ranks call it.
+    """Set JAX up again in a living process, on the new port; a collective.
 
     Arrays that spanned the old ranks keep their local parts but cannot be used in collectives.
     """
@@ -345,8 +346,8 @@ def again(info: InstanceInfo, *, init: bool = True) -> None:
         rank_resources.within(rank_resources.LEAVE_SECONDS, client.shutdown)
     set_mesh = getattr(jax, "set_mesh", None)
     if set_mesh is not None:
-        # An interrupt may have come just where JAX would have put its own mesh back; and the devices
-        # of any mesh that is set are gone.
+        # An interrupt may have come just before JAX would have restored its own mesh. Besides, the devices of any mesh
+        # that is set no longer exist.
         with contextlib.suppress(ValueError, TypeError):
             set_mesh(None)
     jax.extend.backend.clear_backends()
@@ -375,9 +376,9 @@ def abort(info: InstanceInfo) -> None:
 def _break_meetings() -> None:
     """Free devices that wait for the addresses of other ranks' devices.
 
-    Each group of devices meets once, before its first collective, through keys of JAX's coordinator that have the
-    group's devices and the index of one. No connection exists yet: a value that is not an address ends the wait. The
-    next cluster has another coordinator.
+    Before its first collective, each group of devices exchanges addresses through keys of JAX's coordinator. A key
+    names the group's devices and the index of one of them. No connection exists yet that could be shut down; instead,
+    a value that is not an address ends the wait for a key. The next cluster has another coordinator.
     """
     from jax._src import distributed
 
@@ -389,7 +390,7 @@ def _break_meetings() -> None:
             there.setdefault(group, set()).add(number)
     for group, numbers in there.items():
         for number in set(map(str, range(group.count(",") + 1))) - numbers:
-            # Another rank may have set it.
+            # Another rank may have set it already.
             with contextlib.suppress(Exception):
                 client.key_value_set_bytes(f"{group}/{number}", _NO_ADDRESS)
 
@@ -397,8 +398,8 @@ def _break_meetings() -> None:
 def check(info: InstanceInfo) -> None:
     """Run a collective with a name on all ranks; raise SkyError if out of step.
 
-    A rank is out of step if this collective is paired with another one of a peer. It may also hang then: the caller
-    must not wait forever.
+    A rank is out of step if this collective is paired with another collective of a peer. The call may also hang then:
+    the caller must limit its wait.
     """
     from jax._src import distributed
     from jax.experimental import multihost_utils

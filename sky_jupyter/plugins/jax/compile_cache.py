@@ -1,8 +1,8 @@
 """Cache of what JAX compiles, kept on the machine for later pools.
 
-JAX has a cache of its own for this, and decides what goes in and by which key. Its files are read and written here:
-JAX writes them in place, so that a rank that is killed, or a full disk, leaves half of one, which every later start
-warns of; and to bound their size it locks each read, and needs a package that it does not bring.
+JAX's own cache decides what is cached, and under which key. This module only replaces how its files are read and
+written. JAX writes files in place: a killed rank or a full disk leaves an incomplete file, of which every later start
+warns. To limit the cache's size, JAX also locks each read, and needs a package that it does not install.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
 FOLDER = "jax"
-# If a person has set one of these, the cache is left to them.
+# If the user has set one of these, JAX's own cache is used as it is.
 OWN = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE")
 # By default JAX caches programs that took a second to compile; the many small programs of a start take less.
 THRESHOLDS = {
@@ -36,7 +36,7 @@ BYTES = 2 * 1024**3
 FILES = 20_000
 _SUFFIX = "-cache"
 _PART = ".part-"
-# Puts between two looks at what all takes.
+# Number of puts between two checks of the total size.
 _EVERY = 200
 _STALE = 3600.0
 _WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks")
@@ -52,9 +52,9 @@ class Kept:
     path : Path
         The folder.
     valid : callable
-        Raises where the bytes of a file are not whole.
+        Raises if the bytes of a file are incomplete.
     most : int
-        Bytes that all files may take; the least recently used go first.
+        Maximum bytes of all files; the least recently used are evicted.
     files : int
         Maximum number of files.
     """
@@ -67,7 +67,7 @@ class Kept:
         self._puts = 0
 
     def get(self, key: str) -> bytes | None:
-        """Return what was kept under a key."""
+        """Return the value cached under a key; None if there is none."""
         file = self.path / f"{key}{_SUFFIX}"
         try:
             value = file.read_bytes()
@@ -75,7 +75,7 @@ class Kept:
         except OSError:
             return None
         except Exception:
-            # A process of the user's was ended while JAX wrote it.
+            # A user's process was killed while JAX wrote the file.
             file.unlink(missing_ok=True)
             return None
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class Kept:
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a value; do nothing where that fails, as on a full disk."""
+        """Cache a value; do nothing if that fails, as on a full disk."""
         file = self.path / f"{key}{_SUFFIX}"
         if len(value) > self._most or file.exists():
             return
@@ -99,7 +99,7 @@ class Kept:
         self._puts += 1
 
     def prune(self) -> None:
-        """Evict the least recently used files beyond the limit."""
+        """Evict the least recently used files beyond the limits, and old partial ones."""
         found = sorted(self._all())
         size, count = sum(size for _, size, _ in found), len(found)
         for used, taken, file in found:
@@ -109,7 +109,7 @@ class Kept:
                 size, count = size - taken, count - 1
 
     def _all(self) -> Iterator[tuple[float, int, Path]]:
-        """Return each file: its last use, its bytes, and its path. XLA's own are below."""
+        """Yield each file's last use, bytes and path, XLA's own in subfolders too."""
         for root, _, names in os.walk(self.path):
             for name in names:
                 file = Path(root, name)
@@ -119,14 +119,14 @@ class Kept:
 
 
 def install(info: InstanceInfo) -> None:
-    """Keep what this rank compiles, unless a person has configured JAX's cache."""
+    """Cache what this rank compiles, unless the user has configured JAX's cache."""
     import jax
 
     if any(name in os.environ for name in OWN) or getattr(jax.config, "jax_compilation_cache_dir", None):
         return
     if info.accelerators and len(set(info.peers)) > 1:
-        # While one machine's ranks find a program and another's compile it, those wait for each other: XLA shares
-        # out among all of them what it tries on GPUs.
+        # If one machine's ranks find a program in the cache while another's compile it, they wait for each other: on
+        # GPUs, XLA distributes its trials over all ranks.
         return
     path = rank_resources.kept_folder(f"{FOLDER}-{_processor()}")
     if path is None:
@@ -141,7 +141,7 @@ def install(info: InstanceInfo) -> None:
             jax.config.update(name, value)
             os.environ[name.upper()] = str(value)
     jax.config.update("jax_compilation_cache_dir", str(path))
-    # For what a cell starts as a process of its own.
+    # For processes that a cell starts.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)
 
 
@@ -162,10 +162,10 @@ def _install(path: Path) -> None:
 
     def cache_write(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
         if distributed.global_state.process_id == 0 or backend.platform != "cpu":
-            # On GPUs all ranks have the same keys, and the first one's are for all.
+            # On GPUs all ranks have the same keys: the first rank writes for all.
             write(key, seconds, name, backend, executable, callbacks)
         elif not callbacks:
-            # JAX has the first process alone write: the others may have programs of their own, or another disk.
+            # JAX lets only the first process write, but other ranks may have programs of their own, or another disk.
             with contextlib.suppress(Exception):
                 put(key, name, executable, backend, int(seconds))
 
@@ -174,19 +174,19 @@ def _install(path: Path) -> None:
 
 
 class _Chosen:
-    """Cache in use until a cell sets another folder, or none: JAX would ignore that."""
+    """Cache that follows a cell's change of JAX's cache folder; JAX would ignore it."""
 
     def __init__(self, kept: Kept, others: Callable[[str], Any]) -> None:
         self._kept, self._others, self._path = kept, others, kept._path
         self._made: dict[str, Any] = {}
 
     def get(self, key: str) -> bytes | None:
-        """Return what was kept under a key."""
+        """Return the value cached under a key; None if there is none."""
         cache = self._now()
         return None if cache is None else cache.get(key)
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a value."""
+        """Cache a value."""
         cache = self._now()
         if cache is not None:
             cache.put(key, value)
@@ -203,9 +203,9 @@ class _Chosen:
 
 
 def _processor() -> str:
-    """Identify this processor: machines that share a home may have another.
+    """Return a hash of this processor's kind.
 
-    Code compiled for one may not run on the other.
+    Machines that share a home folder may have different processors, and code compiled for one may not run on another.
     """
     words = [platform.machine()]
     with contextlib.suppress(OSError):

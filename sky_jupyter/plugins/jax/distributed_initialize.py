@@ -1,9 +1,9 @@
 """Programs that start JAX's cluster by themselves, in a rank of a pool.
 
-What is written for JAX across processes calls `jax.distributed.initialize` and `shutdown`. In a rank the first finds
-the pool's cluster there. The second puts it out of sight until it is asked for again, or the run is over: really
-ended, it would take every array that spans ranks with it, and where ranks can outlive each other they do not wait
-for each other there, so that JAX aborts those that leave after the head.
+Programs for JAX across processes call `jax.distributed.initialize` and `shutdown`. In a rank, `initialize` finds the
+pool's cluster. `shutdown` only hides it, until a program asks for it again or the run is over. A real shutdown would
+make every array that spans ranks unusable. Besides, where ranks can outlive each other, they do not wait for each
+other in a shutdown, and JAX aborts those that leave after the head.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class _Here:
     Parameters
     ----------
     info : InstanceInfo
-        The rank's.
+        The rank's description.
     init : bool
         Whether the pool has set the cluster up.
     hidden : tuple, optional
-        JAX's client and service while they are out of sight.
+        JAX's client and service while they are hidden.
     flags : str
-        XLA's flags that were heeded.
+        Value of XLA_FLAGS when it was last looked at.
     """
 
     info: InstanceInfo
@@ -53,7 +53,7 @@ class _Here:
     flags: str = ""
 
 
-# At most one item, from the set-up of the rank on.
+# At most one item, added when the rank is set up.
 _known: list[_Here] = []
 
 
@@ -70,7 +70,7 @@ def install(info: InstanceInfo, *, init: bool) -> None:
 
 
 def original_of(name: str) -> Callable[..., None]:
-    """Return JAX's own function of this name, of `jax.distributed`."""
+    """Return JAX's own function of this name in `jax.distributed`."""
     found: Callable[..., None] = getattr(jax.distributed, name)
     return getattr(found, "sky_original", found)
 
@@ -86,7 +86,10 @@ def show() -> None:
 
 
 def ended(info: InstanceInfo) -> str:
-    """Say what of the cluster a program has ended; restore what it only hid."""
+    """Return in words what a program has ended of the cluster; restore a hidden one.
+
+    Also warn, on standard error, of XLA_FLAGS that were set too late.
+    """
     (here,) = _known
     if here.init:
         show()
@@ -147,9 +150,9 @@ def _shutdown(here: _Here, original: Callable[..., None], call: dict[str, Any]) 
 
 
 def _explain_late_options() -> None:
-    """Make JAX say what to write where an option comes too late.
+    """Add advice to JAX's error about an option that is set too late.
 
-    The pool has started JAX.
+    It is too late because the pool has started JAX.
     """
     kind = type(jax.config)
     original = kind.update

@@ -1,6 +1,6 @@
 """The plugins `joblib` and `sklearn`: parallel loops run on the pool's ranks.
 
-Here is what a pool needs; the backend itself, which imports joblib, is in `joblib_backend`.
+This module has what a pool needs. The backend itself, which imports joblib, is in `backend`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ def joblib(version: str | None = None) -> Plugin:
     Parameters
     ----------
     version : str, optional
-        The release of joblib on the nodes; by default the notebook's own, which it has to fit.
+        The release of joblib on the nodes; by default the notebook's own. Both must be compatible.
 
     Returns
     -------
     Plugin
-        The value for ``plugins=``.
+        The value for ``plugins=``. A pool with it raises SpecError if joblib is not installed in the notebook's
+        environment.
 
     Raises
     ------
     SpecError
-        When joblib is not installed here, or the version is not valid.
+        When the version is not valid.
     """
     return _plugin("joblib", {"joblib": version}, version)
 
@@ -46,22 +47,23 @@ def joblib(version: str | None = None) -> Plugin:
 def sklearn(version: str | None = None) -> Plugin:
     """Run scikit-learn's searches, cross-validations and ensembles on the pool.
 
-    They do so wherever they take ``n_jobs``.
+    This applies to everything in scikit-learn that takes ``n_jobs``.
 
     Parameters
     ----------
     version : str, optional
-        The release of scikit-learn on the nodes; by default the notebook's own, which it has to fit.
+        The release of scikit-learn on the nodes; by default the notebook's own. Both must be compatible.
 
     Returns
     -------
     Plugin
-        The value for ``plugins=``.
+        The value for ``plugins=``. A pool with it raises SpecError if scikit-learn is not installed in the notebook's
+        environment.
 
     Raises
     ------
     SpecError
-        When scikit-learn is not installed here, or the version is not valid.
+        When the version is not valid.
     """
     return _plugin("sklearn", {"scikit-learn": version, "joblib": None}, version)
 

@@ -1,7 +1,7 @@
 """joblib backend over pools: a batch of a loop is a call on a rank.
 
-Imported where joblib is wanted only. Pools come and go in any order, as the user likes; joblib's own settings
-are one inside another. So it has one backend of ours for as long as there is any pool, which asks here for it.
+Only code that needs joblib imports this module. Pools start and end in any order, while joblib's settings can only be
+nested. So a single backend of ours is set in joblib while there is any pool, and asks this module for the newest pool.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...errors import PoolError
 from .shared_values import Shared, call_with, outlets
 
 NAME = "sky_jupyter"
-# From so many bytes on, an argument is brought to each rank once, and not with each call.
+# An argument of at least this many bytes is sent to each rank once, not with each call.
 _LARGE = 1 << 18
 _pools: list[Any] = []
 _entered = contextlib.ExitStack()
 _changing = threading.Lock()
-# Packages whose warnings the nodes know as well.
+# Packages whose classes of warnings the nodes have too.
 _KNOWN = frozenset({"joblib", "sklearn", "numpy", "scipy", "builtins"})
 
 
@@ -44,30 +44,32 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Large arguments that came once, and those that came again, by their identity. The latter are kept, so
-        # that they stay what they are; what comes once only, as the parts of a large whole, is not.
+        # Large arguments that were passed once, and those that were passed again, by their `id`. The latter are kept
+        # alive, so that their ids stay valid. Arguments that are passed only once, such as the parts of a large whole,
+        # are not.
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._large: dict[int, tuple[str, Any]] = {}
         self._calls: set[Future[Any]] = set()
-        # Shows the output of the loop's calls; None if there is no way to.
+        # Shows the output of the loop's calls; None if nothing can.
         self._outlet: Any = None
         self._lock = threading.Lock()
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
-        """Return how many batches are in flight; a loop of one job stays here."""
+        """Return the number of batches in flight; a loop of one job stays local."""
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
         if count == 1 and n_jobs in (1, None):
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         if outlets:
-            # Now, in the cell that the loop is of.
+            # Made now, while the cell with the loop runs.
             self._outlet = outlets[-1](newest())
         return count
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return the number of ranks, or what was asked for; below 0 counts from all.
+        """Return the number of jobs for ``n_jobs``; below 0 counts back from all ranks.
 
-        Of one job joblib would make a loop in the notebook: so a pool of one rank counts as two.
+        None means 1 job, and -1 one for each rank. A number below 0 means at least 2 jobs, also on a pool of one rank:
+        joblib would run a loop of one job in the notebook. Raise ValueError for 0.
         """
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
@@ -92,7 +94,10 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         return call
 
     def _lighten(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Replace large arguments of a batch by names: calls of a loop share most."""
+        """Replace repeated large arguments of a batch by keys; return both.
+
+        The calls of a loop share most of their large arguments.
+        """
         shared: dict[str, Any] = {}
         fresh: dict[int, weakref.ref[Any]] = {}
 
@@ -117,7 +122,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         return light, shared
 
     def stop_call(self) -> None:
-        """Release what the calls of the loop had in common."""
+        """Release the arguments that the loop's calls shared, and the view of output."""
         self._large.clear()
         self._seen.clear()
         outlet, self._outlet = self._outlet, None
@@ -125,11 +130,11 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
             outlet.leave()
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
-        """Return the results of a batch, or raise what it raised."""
+        """Return the results of a batch, or raise its exception."""
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Stop what is in flight after a failure or an interrupt."""
+        """Cancel the calls in flight after a failure or an interrupt."""
         with self._lock:
             calls, self._calls = list(self._calls), set()
         for call in calls:
@@ -138,7 +143,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
     def get_nested_backend(self) -> tuple[Any, int | None]:
         """Return the sequential backend for a loop inside a batch.
 
-        Its rank is one of many on its machine.
+        The machine of the batch's rank has many other ranks.
         """
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
 
@@ -152,7 +157,7 @@ def newest() -> Any:
 
 @contextlib.contextmanager
 def serving(pool: Any) -> Iterator[None]:
-    """Run parallel loops on a pool inside, unless they name another backend."""
+    """Run parallel loops in the block on a pool, unless they name another backend."""
     with _changing:
         if not _pools:
             joblib.register_parallel_backend(NAME, PoolBackend)

@@ -1,6 +1,7 @@
 """Large values that calls of a loop share: sent to a rank once, then named.
 
-What is here runs on the ranks; `pool.submitting` brings the values there, and `joblib_backend` finds them.
+The functions here run on the ranks. `pool.execution.parallel_loops` sends the values; `backend` makes the calls that
+name them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The plugin `keras`: plain `fit` trains one model on all ranks.
+"""Plugin `keras`: plain `fit` trains one model on all ranks, over JAX or torch.
 
-With JAX or torch underneath.
+Over TensorFlow the plugin only adds the packages and sets KERAS_BACKEND: there, each rank works by itself.
 
-With TensorFlow underneath it only sees to the packages and the variable: each rank is on its own there.
-
-Here is what the notebook needs; what happens in a rank is in `keras_model` (for both backends),
-`jax_backend` and `torch_backend`, which import Keras and so are imported in ranks only.
+This module has what the notebook needs. The code for ranks is in `model_hooks`, `model_files` and `random` (for both
+backends), `jax_backend`, `state_backup` and `torch_backend`. These import Keras, so only ranks import them.
 """
 
 from __future__ import annotations
@@ -38,17 +36,17 @@ BACKENDS = ("jax", "torch", "tensorflow")
 def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
     """Make Keras train one model: each rank calls ``fit`` with its share of data.
 
-    On several ranks the plugin `jax` must come before it with ``backend="jax"``; with ``backend="torch"``
-    the plugin `torch` must be there too, before or after. With ``backend="tensorflow"`` neither may be
-    there, and what trains on several ranks is a strategy of ``tf.distribute`` that the code sets up.
+    On several ranks, ``backend="jax"`` needs the plugin `jax` before it, and ``backend="torch"`` the
+    plugin `torch`, before or after it. ``backend="tensorflow"`` excludes both: there, training on
+    several ranks needs a strategy of ``tf.distribute`` that your code sets up.
 
     Parameters
     ----------
     backend : str
         ``"jax"``, ``"torch"`` or ``"tensorflow"``.
     quiet : bool
-        Leave out progress bars, and callbacks that only write or print, on all ranks except the head; a
-        ``verbose=`` in the call overrides it.
+        Leave out progress bars, and callbacks that only write or print, on all ranks except rank 0. A
+        ``verbose=`` in the call brings back the progress bars.
 
     Returns
     -------
@@ -137,7 +135,7 @@ def _with_tensorflow(image: Image, spec: PoolSpec) -> Image:
             stacklevel=2,
         )
     if any(_TENSORFLOW.match(item) for item in image.pip):
-        # Such as tensorflow-cpu, which is another package of the same module.
+        # Such as tensorflow-cpu, another package that has the same module.
         return image
     nvidia = spec.accelerator is not None and spec.accelerator.maker == NVIDIA
     return image.adding(pip=("tensorflow[and-cuda]" if nvidia else "tensorflow",))
@@ -188,7 +186,7 @@ def _around_partial_run(info: InstanceInfo) -> Iterator[None]:
 
 
 def _again(backend: str, info: InstanceInfo) -> None:
-    """Join the ranks' new cluster, and move the models of the old one there."""
+    """Set Keras up in the ranks' new cluster; with JAX, move the old models there."""
     if backend == "jax":
         from . import jax_backend
 
@@ -200,7 +198,7 @@ def _again(backend: str, info: InstanceInfo) -> None:
 
 
 def _check(backend: str, info: InstanceInfo) -> None:
-    """Synchronise random numbers and values after an interrupt."""
+    """Synchronise random numbers, and with JAX trained values, after an interrupt."""
     if backend == "jax" and info.world_size > 1:
         from . import jax_backend
 

@@ -1,8 +1,8 @@
 """Keras over JAX in a rank: variables on all ranks, batches split, one seed.
 
-Every model made in this process is one model of all ranks: `fit` and `evaluate` are steps that all
-ranks take together. Making and loading it, `predict` and saving need nobody else, since people do
-them on one rank; in a run that leaves out some ranks, `fit` and `evaluate` neither.
+Each model of this process is one model of all ranks: all ranks call `fit` and `evaluate` together. Creating, loading
+and saving a model and `predict` need no other rank, since users do these on one rank. In a run that leaves out some
+ranks, `fit` and `evaluate` need no other rank either.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def joined(info: InstanceInfo) -> Iterator[None]:
 def distribute(info: InstanceInfo) -> None:
     """Set one seed, and distribute the data over every device of every rank.
 
-    Models that are there already, from an earlier cluster, come along.
+    Models of an earlier cluster are moved into the new one.
     """
     rows = _gather([random.SystemRandom().randrange(2**31), *state_backup.position()])
-    # Initial weights, dropout and shuffling draw from it, and must agree.
+    # Initial weights, dropout and shuffling use this seed, and must be the same on all ranks.
     keras.utils.set_random_seed(int(rows[0][0]))
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(
             devices=keras.distribution.list_devices(),
-            # Each rank passes its own share: Keras cannot split arrays and raises.
+            # Each rank passes its own share of the data: Keras cannot split arrays, and would raise.
             auto_shard_dataset=False,
         )
     )
@@ -81,7 +81,7 @@ def distribute(info: InstanceInfo) -> None:
 def agree(info: InstanceInfo) -> None:
     """Synchronise random numbers and trained values of all ranks, if they differ.
 
-    All call it together.
+    A collective.
     """
     state = zlib.crc32(repr(random.getstate()).encode()) % 2**31
     rows = _gather([state, random.SystemRandom().randrange(2**31), *state_backup.position()])
@@ -92,7 +92,7 @@ def agree(info: InstanceInfo) -> None:
 
 def _together(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
     """Wrap `fit` and `evaluate`: refuse what would hang the ranks."""
-    # Validation inside `fit` was looked at with its other arguments.
+    # The data of validation inside `fit` were checked with `fit`'s other arguments.
     inside_fit = call.arguments.get("kwargs", {}).get("_use_cached_eval_dataset", False)
     if keras.distribution.distribution() is None or inside_fit:
         return original(*call.args, **call.kwargs)
@@ -129,7 +129,7 @@ def _share(model: Any, epoch: int) -> int:
 _beginning: list[str] = []
 # Models that this rank has trained without the others since they were last brought together.
 _trained_alone: weakref.WeakSet[Any] = weakref.WeakSet()
-# Of models, what was compiled for this rank alone, and what of the model it is of.
+# Per model: its parts (`_parts_of`), and the train and test functions that were compiled with them for this rank alone.
 _compiled_alone: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -156,7 +156,7 @@ def _agree_on(model: Any, method: str) -> None:
 
 @contextlib.contextmanager
 def _own_functions(model: Any) -> Iterator[None]:
-    """Use functions that were compiled for this rank alone inside."""
+    """Use a model's functions compiled for this rank alone, inside the block."""
     common = model.train_function, model.test_function
     parts, train, test = _compiled_alone.get(model, ([], None, None))
     same = len(parts) > 0 and all(one is other for one, other in zip(parts, _parts_of(model), strict=True))
@@ -169,7 +169,7 @@ def _own_functions(model: Any) -> Iterator[None]:
 
 
 def _parts_of(model: Any) -> list[Any]:
-    """Return what a compiled function of a model holds; `compile` makes others."""
+    """Return the parts that compiled functions refer to; `compile` replaces them."""
     return [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
 
 
@@ -185,16 +185,16 @@ def _on_its_own(original: Callable[..., Any], model: Any, call: inspect.BoundArg
 
 @contextlib.contextmanager
 def alone(model: Any, keep: bool = False) -> Iterator[None]:
-    """Give a model copies of its values on this rank's first device inside.
+    """Give a model copies of its values on this rank's first device, in the block.
 
-    What runs inside needs no other rank. Afterwards the model's values are the common ones again,
-    also after an interrupt, or with ``keep`` this rank's new ones; variables that were made inside
-    join the distribution then.
+    Code in the block needs no other rank. At its end, also after an interrupt, the model has the common
+    values again, or with ``keep`` this rank's new ones. Variables that were created in the block join the
+    distribution then.
     """
     distribution = keras.distribution.distribution()
     held = {id(item): (item, item._value, item._layout) for item in state_backup.variables_of(model)}
     values = [value for _, value, _ in held.values() if value is not None]
-    # Values that are spread over ranks, as ModelParallel does, cannot be had without the others.
+    # Values that are sharded over ranks, as ModelParallel does, cannot be read without the other ranks.
     if distribution is None or not all(value.is_fully_replicated for value in values):
         yield
         return
@@ -203,7 +203,7 @@ def alone(model: Any, keep: bool = False) -> Iterator[None]:
         for variable, value, _ in held.values():
             variable._layout = None
             if value is not None:
-                # A copy, because `predict` gives its buffers away to XLA.
+                # A copy, because `predict` donates its buffers to XLA.
                 shard = value.addressable_data(0)
                 variable._value = jax.device_put(shard, shard.device, may_alias=False)
         yield
@@ -224,8 +224,8 @@ def alone(model: Any, keep: bool = False) -> Iterator[None]:
 def _place_alone() -> None:
     """Put a variable's value on all ranks without communication.
 
-    JAX's own way compares the values of all ranks first: a model that is made, loaded or given
-    values on some ranks only would wait for the others for ever. `fit` sees to it that they agree.
+    JAX itself would first compare the values of all ranks. If a model is created, loaded or assigned
+    values on some ranks only, they would wait for the others forever. `fit` makes the values agree later.
     """
     original = distribution_lib.distribute_tensor
 
@@ -245,7 +245,10 @@ def _place_alone() -> None:
 
 
 def _let_saving_alone() -> None:
-    """Exempt saving and pickling: they build objects with variables of their own."""
+    """Turn the distribution off while Keras saves or pickles.
+
+    Both build objects with variables of their own.
+    """
     original = getattr(saving_lib, "get_attr_skipset", None)
     if original is None:
         return
@@ -265,7 +268,7 @@ def _let_saving_alone() -> None:
 def _keep_on_clear_session() -> None:
     """Keep the distribution when `keras.utils.clear_session` would drop it.
 
-    Ranks would train apart silently.
+    Otherwise each rank would silently train a model of its own.
     """
     original = keras.utils.clear_session
 

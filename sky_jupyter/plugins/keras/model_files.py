@@ -1,7 +1,7 @@
 """Files that Keras writes in a rank: atomically, and backups by the head alone.
 
-Ranks of one machine write to the same names. A file is written beside its place and then renamed, so
-that no rank reads, or writes into, a half of another's.
+Ranks of one machine write files of the same names. Each file is written under a temporary name in its folder and then
+renamed, so that no rank reads or changes another rank's incomplete file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from . import model_hooks
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
-# Takes the number of the epoch that the head goes on from, -1 for none, and gives all ranks the head's number and,
-# where there is one, its values of the model.
+# ``(model, epoch) -> epoch``, a collective. ``epoch`` is the epoch at which this rank would resume, -1 for none. All
+# ranks get the head's epoch and, unless it is -1, the head's values of the model.
 Share = Callable[[Any, int], int]
 _NONE = -1
 
 
 def install(info: InstanceInfo, share: Share) -> None:
-    """Make every rank write files atomically, and one rank the backups of all."""
+    """Make every rank write files atomically, and only the head write backups."""
     for module, name in (
         (saving_lib, "save_model"),
         (saving_lib, "save_weights_only"),
@@ -55,7 +55,7 @@ def _whole(original: Callable[..., Any], rank: int) -> Callable[..., Any]:
             return original(model, filepath, *args, **kwargs)
         place = os.path.realpath(path)
         folder, name = os.path.split(place)
-        # The ending tells the format.
+        # Keras takes the format from the ending.
         beside = os.path.join(folder, f".sky-{rank}-{os.getpid()}-{name[-64:]}")
         try:
             result = original(model, beside, *args, **kwargs)

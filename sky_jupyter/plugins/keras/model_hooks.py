@@ -1,7 +1,7 @@
 """Hooks on the methods of `keras.Model` in a rank, whatever the backend.
 
-Methods are wrapped on the class, so that plain Keras code does the right thing. A wrapper is
-``around(original, model, call)``, with the call's arguments by their names.
+Methods are wrapped on the class, so that plain Keras code works across ranks. A wrapper is
+``around(original, model, call)``, where ``call`` has the arguments by their names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ONLY_WRITE = (
     keras.callbacks.RemoteMonitor,
 )
 UNKNOWN = -1
-# So many numbers of a variable tell whether two ranks have the same.
+# About how many numbers of a variable are hashed, to find out whether two ranks have the same values.
 _SAMPLES = 4096
 # Values that must be equal on all ranks for them to take the same steps, in the order gathered.
 STEPS = (
@@ -51,7 +51,7 @@ STEPS = (
 
 
 def wrap(name: str, around: Around) -> None:
-    """Wrap `around` about the method `name` of every Keras model."""
+    """Wrap the method `name` of every Keras model in `around`."""
     original = getattr(keras.Model, name)
     signature = inspect.signature(original)
 
@@ -73,7 +73,7 @@ def in_partial_run() -> bool:
 
 @contextlib.contextmanager
 def partial_run(rank: int) -> Iterator[None]:
-    """Use models and random numbers of this rank's own inside."""
+    """Use models and random numbers of this rank alone, inside the block."""
     _partial.append(None)
     try:
         with random.own(rank):
@@ -83,7 +83,10 @@ def partial_run(rank: int) -> Iterator[None]:
 
 
 def be_quiet() -> None:
-    """Show no bars and write no files on this rank, unless a call gives ``verbose=``."""
+    """Show no progress bars on this rank, and drop callbacks that only write or draw.
+
+    A call's ``verbose=`` brings back the progress bars.
+    """
     for name in ("fit", "evaluate", "predict"):
         wrap(name, _quietly)
 
@@ -94,7 +97,7 @@ def _quietly(original: Callable[..., Any], model: Any, call: inspect.BoundArgume
     if call.arguments.get("verbose", "auto") == "auto":
         call.arguments["verbose"] = 0
     callbacks = call.arguments.get("callbacks")
-    # A CallbackList comes from a running `fit`, which has been here already.
+    # A CallbackList comes from a running `fit`, whose callbacks were filtered already.
     if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
         kept = [item for item in keras.tree.flatten(callbacks) if not isinstance(item, ONLY_WRITE)]
         for item in kept:
@@ -107,10 +110,10 @@ def _quietly(original: Callable[..., Any], model: Any, call: inspect.BoundArgume
 def check_steps(
     method: str, call: inspect.BoundArguments, gather: Callable[[list[int]], Sequence[Sequence[int]]]
 ) -> None:
-    """Refuse data that makes ranks take different numbers of steps, on all alike.
+    """Refuse, on all ranks, data with which ranks would take different steps.
 
-    Without this the ranks with more steps wait for the others for ever, and a shorter last batch
-    would silently count for more.
+    Without this check, the ranks with more steps would wait for the others forever, and a shorter last
+    batch would silently count for more. Raise SpecError.
 
     Parameters
     ----------
@@ -119,7 +122,7 @@ def check_steps(
     call : inspect.BoundArguments
         Its arguments on this rank.
     gather : callable
-        Brings one list of integers together from all ranks, by rank.
+        Returns the lists of integers of all ranks, by rank; a collective.
     """
     by_rank = gather(steps_of(call))
     for position, what in enumerate(STEPS):
@@ -145,9 +148,9 @@ def marks_of(values: Sequence[np.ndarray]) -> list[int]:
 
 
 def must_follow(method: str, by_rank: Sequence[Sequence[int]]) -> bool:
-    """Return True if models differ by `marks_of`, so that all take the head's values.
+    """Return True, and warn, if the models' values differ: all take the head's then.
 
-    Raise SpecError if the models are not even the same.
+    ``by_rank`` has the `marks_of` of each rank's model. Raise SpecError if the models have different shapes.
     """
     for position, what in enumerate(("shapes", "values")):
         others = [rank for rank, row in enumerate(by_rank) if row[position] != by_rank[0][position]]
@@ -171,7 +174,7 @@ def _count(value: int) -> str:
 
 
 def steps_of(call: inspect.BoundArguments) -> list[int]:
-    """Return what decides how many steps this rank takes, in the order of STEPS."""
+    """Return the values that decide this rank's number of steps, as STEPS lists them."""
     given = call.arguments
     samples, batches = _lengths(given.get("x"))
     validation = given.get("validation_data")

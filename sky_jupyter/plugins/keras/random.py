@@ -1,7 +1,7 @@
 """Random numbers of Keras in a rank: common ones, and a rank's own.
 
-What all ranks run draws the same numbers on each, so that initial weights agree. A cell or call that leaves
-out some ranks draws from a stream of its own, or the ranks would differ afterwards.
+Code that all ranks run draws the same numbers on each rank, so that initial weights agree. A cell or call that leaves
+out some ranks draws from a separate stream; otherwise the ranks would differ afterwards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Stream:
         return cls(random.getstate(), np.random.get_state(), kept, _torch() and _torch().get_rng_state())
 
     def go_on(self) -> None:
-        """Restore this state in all of them."""
+        """Restore this state in all these generators."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         for name, value in zip(_KERAS, self.keras, strict=True):
@@ -47,7 +47,7 @@ class _Stream:
             _torch().set_rng_state(self.torch)
 
 
-# This rank's own, and the common seed that it was begun under.
+# At most one item: the common seed from which this rank's own stream began, and the stream.
 _own: list[tuple[Any, _Stream]] = []
 
 
@@ -57,9 +57,9 @@ def _torch() -> Any:
 
 @contextlib.contextmanager
 def own(rank: int) -> Iterator[None]:
-    """Draw a rank's own numbers inside, from the common seed.
+    """Use a rank's own random numbers in the block, derived from the common seed.
 
-    The common ones go on afterwards.
+    Afterwards the common numbers continue.
     """
     common = _Stream.now()
     seed = common.keras[0]

@@ -1,10 +1,10 @@
 """Backup of a model's values in Keras over JAX.
 
-They outlive an aborted step and a new cluster.
+The values survive an aborted step and a new cluster.
 
-Keras gives its values away to each training step, which writes the new ones into their place: a
-step that a broken collective ends leaves neither. On CPUs, where collectives can be broken, a step
-here writes into the place of the values before last instead.
+Keras donates a model's values to each training step, which writes the new values into their memory. If a broken
+collective ends the step, neither old nor new values are left. On CPUs, where collectives can be broken, a step here
+writes into the memory of the values before last instead.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from jax.experimental import multihost_utils
 
 from . import model_hooks
 
-# Smaller arrays are recreated as fast as they are written into a place.
+# In bytes. A smaller array is allocated as fast as its memory is reused.
 _LARGE = 1 << 16
-# A prediction's state has so many parts; it works on copies, see `jax_backend.alone`.
+# Number of parts in a prediction's state. Predictions work on copies; see `jax_backend.alone`.
 _PREDICTED = 2
 _STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
-# The step that was taken last, while its training is on.
+# The step that was taken last, while its training goes on.
 _last_step: list[_Step] = []
 # The model that was trained last.
 _trained: list[weakref.ReferenceType[Any]] = []
 
 
 def install() -> None:
-    """Make training and evaluation keep a model's values until the next are there."""
+    """Make training and evaluation keep a model's values until new ones exist."""
     from keras.src.backend.jax import trainer
 
     if jax.default_backend() != "cpu" or not hasattr(trainer, "jit"):
@@ -62,7 +62,7 @@ class _Step:
     Parameters
     ----------
     jit : callable
-        Keras's own.
+        Keras's own `jit`.
     function : callable
         The step.
     options : dict
@@ -75,7 +75,7 @@ class _Step:
 
         self._giving = jit(function, donate_argnums=0, **options)
         self._step = jit(step, donate_argnums=1, keep_unused=True, **options)
-        # Where in the state large arrays are, and arrays of their shapes that nobody needs.
+        # Positions of the large arrays in the state, and unused arrays of their shapes.
         self._large: list[tuple[int, int]] | None = None
         self._room: list[Any] = []
         self._made: Any = None
@@ -85,11 +85,11 @@ class _Step:
     def __call__(self, state: Any, *data: Any) -> Any:
         if len(state) == _PREDICTED:
             return self._giving(state, *data)
-        # A step that was broken off may have returned as if it were well; this raises then.
+        # An aborted step may have returned without an error; this call then raises.
         jax.block_until_ready([part[-1] for part in state if part])
         if self._large is None:
             self._large = _large(state)
-        # The values before last are nobody's where this step made the last ones itself.
+        # If this step made the current values itself, the values before them are unused, and their memory is free.
         if self._made is None or any(state[i][j] is not self._made[i][j] for i, j in self._large):
             self._room = [_room_for(state[i][j]) for i, j in self._large]
         self.given, _last_step[:] = state, [self]
@@ -126,7 +126,7 @@ def _note_state(original: Callable[..., Any], model: Any, call: inspect.BoundArg
 
 
 def _safely(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
-    """Leave the newest complete values in the variables, whatever ends the training."""
+    """Leave the newest complete values in the variables, however the training ends."""
     if name != "evaluate" and not model_hooks.in_partial_run():
         _trained[:] = [weakref.ref(model)]
     try:
@@ -142,7 +142,7 @@ def _safely(name: str, original: Callable[..., Any], model: Any, call: inspect.B
 
 
 def _restore(model: Any) -> None:
-    """Take the values that a step began from, if it lost them."""
+    """Restore the values before the last step, if the model has lost its own."""
     given = _last_step[0].given if _last_step else None
     optimizer = getattr(model, "optimizer", None)
     parts = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
@@ -163,7 +163,7 @@ def _restore(model: Any) -> None:
 def move() -> None:
     """Move the values of all models into the current cluster, without communication.
 
-    What was compiled for the old one is dropped: Keras makes it again when it is needed.
+    Functions that were compiled for the old cluster are dropped: Keras compiles them again when needed.
     """
     distribution = keras.distribution.distribution()
     for item in gc.get_objects():
@@ -178,7 +178,7 @@ def _move(variable: Any, distribution: Any) -> None:
     if not _readable(variable):
         return
     spread, variable._layout = getattr(variable, "_layout", None) is not None, None
-    # Asked while it has none: a distribution leaves a variable where it is.
+    # The layout is None at this point: a distribution would return the one that a variable has.
     _place(variable, _host(variable), distribution.get_variable_layout(variable) if spread else None)
 
 
@@ -201,7 +201,10 @@ def _last_trained() -> Any:
 
 
 def position() -> list[int]:
-    """Return what tells whether the ranks' last models are one, and its steps."""
+    """Return a hash of the last trained model's shapes, and its number of steps.
+
+    Ranks with the same hash have trained the same model. Both numbers are 0 if they are unknown.
+    """
     model = _last_trained()
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     if model is None or iterations is None or not all(map(_readable, variables_of(model))):
@@ -216,7 +219,7 @@ def agree(positions: Sequence[Sequence[int]]) -> None:
     Parameters
     ----------
     positions : sequence
-        What `position` told on each rank.
+        The result of `position` on each rank.
     """
     model = _last_trained()
     marks, steps = zip(*positions, strict=True)
@@ -252,7 +255,7 @@ def _readable(variable: Any) -> bool:
     try:
         value.block_until_ready()
     except Exception:
-        return False  # the step that should have made it was broken off
+        return False  # the step that should have made it was aborted
     return True
 
 

@@ -2,9 +2,9 @@
 
 It starts from the head's weights.
 
-Keras itself does neither, and plain `fit` would train each rank's model apart without a word. Nor
-does it bring the numbers of `evaluate` together. The process group may be set up before or after
-this: it is looked for when a model trains. In a run that leaves out some ranks each is alone.
+Keras itself does neither: plain `fit` would train a separate model on each rank, without a warning. Nor does Keras
+combine the ranks' results of `evaluate`. The process group may be set up before or after this module's `install`: it
+is looked for when a model trains. In a run that leaves out some ranks, each rank works alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import model_files, model_hooks
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
-# Ranks draw dropout's masks from seeds that are so far apart.
+# Distance between the seeds from which ranks draw dropout's masks.
 _STRIDE = 1_000_003
 
 
@@ -64,12 +64,12 @@ def _active() -> bool:
 
 
 class _Training:
-    """Model that trains with the other ranks; made and ended by `_together`.
+    """Training of a model with the other ranks; begun and ended by `_training`.
 
     Parameters
     ----------
     model : keras.Model
-        The model; it has its variables only once `start` is called.
+        The model. It has its variables only when `start` is called.
     method : str
         Name of the method that was called.
     fresh : bool
@@ -134,7 +134,7 @@ _running: dict[int, _Training] = {}
 @contextlib.contextmanager
 def _training(model: Any, method: str, fresh: bool) -> Iterator[None]:
     training = _running[id(model)] = _Training(model, method, fresh)
-    # Each rank drops others out than its peers do, and all draw the same numbers again afterwards.
+    # Each rank draws dropout masks of its own here; afterwards all ranks draw the same numbers again.
     apart, afterwards = torch.randint(2**31, (2,)).tolist()
     torch.manual_seed(apart + dist.get_rank() * _STRIDE)
     try:
@@ -158,7 +158,7 @@ def _together(name: str, original: Callable[..., Any], model: Any, call: inspect
         return original(*call.args, **call.kwargs)
     model_hooks.check_steps(name, call, _gather)
     if name == "train_on_batch":
-        # A loop of these starts from common values once, at its first step.
+        # A loop of `train_on_batch` takes the head's values only once, at its first step.
         with _training(model, name, fresh=not getattr(model, "train_function", None)):
             return original(*call.args, **call.kwargs)
     callbacks = call.arguments.get("callbacks")
@@ -166,7 +166,7 @@ def _together(name: str, original: Callable[..., Any], model: Any, call: inspect
         call.arguments["callbacks"] = [_CommonLogs(), *keras.tree.flatten(callbacks or [])]
     with _training(model, name, fresh=True):
         result = original(*call.args, **call.kwargs)
-    # Running means and the like came from each rank's own batches.
+    # Running means and similar values came from each rank's own batches.
     broadcast(model)
     return result
 
@@ -174,7 +174,7 @@ def _together(name: str, original: Callable[..., Any], model: Any, call: inspect
 class _CommonLogs(keras.callbacks.Callback):
     """Callback that averages an epoch's metrics over all ranks; runs first.
 
-    Otherwise early stopping might end one rank, and the others would wait for it.
+    Otherwise early stopping might stop one rank while the others wait for it.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -195,7 +195,7 @@ def _average(logs: dict[str, Any]) -> None:
 def _evaluate(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
     """Return loss and metrics over all ranks' samples.
 
-    Validation inside `fit` is `_CommonLogs`'s.
+    For validation inside `fit`, `_CommonLogs` does this.
     """
     if not _active() or id(model) in _running:
         return original(*call.args, **call.kwargs)

@@ -1,4 +1,4 @@
-"""The plugin `torch`: one process group of all ranks, ready for DDP."""
+"""Plugin `torch`: one process group of all ranks, ready for DDP."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ..core.plugin import Plugin, given
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
-# Imports of the first use of torch across ranks; none starts a thread or touches a GPU.
+# Modules that the first use of torch across ranks imports; none starts a thread or touches a GPU.
 MODULES = ("torch", "torch.distributed", "torch.nn.parallel")
 NOISE = (rank_resources.GLOO_NOISE, rank_resources.NCCL_NOISE)
-# Where a rank waits for others: by name, or in what runs a backward pass.
+# Functions in which a rank waits for others: by name, or inside a backward pass.
 COLLECTIVES = (
     r"torch/distributed/distributed_c10d\.py:(?P<call>[a-z]\w*)\Z",
     r"torch/distributed/utils\.py:_\w+_across_processes\Z",
@@ -37,7 +37,7 @@ COLLECTIVES = (
 BACKENDS = ("gloo", "nccl")
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu[0-9]{3}\Z")
-# A torch that is asked for by more than its name.
+# A requirement for torch that has more than its name, such as a version or URL.
 _OWN = re.compile(r"torch\s*[@<>=!~]", re.IGNORECASE)
 _RELEASE = re.compile(r"[0-9]+")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)\Z")
@@ -58,13 +58,13 @@ def torch(
         ``"nccl"`` or ``"gloo"``; by default nccl where every rank has a GPU, else gloo.
     cuda : str, optional
         The CUDA release of the packages for nodes with NVIDIA accelerators, such as ``"cu128"``;
-        by default what suits the pool's accelerator.
+        by default the one that suits the pool's accelerator.
     version : str, optional
         The release of torch to install, such as ``"2.13.0"``.
     timeout : float
-        Seconds after which a collective whose peers do not come raises an error.
+        Seconds that a collective waits for its peers before it raises an error.
     init : bool
-        Whether the process group is set up before the first cell. Without, programs call
+        Whether the process group is set up before the first cell. If False, programs call
         ``init_process_group()`` themselves, and find torchrun's variables set.
 
     Returns
@@ -112,9 +112,9 @@ def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSp
     rank_resources.check_accelerators(spec)
     own = any(_OWN.match(item) for item in image.pip)
     build = _build(cuda, version, spec.accelerator, own=own)
-    # uv chooses the build by this variable; plain torch is what its index holds for the platform.
+    # uv chooses the build by this variable; without it, the index's default build for the platform is installed.
     env = {"UV_TORCH_BACKEND": build} if build else {}
-    # torch does without numpy, and then takes no array of the notebook's.
+    # torch can do without numpy, but then it cannot read the notebook's arrays.
     return image.adding(pip=(f"torch=={version}" if version else "torch", "numpy"), env=env)
 
 
@@ -144,12 +144,12 @@ def _build(cuda: str | None, version: str | None, accelerator: Accelerator | Non
 
 @contextlib.contextmanager
 def around(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool = True) -> Iterator[None]:
-    """Be a rank of the group inside."""
+    """Join the process group, for the duration of the block."""
     import torch
 
     _, count = rank_resources.place(info)
     if "OMP_NUM_THREADS" not in os.environ:
-        # Ranks that each use every core only disturb each other.
+        # Ranks that each use every core only slow each other down.
         torch.set_num_threads(max(1, rank_resources.cores() // count))
     _join(backend, timeout, info, init=init)
     try:
@@ -159,26 +159,26 @@ def around(backend: str | None, timeout: float, info: InstanceInfo, *, init: boo
 
 
 def again(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool = True) -> None:
-    """Set the group up anew in a living process; a collective.
-
-    On the new port of `info`.
-    """
+    """Set the group up again in a living process, on the new port; a collective."""
     _leave()
     _join(backend, timeout, info, init=init)
 
 
 def ended(info: InstanceInfo) -> str:
-    """Say what of the pool's group the user's code has ended."""
+    """Return in words what the user's code has ended of the pool's group."""
     from . import init_process_group
 
     return init_process_group.ended(info)
 
 
 def _environment(info: InstanceInfo) -> None:
-    """Return torchrun's variables, which Trainer and Lightning read."""
+    """Set torchrun's variables, which Trainer and Lightning read.
+
+    Also set the network interface for gloo and NCCL.
+    """
     os.environ.update(
         MASTER_ADDR=info.head_addr,
-        # Not our own store's port: a process that a cell starts has its store there.
+        # Not the port of the pool's own store: processes that a cell starts have their store here.
         MASTER_PORT=str(rank_resources.programs_port(info, "torch")),
         WORLD_SIZE=str(info.world_size),
         RANK=str(info.rank),
@@ -190,7 +190,7 @@ def _environment(info: InstanceInfo) -> None:
         ROLE_NAME="default",
         ROLE_RANK=str(info.rank),
         ROLE_WORLD_SIZE=str(info.world_size),
-        # Who finds it leaves starting the ranks to others.
+        # Libraries that find this variable do not start ranks themselves.
         TORCHELASTIC_RUN_ID=info.job_id,
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
@@ -235,9 +235,9 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool
 
 
 def _devices(visible: int, info: InstanceInfo) -> list[int]:
-    """Return this rank's devices of those that torch sees.
+    """Return this rank's devices among those that torch sees.
 
-    All of them, if CUDA_VISIBLE_DEVICES has shared them out.
+    It is all of them if the pool has set CUDA_VISIBLE_DEVICES for each rank.
     """
     return list(range(visible)) if info.accelerators else rank_resources.share(visible, *rank_resources.place(info))
 
@@ -245,7 +245,7 @@ def _devices(visible: int, info: InstanceInfo) -> list[int]:
 def _store(info: InstanceInfo) -> Any:
     """Return the rendezvous store; the head's listens on its own address alone.
 
-    Left to itself, torch's store listens on every interface of the machine.
+    By default, torch's store listens on every interface of the machine.
     """
     import torch.distributed as dist
 
@@ -263,7 +263,7 @@ def _store(info: InstanceInfo) -> Any:
 def abort(info: InstanceInfo) -> None:
     """Free this rank from a blocked collective; `again` must follow on all ranks."""
     _abort_nccl()
-    # Each group of the user's own has its own listener.
+    # Each group that the user's code makes has its own listener.
     rank_resources.break_connections("torch", every=True)
 
 
@@ -274,7 +274,7 @@ def _abort_nccl() -> None:
 
     if not dist.is_initialized() or dist.get_backend() != "nccl":
         return
-    # The newest first, as torch itself does it; releases before 2.6 have no such call.
+    # The newest group first, as torch itself does it; releases before 2.6 have no such call.
     for group in reversed(list(distributed_c10d._world.pg_map)):
         with contextlib.suppress(Exception):
             group.abort()
@@ -283,8 +283,8 @@ def _abort_nccl() -> None:
 def check(info: InstanceInfo) -> None:
     """Run a collective with a name on all ranks; raise SkyError if out of step.
 
-    A rank is out of step if this collective is paired with another one of a peer. It may also wait for the group's
-    timeout.
+    A rank is out of step if this collective is paired with another collective of a peer. The call may then also wait
+    until the group's timeout.
     """
     import torch
     import torch.distributed as dist
@@ -304,7 +304,7 @@ def check(info: InstanceInfo) -> None:
 
 
 def _leave() -> None:
-    """Leave the group; the user's code may have left it, and peers may be gone."""
+    """Leave the group, if the user's code has not; wait only briefly for peers."""
     import torch.distributed as dist
 
     if dist.is_initialized():

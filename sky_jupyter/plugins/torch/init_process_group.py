@@ -1,8 +1,8 @@
 """Programs that start torch's process group by themselves, in a rank of a pool.
 
-What is written for torchrun calls `init_process_group` and `destroy_process_group`. In a rank the first finds the
-pool's group there and has nothing to do; where there is none, the ranks meet through the pool's own store, so that
-no port has to be free.
+Programs for torchrun call `init_process_group` and `destroy_process_group`. In a rank, `init_process_group` finds the
+pool's group and has nothing to do. If there is no group, the ranks meet through the pool's own store, so that no free
+port is needed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _Meeting:
     Parameters
     ----------
     info : InstanceInfo
-        The rank's.
+        The rank's description.
     store : object
-        The pool's, on which every rank is.
+        The pool's store, to which every rank is connected.
     count : int
-        How many groups have been made here: each has keys of its own.
+        Number of groups that programs have made here; each has its own keys in the store.
     """
 
     info: InstanceInfo
@@ -49,7 +49,7 @@ class _Meeting:
     count: int = 0
 
 
-# At most one item, from the set-up of the rank on.
+# At most one item, added when the rank is set up.
 _meetings: list[_Meeting] = []
 
 
@@ -66,7 +66,7 @@ def install(info: InstanceInfo, store: Any) -> None:
         _init(signature.bind(*args, **kwargs).arguments)
 
     init_process_group.sky_original = original  # type: ignore[attr-defined]
-    # Some of torch's own modules have taken it by name.
+    # Some of torch's own modules have imported it by name.
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(_NAME) is original:
             setattr(module, _NAME, init_process_group)
@@ -80,14 +80,14 @@ def original_init() -> Callable[..., None]:
 
 def start(call: Mapping[str, Any]) -> None:
     """Start a process group with torch's own `init_process_group`."""
-    # NCCL's threads have to be fast.
+    # Only for gloo: NCCL's threads must be fast.
     gloo = call.get("backend") == "gloo"
     with rank_resources.patient_threads() if gloo else contextlib.nullcontext():
         original_init()(**call)
 
 
 def ended(info: InstanceInfo) -> str:
-    """Say what of the pool's group a program has ended."""
+    """Return in words what a program has ended of the pool's group."""
     return "" if dist.is_initialized() and dist.get_world_size() == info.world_size else "torch's process group"
 
 

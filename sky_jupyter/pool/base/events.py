@@ -37,7 +37,7 @@ class OutputEvent:
 
 @dataclass(frozen=True)
 class NoticeEvent:
-    """Message about what the manager did or saw, as a restart of kernels."""
+    """Message about what the manager did or saw, such as a restart of kernels."""
 
     text: str
     run: str = ""
@@ -45,7 +45,7 @@ class NoticeEvent:
 
 @dataclass(frozen=True)
 class TroubleEvent(NoticeEvent):
-    """Notice that stands until another ``about`` the same replaces it."""
+    """Notice that stays until another one with the same ``about`` replaces it."""
 
     about: str = ""
     over: bool = False
@@ -129,7 +129,7 @@ class NullView:
     Parameters
     ----------
     tick : callable, optional
-        Called instead of drawing it.
+        Called at each refresh.
     """
 
     def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
@@ -139,7 +139,7 @@ class NullView:
         """Do nothing."""
 
     def refresh(self) -> None:
-        """Call the poll callback alone."""
+        """Call only the poll callback."""
         self._tick()
 
     def finish(self, ready: object, *, ok: bool = True) -> None:

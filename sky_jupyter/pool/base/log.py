@@ -1,7 +1,7 @@
-"""A pool's log records, under the logger ``sky_jupyter.pool``.
+"""Log records of a pool, under the logger ``sky_jupyter.pool``.
 
-Phases of its start are INFO, failures WARNING, runs and single lines DEBUG. Not logged are the output of
-ranks, variables, tokens and URLs with passwords.
+Phases of its start are INFO, failures WARNING, runs and single lines DEBUG. The output of ranks, variables, tokens and
+URLs with passwords are not logged.
 """
 
 from __future__ import annotations

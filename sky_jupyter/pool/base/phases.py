@@ -36,7 +36,7 @@ class NodePhase:
 
     @property
     def elapsed(self) -> float:
-        """Return the seconds that it took, or has taken so far."""
+        """The seconds that it took, or has taken so far."""
         return (time.perf_counter() if self.state == "on" else self._ended) - self._began
 
     def turn(self, state: str) -> None:
@@ -57,14 +57,14 @@ class Phase:
         self.at = time.time()
         self.lines: deque[str] = deque(maxlen=_LINES)
         self.parts: dict[int, NodePhase] = {}
-        # When something in it was reached, and what.
+        # The steps that it has reached, with their times.
         self.steps: deque[tuple[float, str]] = deque(maxlen=_LINES)
         self._began = time.perf_counter()
         self._elapsed: float | None = None
 
     @property
     def elapsed(self) -> float:
-        """Return the seconds that it took, or has taken so far."""
+        """The seconds that it took, or has taken so far."""
         return time.perf_counter() - self._began if self._elapsed is None else self._elapsed
 
     def end(self, state: str) -> None:
@@ -127,12 +127,12 @@ class PhaseLog:
 
     @property
     def latest(self) -> str:
-        """Return the name of the phase that began last."""
+        """The name of the phase that began last."""
         with self._lock:
             return self._phases[-1].name if self._phases else "start"
 
     def line_of(self, name: str) -> str:
-        """Return the last line of the phase that goes on, if it has this name; else ""."""
+        """Return the last line of the running phase, if it has this name; else ""."""
         with self._lock:
             phase = self._phases[-1] if self._phases else None
             return phase.lines[-1] if phase and phase.lines and (phase.name, phase.state) == (name, "on") else ""

@@ -17,7 +17,7 @@ _TICK = TIMEOUTS.polls.retry
 
 
 class Pauses:
-    """Time that does not count in a limit; thread-safe, for one thread that pauses."""
+    """Pauses that do not count in a time limit; made by one thread, read by any."""
 
     def __init__(self) -> None:
         self._past = 0.0
@@ -34,7 +34,7 @@ class Pauses:
 
     @property
     def seconds(self) -> float:
-        """Return the length of all pauses so far."""
+        """The seconds of all pauses so far."""
         since = self._since
         return self._past + (0.0 if since is None else time.monotonic() - since)
 

@@ -1,6 +1,6 @@
 """Timeline of a pool's runs: who was slow, what was sent, what was recreated.
 
-Each part notes what it does at the moment that it does it, as a row. Rows are data; nothing here asks a node.
+Each part of the code notes what it does when it does it, as a row. Rows are data; nothing here asks a node.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from ...util.validate import is_number
 
-# Rows of one kind that a run's log keeps, and rows of all runs that a pool keeps.
+# Limits: rows of one kind in a run's log, and rows of all runs in a pool.
 MOST_ROWS = 4096
 MOST_ROWS_OF_RUNS = 100_000
-# Logs that a pool keeps. Each counts the rows of all, so that is done once in so many runs.
+# The limit of logs in a pool. Counting the rows of all logs is slow, so it is done once in so many runs.
 MOST_RUNS = 1000
 _COUNTED = 50
 NOTEBOOK, NODE = "notebook", "node"
-# Nodes may tell any number; tables have times until 2262.
+# Nodes may send any number, and the tables' times end in 2262.
 LATEST, _LONGEST = 9_000_000_000, 1_000_000_000
 
 
@@ -41,7 +41,7 @@ class EventRow:
     seconds : float or None
         How long it took; None if it has no length.
     rank, node : int or None
-        Where it was; None if that is not one rank or node.
+        Where it happened; None if not on one rank or node.
     what : str
         What it was: a state, a name, a function.
     bytes : int or None
@@ -84,7 +84,7 @@ class _Printed:
 
 
 class EventLog:
-    """Log of one run, made with it, or of what belongs to no run. Thread-safe.
+    """Thread-safe log of one run, or of what belongs to no run.
 
     Parameters
     ----------
@@ -94,12 +94,12 @@ class EventLog:
 
     def __init__(self, run: str = "") -> None:
         self.run = run
-        # Whose clock tells when events of ranks came: a run that is read from journals has the nodes'.
+        # Whose clock gives the times of ranks' events: the nodes' for a run that is read from journals.
         self.clock = NOTEBOOK
-        # A ring for each kind: a thousand stacks displace no state.
+        # A ring for each kind, so that a thousand stacks displace no state.
         self._rings: dict[str, deque[EventRow]] = {}
         self._printed: dict[int, _Printed] = {}
-        # Ranks that are at work, with their nodes, and since when; waits that still last.
+        # Working ranks with their nodes, and since when they work; waits that have not ended.
         self._working: dict[int, int] = {}
         self._since = 0.0
         self._waits: dict[int, EventRow] = {}
@@ -137,7 +137,7 @@ class EventLog:
     # -- ranks -------------------------------------------------------------------------------------
 
     def ranks_began(self, nodes: Mapping[int, int], at: float | None = None) -> None:
-        """Note that ranks work, by rank with its node."""
+        """Note that ranks began to work; ``nodes`` maps each to its node."""
         with self._lock:
             self._since = time.time() if at is None else at
             self._working = dict(nodes)
@@ -185,7 +185,7 @@ class EventLog:
         return float(told) if is_number(told, 0.0, LATEST) else time.time()
 
     def waits(self, rank: int, node: int, what: str, where: str = "") -> None:
-        """Note that a rank was seen waiting; a wait that was seen before goes on."""
+        """Note that a rank was seen waiting; a wait that was noted before is extended."""
         with self._lock:
             known = self._waits.get(rank)
             if known is not None and (known.what, known.where) == (what, where):
@@ -212,7 +212,7 @@ class EventLog:
     # -- questions ---------------------------------------------------------------------------------
 
     def rows(self) -> list[EventRow]:
-        """Return all rows by time, with what still goes on as of now."""
+        """Return all rows by time; what has not ended counts until now."""
         with self._lock:
             now = time.time()
             rows = [row for ring in self._rings.values() for row in ring]
@@ -226,7 +226,7 @@ class EventLog:
 
     @property
     def size(self) -> int:
-        """Return how many rows it keeps."""
+        """The number of rows that it keeps."""
         return sum(map(len, self._rings.values()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ _cause: ContextVar[EventLog | None] = ContextVar("sky_jupyter_cause", default=No
 
 
 class PoolEvents:
-    """Logs of a pool's runs, the newest, and its own. Thread-safe."""
+    """Thread-safe logs of a pool's newest runs, and of the pool itself."""
 
     def __init__(self) -> None:
         # What belongs to no run, and calls of single ranks.
@@ -271,7 +271,7 @@ class PoolEvents:
                 excess -= size
 
     def take_call(self, log: EventLog, name: str) -> None:
-        """Take over what is known of a call of one rank; its state there is one row."""
+        """Copy a call's rows to the pool's log; its state becomes one row."""
         for row in log.rows():
             if row.kind == "state":
                 self.own.keep(replace(row, kind="call", what=f"{name}: {row.what}"))
@@ -292,7 +292,7 @@ class PoolEvents:
                 yield EventRow("call", ended - longest, longest, what=f"{title}: ok", run=run)
 
     def of(self, run: str) -> EventLog | None:
-        """Return the log of a run; None if it is not known any more."""
+        """Return the log of a run; None if it is not kept any more."""
         return self._runs.get(run)
 
     def of_or_own(self, run: str) -> EventLog:
@@ -308,7 +308,7 @@ class PoolEvents:
 
     @contextlib.contextmanager
     def caused_by(self, log: EventLog) -> Iterator[None]:
-        """Have repairs that are begun in the block belong to a run."""
+        """Attribute repairs that begin in the block to a run."""
         token = _cause.set(log)
         try:
             yield
@@ -317,7 +317,7 @@ class PoolEvents:
 
     @contextlib.contextmanager
     def restarting(self, ranks: Collection[int], per_node: int) -> Iterator[None]:
-        """Note the new kernels that the block makes, of the run that made them necessary."""
+        """Note the block's new kernels in the log of the run that made them necessary."""
         log = self.own if (cause := _cause.get()) is None else cause
         began, at = time.perf_counter(), time.time()
         try:
@@ -331,7 +331,7 @@ class PoolEvents:
 
 
 def table(rows: Iterable[EventRow]) -> Any:
-    """Return rows as a pandas DataFrame; as a list of dicts where there is no pandas."""
+    """Return rows as a pandas DataFrame, or as a list of dicts without pandas."""
     found = [row.to_dict() for row in rows]
     try:
         import pandas

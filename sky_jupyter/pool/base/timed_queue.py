@@ -11,15 +11,17 @@ T = TypeVar("T")
 
 
 class TimedQueue(Generic[T]):
-    """Queue with one reader, whose timeout holds whatever signals arrive.
+    """Queue with one reader, whose timeout holds even if signals arrive.
 
-    `queue.SimpleQueue.get` of Python 3.10 to 3.12 waits for ever where a signal's handler returns after the timeout, as
-    happens on a busy machine. `queue.Queue` has a lock that a finaliser must not wait for, and finalisers read this.
+    `queue.SimpleQueue.get` of Python 3.10 to 3.12 waits forever if a signal's handler returns after the timeout, as
+    happens on a busy machine. `queue.Queue` has a lock that a finaliser must not wait for, and finalisers read this
+    queue.
     """
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[T] = queue.SimpleQueue()
-        # Free when there may be an item. No Event: an interrupt inside of one may leave it locked, and `put` waiting.
+        # Unlocked when there may be an item. An interrupt inside of an Event could leave its lock taken, and `put`
+        # waiting.
         self._filled = threading.Lock()
 
     def put(self, item: T) -> None:
@@ -33,7 +35,7 @@ class TimedQueue(Generic[T]):
         with contextlib.suppress(queue.Empty):
             return self.get_nowait()
         self._filled.acquire(blocking=False)
-        # An item that came before that is returned here, a later one ends the wait.
+        # An item that came before `acquire` is returned here; a later one ends the wait.
         with contextlib.suppress(queue.Empty):
             return self.get_nowait()
         self._filled.acquire(timeout=timeout)

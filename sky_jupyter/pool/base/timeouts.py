@@ -1,8 +1,8 @@
 """All timeouts and poll intervals of a pool, in seconds, by subject.
 
-``SKY_TIMEOUTS_SCALE=3`` in the notebook's environment, set before the pool's modules are imported, makes all
-of them three times as long: for loaded machines and for tests. The nodes' own timeouts are not among them, nor are
-those that users choose (`Options`, ``--timeout``).
+``SKY_TIMEOUTS_SCALE=3`` in the notebook's environment, set before the pool's modules are imported, makes all of them
+three times as long, for loaded machines and for tests. This excludes the nodes' own timeouts, and those that users
+choose (`Options`, ``--timeout``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ VARIABLE = "SKY_TIMEOUTS_SCALE"
 
 
 class TimeoutGroup:
-    """Base of the groups of timeouts: the values of its class, and what it is given.
+    """Base of the groups of timeouts: the defaults of its class, and given values.
 
-    `%load_ext` waits for this module. The methods that dataclasses write for so many fields take ten times as long to
-    compile as all of these classes.
+    `%load_ext` waits for this module. The methods that `dataclass` generates for so many fields take ten times as long
+    to compile as all of these classes.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -47,9 +47,9 @@ class Liveness(TimeoutGroup):
     beat: float = 1.0
     first_dial: float = 10.0
     dial: float = 3.0
-    # After a broken connection: the delay until its cause is known.
+    # The delay after a broken connection until its cause is known.
     last_words: float = 0.6
-    # After this long without an answer, or twice the last round trip, other machines are asked about a machine.
+    # After this long without an answer, or twice the last round trip, other machines are asked about the silent one.
     doubt: float = 0.8
     late_doubt: float = 3.0
     # After this long without an answer, a node or the whole pool is reported as unreachable.
@@ -61,7 +61,7 @@ class Liveness(TimeoutGroup):
     # A machine is declared lost when it has not answered for `sure`, and the inquiry has lasted `least`.
     sure: float = 4.0
     least: float = 2.0
-    # The longest round trip of an inquiry; how far apart the answers of others may come.
+    # The longest round trip of an inquiry; how far apart the answers of other machines may come.
     round_trip: float = 2.0
     gather: float = 0.4
     pause: float = 0.5
@@ -93,24 +93,24 @@ class Links(TimeoutGroup):
 class Start(TimeoutGroup):
     """Start of a pool, and changes of its nodes."""
 
-    # A host reports its scheduler's address; its agents join.
+    # The time for a host to report its scheduler's address, and for its agents to join.
     host: float = 60.0
     agents: float = 60.0
-    # A remote host that runs already; one that must answer at once.
+    # The answer of a remote host that runs already, and of one that must answer at once.
     remote_host: float = 30.0
     moment: float = 5.0
     # The hosts' lease until the pool is ready: longer than ``agents``.
     lease: float = 75.0
     settle: float = 5.0
-    # The agents of a pool that is attached, or resized, join.
+    # The time for the agents of an attached or a resized pool to join.
     join: float = 10.0
     rejoin: float = 60.0
-    # A host has read its new configuration.
+    # The time for a host to read its new configuration.
     seen: float = 5.0
     # The grace of a thread that cannot be cancelled, such as one that connects.
     given_up: float = 30.0
     freed: float = 2.0
-    # Reinitialization of the frameworks, which is slow on a loaded machine.
+    # The frameworks are set up again, which is slow on a loaded machine.
     set_up_again: float = 60.0
     # The user's own Dask workers.
     dask: float = 120.0
@@ -120,12 +120,12 @@ class Start(TimeoutGroup):
 class End(TimeoutGroup):
     """Shutdown of a pool; users set the ranks' time (``--exit-timeout``)."""
 
-    # A start of hosts, or a resize, that was under way stops.
+    # The time for a running start or resize to stop.
     others: float = 20.0
-    # The ranks' shutdown besides their own time: longer than ``plugins``, which are left before.
+    # The ranks' shutdown, in addition to their own time. It is longer than ``plugins``, which exit before.
     ranks: float = 10.0
     plugins: float = 5.0
-    # The time that an agent needs besides, to kill and to answer.
+    # The time that an agent needs in addition, to kill and to answer.
     margin: float = 5.0
     # A shutdown that takes no longer than this is not reported.
     quiet: float = 0.5
@@ -134,9 +134,9 @@ class End(TimeoutGroup):
     host: float = 5.0
     host_process: float = 10.0
     dask_client: float = 5.0
-    # A host that has ended may have reported why.
+    # How long the reason of a host that has ended may take to arrive.
     last_words: float = 0.3
-    # How long a pool without budget waits for an answer; nodes without a manager end that much later.
+    # How long a pool waits for an answer when its budget is used up; how much later nodes without a manager end.
     budget: float = 60.0
     budget_margin: float = 90.0
     # The nodes' clocks may differ from ours by this much.
@@ -147,14 +147,14 @@ class End(TimeoutGroup):
 class Interrupts(TimeoutGroup):
     """Interrupts of a run: ``heed`` < ``agents`` < ``freed`` <= ``last``."""
 
-    # The stacks of ranks that have not stopped by then are sampled.
+    # The stacks of ranks that have not stopped after this long are sampled.
     heed: float = 0.3
     agents: float = 1.0
     # A rank that heeded it may still run `finally` blocks or format its traceback, slowly on a busy machine.
     shown: float = 3.0
     # A rank may still be compiling what then fails at once.
     abort: float = 8.0
-    # A second interrupt returns the prompt after this, whatever does not answer.
+    # A second interrupt returns the prompt after this, even if ranks do not answer.
     freed: float = 3.0
     # The caller goes on this long after the run is given up, and at the latest after ``last``.
     after: float = 0.5
@@ -170,11 +170,11 @@ class Repairs(TimeoutGroup):
     kill: float = 20.0
     check: float = 3.0
     reach: float = 2.0
-    # A node whose agent ended is back within this; else runs on it fail.
+    # A node whose agent ended must be back within this; else runs on it fail.
     returned: float = 5.0
     # The same for an agent that its host is restarting.
     revived: float = 30.0
-    # Nodes that were lost together are waited for so long, once one of them is back.
+    # How long nodes that were lost together are waited for, once one of them is back.
     together: float = 2.0
     # A kernel that ends by itself too often within this time is not replaced.
     ends_within: float = 60.0
@@ -198,15 +198,15 @@ class Answers(TimeoutGroup):
     """Requests to nodes that are idle, or beside a run."""
 
     read: float = 60.0
-    # The timeout of an answer while a process of the pool stands still.
+    # The timeout of an answer while a process of the pool is stopped.
     halted: float = 5.0
     status: float = 2.0
     # How long a status is cached.
     fresh: float = 0.5
-    # Requests of the panel: a longer one goes on in the background, and the answer says so.
+    # Requests of the panel. A longer one goes on in the background, and the answer says so.
     request: float = 2.0
     calls: float = 2.0
-    # Names: the timeout of a rank that is idle, and what the network may add.
+    # Names: the timeout of an idle rank, and what the network may add.
     names: float = 1.0
     names_margin: float = 1.0
     # While a person types: jedi's answer for a busy rank, that of an idle one, and either's to ``name?``.
@@ -236,11 +236,11 @@ class Transfers(TimeoutGroup):
     farewell: float = 6.0
     goodbye: float = 5.0
     again: float = 0.5
-    # From node to node: others do not wait longer for a slow receiver.
+    # From node to node: other receivers do not wait longer for a slow one.
     slow_age: float = 3.0
     # An agent that ends is restarted; a node that is still lost after this long is left out.
     absence: float = 6.0
-    # A stopped process may continue.
+    # How long to wait for a stopped process, which may continue.
     silence: float = 30.0
 
 
@@ -262,7 +262,7 @@ class Polls(TimeoutGroup):
     machines: float = 0.5
     shared: float = 0.1
     transfer: float = 0.1
-    # The progress of values is shown.
+    # The interval at which the progress of values is shown.
     progress: float = 0.1
     first_copy: float = 0.01
     last_copy: float = 0.3
@@ -273,14 +273,14 @@ class Polls(TimeoutGroup):
     widgets: float = 0.05
     calls: float = 1.0
     calls_again: float = 0.1
-    # Calls on the short way that take longer than this go on on the long way.
+    # Short calls that take longer than this continue the long way.
     short_calls: float = 0.1
-    # An interrupt of a call that its own thread waits for is seen within this time.
+    # An interrupt of a call is seen within this time, if its own thread waits for the call.
     direct_calls: float = 0.05
     acknowledgements: float = 0.01
-    # Calls of a burst share a look at the project's files.
+    # Calls that follow each other within this time share a check of the project's files.
     files: float = 0.001
-    # What the machines of a pool cost.
+    # The interval at which the cost of a pool's machines is updated.
     costs: float = 60.0
 
 
@@ -288,25 +288,25 @@ class Polls(TimeoutGroup):
 class Machines(TimeoutGroup):
     """Machines that are created for a pool, and destroyed with it."""
 
-    # The processes of destroyed machines are seen ending within this.
+    # The time for the processes of destroyed machines to end visibly.
     hosts: float = 2.0
     # A sweep of machines that earlier pools left, and its polls.
     sweep: float = 60.0
     sweep_pause: float = 0.1
     longest_sweep_pause: float = 5.0
-    # How long a place that had no machines is tried last.
+    # How long a place that had no machines is tried only after all others.
     refusal: float = 180.0
-    # Providers are asked for machines of no pool at this interval, by whichever process sweeps.
+    # The interval at which a process that sweeps asks providers for machines that belong to no pool.
     strays: float = 600.0
-    # With so much time left, it is said again that a machine is taken away.
+    # The notice that a machine is taken away is repeated when this much time is left.
     reminder: float = 60.0
     last_reminder: float = 30.0
-    # What machines may live, and be waited for, beyond the pool's own limits.
+    # How much longer than the pool's own limits machines may live, and are waited for.
     margin: float = 600.0
-    # Machines that are prepared are kept on at this interval, by a call each.
+    # The interval, and the timeout, of the calls that keep machines on.
     power: float = 300.0
     power_call: float = 60.0
-    # Machines in a queue are asked about at this interval, and after a while at the longer one.
+    # The interval of polls for machines in a queue, and the longer one after a while.
     queue: float = 1.0
     longest_queue: float = 5.0
     # How long a provider may take to replace a machine that does not answer and that it has not missed yet.

@@ -30,5 +30,5 @@ class BroadcastError(CellError):
 
     @property
     def results(self) -> Mapping[int, Any]:
-        """Return the values of the ranks that did not fail, by rank."""
+        """The values of the ranks that did not fail, by rank."""
         return {rank: self.result.value(rank) for rank in self.result.ranks if rank not in self.errors}

@@ -56,7 +56,7 @@ class HangDetector:
             if wait > 0:
                 await asyncio.sleep(wait)
                 continue
-            # Ranks may well wait for one that waits for the user.
+            # Ranks may wait for a rank that waits for the user.
             text = "" if self.run.questions.are_open else await self.examine()
             looked, pause = time.monotonic(), min(pause * 2, _LONGEST)
             if text and text != told:
@@ -96,7 +96,7 @@ def verdict(first: StackReport, second: StackReport) -> str:
     if absent := [place.rank for place in second.places if place.doing == "absent"]:
         return f"{text}: what it waits for may be {rank_label(absent)}, which this run leaves out"
     if any(place.accelerated or place.cpu >= IDLE for place in stuck):
-        # Other threads compute for them, or an accelerator may, whose progress is not visible.
+        # Other threads compute for them, or an accelerator may compute, whose progress is not visible.
         return ""
     return f"{text}: all of them, and nothing moves, perhaps with different shapes, or in another order on each rank"
 

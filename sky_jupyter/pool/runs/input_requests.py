@@ -1,4 +1,4 @@
-"""Questions of a run's code to the user, and how long it has waited for answers."""
+"""Questions of a run's code to the user, and the time spent waiting for answers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# Of one run; code that asks in many threads is not answered any more.
+# The limit for one run: code that asks in more threads gets no answer.
 _MOST = 1000
 
 
 class AskUser(Protocol):
-    """What asks the user beside what runs; thread-safe.
+    """Callback that asks the user while something runs; thread-safe.
 
-    The answer is None if nobody is there. Cancelling it withdraws the question.
+    The answer is None if nobody is there. Cancelling the future withdraws the question.
     """
 
     def __call__(self, text: str, *, password: bool = False, verbatim: bool = False) -> Future[str | None]: ...
@@ -36,12 +36,12 @@ class Question:
     prompt: str
     password: bool = False
     answer: Future[str | None] = field(default_factory=Future)
-    # A debugger has stopped the rank, which asks nothing.
+    # Whether a debugger has stopped the rank, which then asks nothing.
     stopped: bool = False
 
     @property
     def text(self) -> str:
-        """The prompt, with who asks."""
+        """The prompt, with the rank that asks."""
         return f"rank {self.rank} asks: {self.prompt}"
 
 
@@ -56,16 +56,16 @@ class Questions:
 
     @property
     def are_open(self) -> bool:
-        """Return whether any of them waits for an answer."""
+        """Whether any of them waits for an answer."""
         return bool(self._open)
 
     @property
     def seconds(self) -> float:
-        """Return for how long ranks have waited for answers."""
+        """The seconds that ranks have waited for answers."""
         return self._seconds + (time.monotonic() - self._since if self._open else 0.0)
 
     def add(self, question: Question) -> None:
-        """Note a question and have it asked; time limits hold where nobody can be asked."""
+        """Note a question and ask it; if nobody can be asked, time limits keep running."""
         if self.on_ask is None or question.id in self._open or len(self._open) >= _MOST:
             return
         self.hold(question)
@@ -79,7 +79,7 @@ class Questions:
             self._open[question.id] = question
 
     def close(self, id: str) -> None:
-        """Withdraw a question: it has been answered, or its rank waits no longer."""
+        """Close a question: it has been answered, or its rank waits no longer."""
         question = self._open.get(id)
         if question is not None:
             self._seconds = self.seconds
@@ -88,11 +88,11 @@ class Questions:
             question.answer.cancel()
 
     def waits_for(self, rank: int) -> str:
-        """Return in a word what a rank waits for: ``"asks"``, ``"stopped"``, or nothing."""
+        """Return what a rank waits for: ``"asks"``, ``"stopped"`` or an empty text."""
         found = [question.stopped for question in self._open.values() if question.rank == rank]
         return "" if not found else "stopped" if any(found) else "asks"
 
     def close_rank(self, rank: int) -> None:
-        """Withdraw the questions of a rank that has ended."""
+        """Close the questions of a rank that has ended."""
         for question in [question for question in self._open.values() if question.rank == rank]:
             self.close(question.id)

@@ -1,4 +1,4 @@
-"""Pages of a run's events, read from the nodes' journals from any number on.
+"""Pages of a run's events, read from the nodes' journals from any event on.
 
 Nodes run the user's code, so their answers are validated.
 """
@@ -53,7 +53,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        """Return the printed text, with a line for each gap."""
+        """The printed text, with a line for each gap."""
         return "".join(map(text_of, self.events))
 
 

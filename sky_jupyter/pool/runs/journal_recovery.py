@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The timeout of reading a node's journal.
 _PATIENCE = TIMEOUTS.repairs.recovery
 _MOST = 16 << 20
-# A journal's files are named by their first event: only those that may hold events from `start` on are read.
+# A journal's files are named after their first event; only those that may have events from `start` on are read.
 _READ = """
 import glob, json, os, sys
 base, start, most = {base!r}, {start}, {most}

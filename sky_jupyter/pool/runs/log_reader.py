@@ -32,7 +32,7 @@ class Tail:
     _texts: deque[str] = field(default_factory=deque)
     _size: int = 0
     _ends: int = 0
-    # Whether the kept text begins within a line.
+    # Whether the kept text begins in the middle of a line.
     _within: bool = False
 
     def add(self, text: str) -> None:
@@ -51,7 +51,7 @@ class Tail:
 
     @property
     def is_full(self) -> bool:
-        """Return whether older text could not be part of it."""
+        """Whether older text would not fit in."""
         return self._size >= self.most or (self.lines is not None and self._ends > self.lines)
 
     def text(self) -> str:

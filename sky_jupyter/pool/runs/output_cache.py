@@ -1,4 +1,4 @@
-"""The notebook's cache of ranks' printed output; journals have it all."""
+"""The notebook's cache of ranks' printed output; the journals have all of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Printed:
 
     @property
     def first(self) -> int:
-        """Return the number of the oldest cached event, after evictions."""
+        """The number of the oldest cached event, after evictions."""
         return self._texts[0][0]
 
     def add(self, number: int, text: str) -> int:
@@ -52,7 +52,7 @@ class Printed:
 
     @property
     def line_is_open(self) -> bool:
-        """Return whether the last text did not end its line."""
+        """Whether the last text did not end its line."""
         return bool(self._texts) and not self._texts[-1][1].endswith("\n")
 
     def __iter__(self) -> Iterator[str]:

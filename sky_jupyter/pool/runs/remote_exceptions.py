@@ -1,4 +1,4 @@
-"""Exceptions of ranks, rebuilt from descriptions; nothing received is run."""
+"""Exceptions of ranks, rebuilt from descriptions; no received code is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_DEPTH = 8
 
 
 def exact(told: Any) -> Exception | None:
-    """Return the exception itself if its class is loaded, its state plain."""
+    """Return the exact exception if its class is loaded and its state is plain."""
     kinds = _kinds(told)
     kind = _loaded(*kinds[0]) if kinds else None
     args, state = (told.get("args"), told.get("state")) if kinds else (None, None)

@@ -53,7 +53,7 @@ class TimedOut(RankInterrupted, TimeoutError):
 
 
 class ValueNotHere(SkyError):
-    """Raised for a large value that its rank lost, or is unreachable."""
+    """Raised when a value cannot be fetched from its rank, or an item not be rebuilt."""
 
 
 class ValueSource(Protocol):
@@ -69,7 +69,7 @@ class ValueSource(Protocol):
         """Return a rank's output before an event, or raise SkyError."""
 
     def hold(self) -> Callable[[], None]:
-        """Keep the values on their ranks until the result is called."""
+        """Keep the values on their ranks until the returned function is called."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Return whether the rank has ended, and not with ``ok``."""
+        """Whether the rank has ended, and not with ``ok``."""
         return self.status not in ("running", "ok")
 
 
@@ -119,7 +119,7 @@ class CellResult(Sequence[Any]):
     holds : bool
         Whether the ranks keep large values while this object lives.
     events : EventLog, optional
-        What happened in it.
+        The log of what happened in it.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class CellResult(Sequence[Any]):
         self._source = source
         self._values: dict[int, Any] = {}
         self._exceptions: dict[int, Exception] = {}
-        # No value is fetched twice, by two threads.
+        # Two threads must not fetch the same value.
         self._lock = threading.RLock()
         self.elapsed = elapsed
         self.run = run
@@ -147,17 +147,17 @@ class CellResult(Sequence[Any]):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks of the run."""
+        """The ranks of the run."""
         return tuple(self._outcomes)
 
     @property
     def values(self) -> list[Any]:
-        """Return the values of the ranks that did not fail, in rank order."""
+        """The values of the ranks that did not fail, in rank order."""
         return self._several([rank for rank, outcome in self._outcomes.items() if not outcome.failed])
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """Return the exceptions of the failed ranks, by rank.
+        """The exceptions of the failed ranks, by rank.
 
         Pickled exceptions are unpickled on first access.
         """
@@ -165,15 +165,15 @@ class CellResult(Sequence[Any]):
 
     @property
     def events(self) -> Any:
-        """Return what happened in the run, by time, as a table.
+        """The events of the run, by time, as a table.
 
-        It is a DataFrame, or a list of dicts where there is no pandas. `EventRow` says what the columns are. What
-        still comes about because of the run, such as new kernels, is in it when it is asked again.
+        It is a DataFrame, or a list of dicts without pandas. `EventRow` describes the columns. Later events that the
+        run causes, such as new kernels, are in the table when it is read again.
         """
         return table(self._events.rows())
 
     def event_rows(self) -> list[EventRow]:
-        """Return what happened in the run, by time, with or without pandas.
+        """Return the events of the run, by time, with or without pandas.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class CellResult(Sequence[Any]):
     def leaves(self) -> list[Exception]:
         """Return an exception for each failed rank; unpickle nothing.
 
-        Each is caught as the rank's own exception is.
+        Each is caught by the same ``except`` clauses as the rank's own exception.
 
         Returns
         -------
@@ -196,7 +196,7 @@ class CellResult(Sequence[Any]):
 
     @property
     def head(self) -> Any:
-        """Return the value of the run's lowest rank."""
+        """The value of the run's lowest rank."""
         return self.value(next(iter(self._outcomes)))
 
     def value(self, rank: int) -> Any:
@@ -495,7 +495,7 @@ class CellError(ExceptionGroup[Exception], SkyError, OwnTraceback):
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """Return each failed rank's exception, by rank."""
+        """Each failed rank's exception, by rank."""
         return self.result.errors
 
     def _render_traceback_(self) -> list[str]:
@@ -554,7 +554,7 @@ def _damaged(failed: Sequence[Outcome]) -> list[Outcome]:
 
 
 def aborted(end: Mapping[str, Any]) -> bool:
-    """Return whether a framework ended a process for another's loss."""
+    """Return whether a framework ended a process because another was lost."""
     return any(_ABORTED.search(line) for line in end.get("tail") or ())
 
 
@@ -614,7 +614,7 @@ def _told(outcome: Outcome) -> str:
         return f"timed out{end.get('why', '')}" if "timeout" in end else _interrupted(end)
     if outcome.status == "error":
         lines = "\n".join(end.get("traceback", [])).splitlines()
-        # Without IPython's rule, as ours is above.
+        # Without IPython's horizontal line: ours is above.
         return "\n".join(lines[1:] if lines and set(plain(lines[0])) == {"-"} else lines) + _hint(end)
     what = "the process ended" if outcome.status == "died" else "the rank is lost"
     return f"{what}: {end.get('text', '')}" + "".join(f"\n  | {line}" for line in end.get("tail") or [])

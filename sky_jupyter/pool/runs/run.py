@@ -40,19 +40,19 @@ _MOST_NOTICE = 500
 def new_id() -> str:
     """Return a new id for a pool or run: eight hex digits.
 
-    No two of a process are the same, as its numbers are multiplied by an odd one. Of ten thousand calls with random
-    ids, two had the same in one of a hundred cases, and one of the two was waited for without an end. The first digits
-    differ as those of random ids do, so that they can stand for the whole.
+    A process never makes two equal ids: it multiplies a counter by an odd number. With random ids, ten thousand calls
+    had two equal ids in one case of a hundred, and the wait for one of the two never ended. The first digits differ
+    like those of random ids, so that they can stand for the whole id.
     """
     return f"{next(_ids[0]) * _FACTOR % (1 << 32):08x}"
 
 
 def _begin_ids() -> None:
-    """Begin the ids of this process elsewhere than those of others."""
+    """Begin the ids of this process at a random number."""
     _ids[:] = [itertools.count(secrets.randbits(32))]
 
 
-# That of Fibonacci hashing: ids that follow each other are far apart.
+# The factor of Fibonacci hashing: successive ids are far apart.
 _FACTOR = 0x9E3779B1
 _ids: list[Iterator[int]] = []
 _begin_ids()
@@ -79,10 +79,10 @@ class Run:
         self.capture = Capture()
         # The folder of its blobs.
         self.folder = Path()
-        # Whether other machines have one too.
+        # Whether other machines have such a folder too.
         self.brought = False
         self.elapsed = 0.0
-        # What happens in it, for questions afterwards; what it is called there.
+        # The log of what happens in it; its kind and title there.
         self.events = EventLog(self.key)
         self.kind, self.title = "cell", ""
         # Names that ranks bound or deleted, and which ranks did; names that are bound, with their bytes as far as
@@ -110,7 +110,8 @@ class Run:
         # Whether an interrupt came while it was being started.
         self.early = False
         self.pressed = 0.0
-        # Whether its ranks' work is in processes of their own, as a script's is, and no rank waits in a collective.
+        # Whether its ranks' work is in processes of its own, as a script's is: then no rank itself waits in a
+        # collective.
         self.apart = False
         # Whether it was given up together with its kernels or pool, so that it needs no repair.
         self.abandoned = False
@@ -119,16 +120,16 @@ class Run:
         # The cell's code and number.
         self.code = ""
         self.count = 0
-        # What its code asks the user. Time in which it waits for answers counts for no time limit.
+        # The questions of its code to the user. Time spent waiting for answers does not count for time limits.
         self.questions = Questions()
         # The time of its last event.
         self.heard = time.monotonic()
         # How often the pool had been resized when its ranks were chosen.
         self.shape = 0
-        # Of the agents that have it since it was a short call, by node.
+        # Incarnations of the agents that have had it since it was a short call, by node.
         self.incarnations: dict[int, str] = {}
         self._began = time.perf_counter()
-        # The same on the nodes' clocks, of a run that is read from their journals.
+        # The same by the nodes' clocks, for a run that is read from their journals.
         self._began_there: float | None = None
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
@@ -141,17 +142,17 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Return its id in the registry, without a call's attempt."""
+        """The id in the registry, without a call's attempt."""
         return self.id.partition(".")[0]
 
     @property
     def left(self) -> list[int]:
-        """Return the ranks that still work."""
+        """The ranks that still work."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.status == "running"]
 
     @property
     def hard_presses(self) -> int:
-        """Return the number of interrupts at which kernels are replaced.
+        """The number of interrupts at which kernels are replaced.
 
         A script's first interrupt is passed on to its processes, and the second kills them: the kernels stay.
         """
@@ -159,21 +160,21 @@ class Run:
 
     @property
     def is_pressed_hard(self) -> bool:
-        """Return whether the user has interrupted it so often that kernels are replaced."""
+        """Whether the user has interrupted it so often that kernels are replaced."""
         return self.presses >= self.hard_presses
 
     def is_troubled_or_over(self) -> bool:
-        """Return whether it has ended, a rank has failed, or it is to be stopped."""
+        """Return whether it has ended, a rank has failed, or it is being stopped."""
         return not self.left or bool(self.failed) or bool(self.why)
 
     @property
     def failed(self) -> list[int]:
-        """Return the ranks that ended, and not with ``ok``."""
+        """The ranks that ended, and not with ``ok``."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.failed]
 
     @property
     def how_ended(self) -> str:
-        """Return the registry's state of its end."""
+        """The final state, in the registry's words."""
         ends = [self.outcomes[rank].end for rank in self.failed]
         if not ends or any(end.get("status") != "interrupted" for end in ends):
             return "failed" if ends else "ok"
@@ -215,7 +216,7 @@ class Run:
 
     @property
     def since_began(self) -> float:
-        """Return the seconds since it began, or its duration."""
+        """The seconds since it began, or its duration once it has ended."""
         if self.over.is_set():
             return self.elapsed
         there = self._began_there
@@ -431,7 +432,7 @@ class Run:
         self._note_end()
 
     def stop(self, why: str) -> None:
-        """End the remaining ranks, not begun, as interrupted; ``why`` as in "by you"."""
+        """End ranks that have not begun as interrupted; ``why`` is as in "by you"."""
         for rank in self.left:
             event = {"kind": "end", "rank": rank, "status": "interrupted", "why": why}
             self.outcomes[rank].status, self.outcomes[rank].end = "interrupted", event
@@ -443,7 +444,8 @@ class Run:
             if outcome.status != "running":
                 self.questions.close_rank(rank)
         self.changed.set()
-        # Ranks end about in their order: the last ones tell soonest. A list of all at each end is slow with many ranks.
+        # Ranks end roughly in their order, so the search from the last one is short. A list of all at each end is slow
+        # with many ranks.
         if not any(outcome.status == "running" for outcome in reversed(self.outcomes.values())):
             self.elapsed = self._took()
             if not self.over.is_set():
@@ -478,7 +480,7 @@ class Run:
 
     @property
     def worked(self) -> float:
-        """Return a clock that stands still while a rank waits for the user."""
+        """The time of a clock that stands still while a rank waits for the user."""
         return time.monotonic() - self.questions.seconds
 
 

@@ -1,7 +1,7 @@
 """Listing of the runs that nodes know.
 
-Each node's answer about a run of very many ranks would be mostly what all nodes of that run know alike: their ranks and
-the code. One of them tells that.
+All nodes of a run know the same ranks and code, which would be most of each node's answer for a run of many ranks. So
+only one node sends them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ async def ask(control: Control) -> dict[int, dict[str, dict[str, Any]]]:
     for runs in answers.values():
         for id, facts in runs.items():
             if facts.get("brief"):
-                # One that was evicted meanwhile is told of as far as it is known.
+                # A run that was evicted meanwhile is returned as far as it is known.
                 facts["begin"] = {**whole.get(id, {}), **facts["begin"]}
     return answers

@@ -25,8 +25,8 @@ from .run import Run
 
 WINDOW = TIMEOUTS.answers.stack_window
 WITHIN = TIMEOUTS.answers.stacks
-# The margin for the network, and per rank, as all may be on one busy machine. Nodes that do not answer get only the
-# first.
+# The margin for the network, and one per rank, as all ranks may be on one busy machine. Nodes that do not answer get
+# only the first.
 _MARGIN, _MARGIN_EACH = TIMEOUTS.answers.stacks_margin, TIMEOUTS.answers.stacks_margin_each
 _MOST_MARGIN = TIMEOUTS.answers.stacks_most_margin
 _SHOWN = 14
@@ -38,7 +38,7 @@ _LIBRARY = re.compile(
     r"(\A|/)(site-packages|dist-packages|python3\.\d+|sky_jupyter)/|\A<(?!ipython-input-)|\.so[.\d]*\Z"
 )
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
-# What was sent of the project, and scripts: in a folder of its own on each node.
+# Files of the project and scripts that were sent: each node has a folder for them.
 _SENT = re.compile(r"\A.*/sky-[0-9a-f]+-\w+/code/")
 # Code of the notebook's own cells, pickled by value.
 _NOTEBOOK = re.compile(r"(\A|/)ipykernel_\d+/\d+\.py\Z|\A<ipython-input-[^/]*>\Z")
@@ -115,17 +115,17 @@ class RankStack:
 
     @property
     def own(self) -> Frame | None:
-        """Return the innermost frame of the user's own code."""
+        """The innermost frame of the user's own code."""
         return next((frame for frame in self.frames if not _LIBRARY.search(frame[0])), None)
 
     @property
     def works(self) -> bool:
-        """Return whether it works on a run."""
+        """Whether it works on a run."""
         return self.doing in ("waits", "runs")
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a signal or a debugger has stopped it."""
+        """Whether a signal or a debugger has stopped it."""
         return self.note.startswith(_STOPPED)
 
     def what(self, code: CellSource) -> str:
@@ -165,7 +165,7 @@ _STATES = {
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks with equal stacks, or of equal state; ``elsewhere`` if most are not here."""
+    """Ranks with equal stacks, or of equal state; ``elsewhere`` for a smaller group."""
 
     places: tuple[RankStack, ...]
     elsewhere: bool = False
@@ -185,7 +185,7 @@ class StackReport:
 
     @property
     def groups(self) -> list[StackGroup]:
-        """Return the ranks by equal stacks: working ones first, by size."""
+        """The ranks by equal stacks: working ones first, by size."""
         by_key: dict[Any, list[RankStack]] = {}
         for place in self.places:
             frames = tuple((_on_any_node(file), *more) for file, *more in place.frames)
@@ -483,7 +483,7 @@ async def ask(
     window : float
         Seconds between the two samples.
     within : float
-        Timeout in seconds; ranks without an answer by then are left out.
+        Timeout in seconds; ranks without an answer by then have no stack in the report.
 
     Returns
     -------

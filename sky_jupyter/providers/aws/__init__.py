@@ -1,4 +1,4 @@
-"""Amazon EC2 as a provider. boto3 is imported when AWS is first called."""
+"""Amazon EC2 as a provider; botocore is imported when AWS is first called."""
 
 from .provider import AWS
 

@@ -1,4 +1,4 @@
-"""Errors of AWS's API, translated into ours: what happened, and what mends it."""
+"""Errors of AWS's API, translated into ours: what happened, and what to do."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def translated(
     kind: str = "",
     vcpus: float | None = None,
 ) -> Iterator[None]:
-    """Raise botocore's errors as ours, from botocore's.
+    """Translate botocore's errors in the block into ours, with those as their causes.
 
     Parameters
     ----------
@@ -96,20 +96,20 @@ def translated(
     region : str
         Region of the call.
     zone : str
-        Zone of what it makes.
+        Zone of the machines that it creates.
     market : str
-        Market of what it makes.
+        Market of the machines that it creates.
     profile : str, optional
-        Profile of the clients; after an error of its credentials they are read anew.
+        Profile of the clients. After an error of its credentials, they are read again.
     kind : str
-        Instance type that it makes.
+        Instance type of the machines that it creates.
     vcpus : float, optional
-        vCPUs of all that it makes, for a message on quotas.
+        vCPUs of all machines that it creates, for a message about quotas.
 
     Yields
     ------
     None
-        To the calls.
+        To the calls in the block.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def _expired(error: Any, told: str, call: _Call) -> ProvisionError:
 
 
 def _bad_keys(code: str, told: str, call: _Call) -> ProvisionError:
-    """Tell a region that is not enabled from wrong keys."""
+    """Return the error for unknown keys, or for a region that is not enabled."""
     if call.region:
         with contextlib.suppress(Exception):
             ec2 = clients(call.profile).ec2("us-east-1")

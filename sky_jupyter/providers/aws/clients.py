@@ -1,7 +1,7 @@
 """Clients of AWS's API, by profile and region.
 
-They are botocore's: boto3 adds nothing to them. The first client imports it, which takes seconds. Credentials are found
-as in every AWS tool: profile, environment, SSO, role.
+They are botocore's clients; boto3 adds nothing to them. The first client imports botocore, which takes seconds.
+Credentials are found as in every AWS tool: profile, environment, SSO, role.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Clients:
 
     def __init__(self, profile: str | None) -> None:
         self.profile = profile
-        # botocore makes sessions and clients in one thread at a time only.
+        # Only one thread at a time may create botocore's sessions and clients.
         self._lock = threading.Lock()
         self._session: Any = None
         self._made: dict[tuple[str, str, bool], Any] = {}
@@ -90,7 +90,7 @@ class Clients:
     def default_region(self) -> str | None:
         """Return the default region of the profile or environment, if there is one."""
         with self._lock:
-            # AWS_REGION is what other SDKs read; botocore knows AWS_DEFAULT_REGION only.
+            # Other SDKs read AWS_REGION; botocore reads only AWS_DEFAULT_REGION.
             return os.environ.get("AWS_REGION") or self._open().get_config_variable("region")
 
     def _open(self) -> Any:

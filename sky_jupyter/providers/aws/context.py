@@ -1,4 +1,4 @@
-"""Protocol for what the calls of AWS know of their provider."""
+"""Protocol of the provider, as the modules that call AWS see it."""
 
 from __future__ import annotations
 

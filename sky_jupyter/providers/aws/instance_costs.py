@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .clients import Clients
 
 _HOUR = 3600.0
-# An instance costs a minute at least.
+# Minimum seconds for which an instance is billed.
 _LEAST = 60.0
 # Dollars per hour of a GB of a gp3 volume, of the root volume's throughput, and of a public IPv4 address.
 _DISK, _THROUGHPUT, _ADDRESS = 0.08 / 730, 0.04 / 730 * (THROUGHPUT - FREE_THROUGHPUT), 0.005
@@ -46,7 +46,7 @@ def _charge(clients: Clients, record: MachineRecord, at: float, history: _Histor
     more = beside * (end - began) / _HOUR
     if record.market == _SPOT and history:
         return Charge(history[-1][1] + beside, _sum(history, began, end) + more)
-    # What a capacity block costs was paid before.
+    # A capacity block was paid for in advance.
     priced = record.market in (_SPOT, _ON_DEMAND)
     place = (record.kind, record.region, record.zone, record.market)
     price = prices.hourly(clients, *place) if priced else None

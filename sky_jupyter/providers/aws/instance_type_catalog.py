@@ -1,7 +1,7 @@
-"""Instance types of EC2: what each has, and in which zones there are any.
+"""Instance types of EC2: what each has, and which zones have it.
 
-They come from EC2, and are kept in the user's cache for a week. Without credentials they come from ``catalog.json``.
-`docs/aws_catalog.py` makes that file anew.
+They come from EC2, and are kept in the user's cache for a week. Without credentials they come from ``catalog.json``,
+which `docs/aws_catalog.py` regenerates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .clients import Clients
 
 _WEEK = 7 * 86_400.0
-# Families with accelerators, of today and later: what has none is left out afterwards.
+# Patterns of present and future families with accelerators. Matching types without one are left out afterwards.
 _ACCELERATED = ("g*", "p*", "trn*", "inf*")
 _MIB = 1024
 # Filters take 200 values at most.
@@ -65,7 +65,7 @@ class InstanceType:
 
     @property
     def is_metal(self) -> bool:
-        """True if it has no hypervisor, and starts in many minutes."""
+        """True if it has no hypervisor; it then takes many minutes to start."""
         return ".metal" in self.name
 
 
@@ -91,7 +91,7 @@ def available(clients: Clients, region: str) -> Mapping[str, InstanceType]:
     plain = [family for family, row in catalogue()["families"].items() if "accelerator" not in row]
     values = [*_ACCELERATED, *(f"{family}.*" for family in plain)]
     found = _cached(clients, region, "types", {"Filters": [{"Name": "instance-type", "Values": values}]})
-    # EC2 does not tell the accelerators of some types.
+    # For some types, EC2 does not describe the accelerators.
     return {name: one for name, one in found.items() if one.count or name.partition(".")[0] in plain}
 
 
@@ -110,7 +110,7 @@ def _cached(clients: Clients, region: str, key: str, asked: Mapping[str, Any]) -
     def fetch(keys: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         return {key: [asdict(one) for one in described(clients, region, asked)]}
 
-    # What another release of this package has written may lack a field, or have one that is gone.
+    # The field names are in the subject: rows that another release of this package has written may have other fields.
     subject = ("aws", "types", *identity(clients, region), region, *(one.name for one in fields(InstanceType)))
     rows = answer_cache.lookup(subject, [key], _WEEK, fetch)[key][1]
     return {row["name"]: InstanceType(**{**row, **_tuples(row)}) for row in rows}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POOL, OWNER, UNTIL = "sky-jupyter", "sky-jupyter-owner", "sky-jupyter-until"
 DISK = "sky-jupyter-disk-gb"
-# The tag "Name" is this and the pool's name.
+# The tag "Name" is this prefix and the pool's name.
 NAME = "sky-jupyter "
 _STATES = {
     "pending": PENDING,
@@ -30,7 +30,7 @@ _STATES = {
 }
 _SEEN = ("pending", "running", "shutting-down", "stopping", "stopped")
 _UNKNOWN = ("InvalidInstanceID.NotFound", "InvalidSpotInstanceRequestID.NotFound")
-# Values of one filter, at most.
+# Maximum number of values of one filter.
 _MOST_VALUES = 200
 Found = tuple[str, dict[str, Any]]
 """Region of an instance, and its description."""
@@ -39,7 +39,7 @@ _regions: dict[str, str] = {}
 
 
 def tagged(pool: str | None) -> list[dict[str, Any]]:
-    """Return filters for the instances of a pool, or of any, that have not ended."""
+    """Return filters for instances of a pool, or of any pool, that have not ended."""
     tag = {"Name": "tag-key", "Values": [POOL]} if pool is None else {"Name": f"tag:{POOL}", "Values": [pool]}
     return [tag, {"Name": "instance-state-name", "Values": list(_SEEN)}]
 
@@ -106,12 +106,13 @@ def find(clients: Clients, ids: Sequence[str], home: Callable[[], Sequence[str]]
     ids : sequence of str
         Ids, which may be unknown.
     home : callable
-        Returns the regions to ask for instances that this process has not seen; then all regions are asked.
+        Returns the regions to search first for instances that this process has not seen. If some are still missing,
+        all regions are searched.
 
     Returns
     -------
     dict
-        By id; EC2 lists an instance a moment after its launch, and until an hour after its end.
+        By id. EC2 lists an instance from a moment after its launch until an hour after its end.
     """
     found: dict[str, Found] = {}
     asked: set[str] = set()
@@ -123,7 +124,7 @@ def find(clients: Clients, ids: Sequence[str], home: Callable[[], Sequence[str]]
         for region, several in zip(names, _by_id(clients, wanted, names), strict=True):
             found.update({one["InstanceId"]: (region, one) for one in several})
         _regions.update({id: region for id, (region, _) in found.items()})
-        # One that was seen is in no other region.
+        # An instance that was seen is in no other region.
         if all(id in _regions for id in ids):
             break
     return found

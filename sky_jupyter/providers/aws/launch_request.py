@@ -1,7 +1,7 @@
 """Launch of instances: one `run_instances` call, all or nothing, in one zone.
 
-The request follows from the order, the pool's keys and the account's network alone: one that is sent again with its
-token is the same.
+The request depends only on the spec, the order, the pool's keys and the account's network. So a request that is sent
+again with its token is the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .instance_type_catalog import InstanceType
     from .vpc_network import Subnet
 
-# Note beside a pool's keys: the region of its placement group.
+# Name of the note beside a pool's keys that has the region of its placement group.
 PLACEMENT = "placement_group_region"
 _MOST_TAG = 255
-# Every fourth EFA card of these has an IP address too.
+# Every fourth EFA card of these types has an IP address too.
 _EFA_BY_FOUR = ("p5.", "p5e.")
-# Just created, and not known everywhere yet.
+# Errors about a group that was just created and is not known everywhere yet.
 _NOT_YET = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown")
 
 
@@ -34,7 +34,7 @@ def run(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order: Or
     """Launch an order's instances; return their ids.
 
     Raises NoCapacity if another place may have machines, OrderSpent if the token cannot be used again, and
-    ProvisionError in all other cases; ``passing`` if the same call may succeed later.
+    ProvisionError in all other cases, with ``passing`` set if the same call may succeed later.
     """
     offer = order.offer
     if offer is None:
@@ -53,7 +53,7 @@ def run(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order: Or
 
 
 def _sent(aws: AWSContext, clients: Clients, order: Order, count: int, wanted: dict[str, Any]) -> Any:
-    """Send the request; once more without tags of volumes if these are not allowed."""
+    """Send the request; if tags of volumes are not allowed, again without them."""
     offer = order.offer
     assert offer is not None
     vcpus = None if offer.vcpus is None else offer.vcpus * count
@@ -102,7 +102,7 @@ def request(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order
         by = "Arn" if aws.iam_instance_profile.startswith("arn:") else "Name"
         made["IamInstanceProfile"] = {by: aws.iam_instance_profile}
     if order.offer.market == "spot":
-        # Without a maximum price: a lower one is interrupted more often.
+        # No maximum price: with a lower one, machines would be interrupted more often.
         spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         made["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
     if aws.reservation:
@@ -119,7 +119,8 @@ def request(aws: AWSContext, clients: Clients, spec: PoolSpec, count: int, order
 def _interfaces(place: Subnet, group: str, efa: InstanceType | None) -> list[dict[str, Any]]:
     """Return the network interfaces of each instance.
 
-    With several, EC2 gives no public address: in a public subnet only the first EFA card is used.
+    EC2 gives no public address to an instance with several interfaces: in a public subnet, only the first EFA card is
+    used.
     """
     common = {"SubnetId": place.id, "Groups": [group], "DeleteOnTermination": True}
     cards: list[dict[str, Any]] = [{"DeviceIndex": 0}]
@@ -152,9 +153,10 @@ def _tags(order: Order, disk_gb: int) -> list[dict[str, Any]]:
 
 
 def _reservation(clients: Clients, region: str, id: str) -> dict[str, Any]:
-    """Describe a reservation: a capacity block is a market of its own.
+    """Return EC2's description of a reservation; empty if there is none.
 
-    Its machines are in the placement group that it was made in, and never in one that was made later.
+    A capacity block is a market of its own. A reservation's machines are always in the placement group in which it was
+    made, never in one that was made later.
     """
     found = clients.ec2(region).describe_capacity_reservations(CapacityReservationIds=[id])["CapacityReservations"]
     return dict(found[0]) if found else {}

@@ -18,13 +18,13 @@ _CPU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{debian}/hvm/e
 _NVIDIA = "/aws/service/deeplearning/ami/{arch}/base-with-single-cuda-ubuntu-24.04/latest/ami-id"
 _NEURON = "/aws/service/neuron/dlami/multi-framework/ubuntu-22.04/latest/image_id"
 _DEBIAN = {"x86_64": "amd64", "arm64": "arm64"}
-# Amazon's accelerators; and those whose drivers no image has.
+# Amazon's accelerators, and those for which no image has drivers.
 _AMAZON, _NOT_NVIDIA = ("Trainium", "Inferentia"), ("Radeon", "Gaudi", "Qualcomm")
-# For environments, caches and files, unless `disk_gb` says more.
+# Added to the image's size for environments, caches and files, unless `disk_gb` gives the size.
 _FREE_GB = 50
-# MB/s; gp3's own 125, which are free, slow down the unpacking of packages.
+# MB/s. gp3's own 125 MB/s, which are free, slow down the unpacking of packages.
 THROUGHPUT, FREE_THROUGHPUT = 500, 125
-# What an image says of a volume besides its end; of its encryption, a snapshot says it.
+# Settings of a volume that are copied from the image. Encryption only without a snapshot, which has its own.
 _OF_VOLUME, _OF_EMPTY = ("SnapshotId", "VolumeSize", "VolumeType", "Iops", "Throughput"), ("Encrypted", "KmsKeyId")
 
 
@@ -39,7 +39,7 @@ class MachineImage:
 
     @property
     def volumes(self) -> list[dict[str, Any]]:
-        """Block device mappings: all volumes end with the instance, despite the image."""
+        """Block device mappings; all volumes end with the instance, despite the image."""
         return [self.root, *self.others]
 
     @property
@@ -72,7 +72,7 @@ def find(aws: AWSContext, clients: Clients, region: str, spec: PoolSpec, type: I
 
 
 def _ending(mapping: dict[str, Any]) -> dict[str, Any]:
-    """Return an image's mapping of a volume, which ends with its instance."""
+    """Return an image's mapping of a volume, so that it ends with its instance."""
     given = mapping["Ebs"]
     names = _OF_VOLUME if given.get("SnapshotId") else (*_OF_VOLUME, *_OF_EMPTY)
     volume = {name: given[name] for name in names if name in given}

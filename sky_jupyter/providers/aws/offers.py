@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 # The images' drivers and CUDA need Turing or later.
 _OLDEST = (7, 5)
-# A node of a pool without wishes, and the processors that packages are built for.
+# Minimum processors and GB of memory for a pool without wishes, and the architecture that packages are built for.
 _LEAST_VCPUS, _LEAST_GB, _ARCH = 2, 4, "x86_64"
-# Types without accelerators that are tried, the smallest ones: an order for 2 processors must not buy 192.
+# Only this many types without accelerators are tried, the smallest: an order for 2 processors must not buy 192.
 _MOST_PLAIN = 8
 _SPOT, _ON_DEMAND = "spot", "on-demand"
 _DEFAULT = "spot-if-available"
 # Environment variables, and files, that credentials come from.
 _VARIABLES = ("ACCESS_KEY_ID", "PROFILE", "DEFAULT_PROFILE", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_")
 _FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
-# Regions that are asked at a time.
+# Number of regions that are searched at a time.
 _AT_ONCE = 8
 _Priced = tuple[Offer, InstanceType]
 
@@ -44,11 +44,11 @@ class NothingFits(ProvisionError):
 
 
 def offers(aws: AWSContext, clients: Clients | None, spec: PoolSpec, *, everything: bool = False) -> list[Offer]:
-    """Return the offers that a pool's machines can be ordered by, the best first.
+    """Return the offers with which a pool's machines can be ordered, the best first.
 
-    A spot offer has one zone, as prices differ by zone; one on demand has all zones of its region. Offers are sorted
-    by price; those of unknown price come last, the smallest first. Unless the allocation is ``"cheapest"``, the spot
-    offers that cost no more than the cheapest one on demand come before all others.
+    A spot offer with a known price has one zone, as prices differ by zone; an offer on demand has all zones of its
+    region. Offers are sorted by price; those of unknown price come last, the smallest first. Unless the allocation is
+    ``"cheapest"``, the spot offers that cost no more than the cheapest one on demand come before all others.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def offers(aws: AWSContext, clients: Clients | None, spec: PoolSpec, *, everythi
     spec : PoolSpec
         The pool.
     everything : bool
-        Whether types that the pool has no use for are listed as well.
+        Whether types that do not fit the pool are listed too.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def offers(aws: AWSContext, clients: Clients | None, spec: PoolSpec, *, everythi
 
 
 def price_list(aws: AWSContext, spec: PoolSpec) -> tuple[list[Offer], str]:
-    """Return the offers for a table, and in words what is missing.
+    """Return the offers for a table, and a text that says what is missing.
 
     Without a wish for an accelerator, processors or memory, all types are listed. Without credentials, or if AWS does
     not answer, the packaged catalogue is listed.
@@ -144,7 +144,7 @@ def may_have_credentials(aws: AWSContext) -> bool:
 
 
 def _bound(aws: AWSContext, clients: Clients | None, region: str) -> tuple[str, str]:
-    """Return the instance type and zone that the provider fixes; else empty texts."""
+    """Return the instance type and zone that the provider's options fix, or ""."""
     name, zone = aws.instance_type or "", ""
     if clients is not None and aws.reservation:
         with translated("find the reservation", region, profile=aws.profile):
@@ -184,7 +184,7 @@ def _fitting(aws: AWSContext, types: Iterable[InstanceType], spec: PoolSpec, *, 
     have = [one for one in large if one.count >= wanted.count and _is_of(wanted, one.accelerator)]
     if not aws.ami:
         have = [one for one in have if is_supported(one)]
-    # EC2 has some models by eights only: more of them than asked for are better than none.
+    # EC2 has some models only in eights: a type with more of them than asked for is better than none.
     count = min((one.count for one in have), default=0)
     return [one for one in have if one.count == count]
 
@@ -209,7 +209,7 @@ def _priced(
 ) -> Iterator[_Priced]:
     """Yield the offers of a region, or of one zone of it, with their types."""
     asked = spec.allocation or _DEFAULT
-    # A reservation is paid for as machines on demand.
+    # A reservation is billed like machines on demand.
     markets = (_ON_DEMAND,) if aws.reservation else (asked,) if asked in (_SPOT, _ON_DEMAND) else (_SPOT, _ON_DEMAND)
     names = [one.name for one in types]
     listed = prices.listed(clients, names, region) if _ON_DEMAND in markets and names else {}
@@ -259,7 +259,7 @@ def _size(one: InstanceType) -> float:
 
 
 def _why_none(types: Iterable[InstanceType], spec: PoolSpec) -> str:
-    """Return why no type fits, and what there is."""
+    """Return a text that says why no type fits, and which accelerators EC2 has."""
     wishes = {"vCPU": spec.vcpus, "GB of memory": spec.memory_gb}
     asked = [f"{value:g} {name}" for name, value in wishes.items() if value]
     there = [one for one in types if one.accelerator]

@@ -1,7 +1,8 @@
 """Prices of EC2's instances: list prices, and those of the spot market.
 
-What AWS tells is kept in the user's cache: list prices for a day, spot prices for a quarter of an hour. A list price
-that cannot be asked for comes from the packaged catalogue, in its region. An unknown price is None, and blocks nothing.
+AWS's answers are kept in the user's cache: list prices for a day, spot prices for a quarter of an hour. A list price
+that cannot be fetched comes from the packaged catalogue, in the catalogue's region only. An unknown price is None, and
+blocks nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .clients import Clients
 
 _DAY, _QUARTER = 86_400.0, 15 * 60.0
-# Seconds that anybody waits for list prices, and until they are asked for again after a refusal.
+# Maximum seconds to wait for list prices, and seconds after a failure until they are fetched again.
 _PATIENCE, _PAUSE = 8.0, 600.0
 _AT_ONCE = 8
 _LINUX = "Linux/UNIX"
@@ -49,7 +50,7 @@ def hourly(clients: Clients | None, name: str, region: str, zone: str = "", mark
     region : str
         Region.
     zone : str
-        Zone; on the spot market without one, the cheapest one counts.
+        Zone. Without one, the price on the spot market is that of the cheapest zone.
     market : str
         ``"on-demand"`` or ``"spot"``.
 
@@ -78,7 +79,7 @@ def listed(clients: Clients | None, names: Sequence[str], region: str) -> dict[s
 
 
 def spot(clients: Clients, names: Sequence[str], region: str) -> dict[str, dict[str, float]]:
-    """Return current spot prices by type and zone; empty if AWS does not tell them."""
+    """Return current spot prices by type and zone; empty if AWS gives none."""
 
     def fetch(missing: Sequence[str]) -> dict[str, dict[str, float]]:
         rows = sorted(_history(clients, missing, region, time.time()), key=lambda row: row["Timestamp"])
@@ -96,7 +97,7 @@ def spot(clients: Clients, names: Sequence[str], region: str) -> dict[str, dict[
 def spot_history(
     clients: Clients, name: str, region: str, zone: str, since: float, until: float
 ) -> list[tuple[float, float]]:
-    """Return the spot prices of a time, in order: from when, and dollars an hour.
+    """Return the spot prices of a period, in order: start time, and dollars an hour.
 
     Parameters
     ----------
@@ -109,14 +110,14 @@ def spot_history(
     zone : str
         Zone.
     since : float
-        Begin, in seconds since 1970.
+        Start of the period, in seconds since 1970.
     until : float
-        End.
+        End of the period.
 
     Returns
     -------
     list of tuple
-        The first price is the one that was valid at ``since``. Empty if AWS tells none.
+        The first price is the one that was valid at ``since``. Empty if AWS gives none.
     """
     rows = _history(clients, [name], region, since, until, AvailabilityZone=zone)
     found = sorted((row["Timestamp"].timestamp(), float(row["SpotPrice"])) for row in rows)

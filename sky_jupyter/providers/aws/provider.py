@@ -47,23 +47,25 @@ class AWS:
     profile : str, optional
         Profile of the AWS configuration; AWS_PROFILE or the default one by default.
     region : str, optional
-        Region; by default the pool's, or that of the profile or environment.
+        Region; by default that of the profile or environment. The pool's ``region`` has precedence.
     regions : str or iterable of str
         Regions to choose from.
     instance_type : str, optional
-        Instance type, such as ``"g5.xlarge"``; by default, the pool's wishes choose.
+        Instance type, such as ``"g5.xlarge"``; by default, one that fits the pool's wishes.
     subnet : str, optional
         Subnet to launch in; by default, those of the default VPC.
     ami : str, optional
         Image to boot; by default, the latest one of Ubuntu, with the accelerator's drivers.
     disk_gb : int, optional
-        Size of the root disk in GB; the image's at least.
+        Size of the root disk in GB, at least the image's; by default the pool's ``disk_gb``, or else 50 GB more than
+        the image's.
     iam_instance_profile : str, optional
-        Role of the machines; none by default.
+        Instance profile with the role of the machines; none by default.
     reservation : str, optional
         Capacity reservation or capacity block to launch into.
     ssh_from : str, optional
-        Network (IPv4) that may reach port 22, such as ``"10.0.0.0/8"``, or ``"any"``; by default, this machine's.
+        Network (IPv4) that may reach port 22, such as ``"10.0.0.0/8"``, or ``"any"``. By default, this machine's public
+        address; in a private subnet or with a jump host, all private networks.
     user : str
         User to log in as.
     jump : str, optional
@@ -149,7 +151,7 @@ class AWS:
     def restore(cls, recipe: Mapping[str, Any]) -> AWS:
         """Return a provider made from its recipe.
 
-        A process without AWS_PROFILE, such as one that sweeps, uses the profile of the one that made the machines.
+        A process without AWS_PROFILE, such as a sweep, uses the AWS_PROFILE of the process that made the machines.
         """
         given = dict(recipe)
         named = given.pop("environment_profile", None)
@@ -218,7 +220,7 @@ class AWS:
         power_states.start(self.clients, ids, self.home_regions)
 
     def pools(self, *, all_regions: bool = False) -> Sequence[BoughtPool]:
-        """Return the account's pools by their tags, those of other computers too."""
+        """Return the account's pools, found by tags, also those of other computers."""
         return pool_listing.pools(self, self.all_regions() if all_regions else ())
 
     def all_regions(self) -> Sequence[str]:

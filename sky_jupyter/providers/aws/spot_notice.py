@@ -1,6 +1,6 @@
 """EC2's spot interruption notice, read from the instance's metadata (IMDSv2).
 
-A node's agent calls `read` every few seconds. Nodes need no boto3 for it, and no role.
+A node's agent calls `read` every few seconds. For this, nodes need neither boto3 nor a role.
 """
 
 from __future__ import annotations

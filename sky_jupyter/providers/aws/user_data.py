@@ -1,8 +1,8 @@
 """User data of an instance: cloud-config with keys and the watchdog.
 
-It must be the same when a launch is repeated with its token: all of it follows from the order and the pool's keys.
-Processes of the machine can read it. Nothing in it is secret but the first host key, which the machine replaces after
-the first connection.
+A launch that is repeated with its token must have the same user data. So the text depends only on the order and the
+pool's keys. Processes of the machine can read it. Its only secret is the first host key, which the machine replaces
+after the first connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..provisioning_types import Order
 
 _MOST = 16_384
-# They hold dpkg's lock for minutes after a start.
+# These units hold dpkg's lock for minutes after a start.
 _UNITS = (
     "apt-daily.timer apt-daily-upgrade.timer apt-daily.service apt-daily-upgrade.service unattended-upgrades.service"
 )

@@ -1,6 +1,7 @@
 """Network of the instances: subnets, the kept security group, placement groups.
 
-One security group a VPC and user is kept for all pools: all traffic between its members, and SSH from this computer.
+One security group per VPC and user is kept for all pools. It allows all traffic between its members, and SSH from this
+computer.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from .clients import Clients
     from .context import AWSContext
 
-# Named as AWS's tools name the endpoints of services.
+# Environment variable that replaces the URL, named like those of AWS's tools for the endpoints of services.
 _CHECKIP, _CHECKIP_URL = "AWS_ENDPOINT_URL_CHECKIP", "https://checkip.amazonaws.com"
 _CHECKIP_TIMEOUT, _CHECKIP_AGE = 10.0, 60.0
 _ANY = "0.0.0.0/0"
-# Nobody else can reach a machine without a public address.
+# Only these networks can reach a machine without a public address.
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 _EVENTUALLY, _PAUSE = 10, 0.5
-# How long machines take to end that are in a placement group, at most.
+# Maximum seconds that the machines of a placement group take to end, and seconds between attempts to delete it.
 _GOING, _GOING_PAUSE = 600.0, 5.0
 _GROUP = "sky-jupyter-"
 # URL -> when it was asked, and the address.
@@ -53,7 +54,7 @@ class Subnet:
 def subnet(aws: AWSContext, clients: Clients, region: str, zone: str) -> Subnet:
     """Return the subnet for a zone: the provider's own, or one of the default VPC.
 
-    The caller translates botocore's errors. Raises NoCapacity if it has none in the zone.
+    The caller translates botocore's errors. Raises NoCapacity if there is no subnet in the zone.
     """
     ec2 = clients.ec2(region)
     if aws.subnet:
@@ -118,9 +119,9 @@ def group(aws: AWSContext, clients: Clients, region: str, place: Subnet, *, efa:
 
 
 def admit(aws: AWSContext, record: MachineRecord) -> str:
-    """Allow SSH from this computer, wherever it is now, to an instance's kept group.
+    """Allow SSH from this computer's present address in an instance's kept group.
 
-    Returns a notice if the instance has not all of its EFA cards.
+    Returns a notice if the instance uses only one of several EFA cards, else an empty text.
     """
     ec2 = aws.clients.ec2(record.region)
     found = ec2.describe_instances(InstanceIds=[record.id])["Reservations"][0]["Instances"][0]
@@ -147,12 +148,12 @@ def group_name() -> str:
 def _sources(aws: AWSContext, *, public: bool) -> tuple[str, ...]:
     if aws.ssh_from:
         return (_ANY,) if aws.ssh_from == "any" else (aws.ssh_from,)
-    # A jump host has a private address, in a public subnet too.
+    # A jump host connects from a private address, in a public subnet too.
     return (f"{own_address()}/32",) if public and not aws.jump else _PRIVATE
 
 
 def _allow_ssh(ec2: Any, facts: dict[str, Any], sources: Sequence[str]) -> None:
-    """Allow SSH from these addresses, and from no others that this computer had."""
+    """Allow SSH from these addresses, and revoke this computer's other ones."""
     here = "SSH from " + re.sub(r"[^A-Za-z0-9_.-]+", "-", socket.gethostname())[:200]
     mine, there = set(), set()
     for rule in facts["IpPermissions"]:
@@ -189,7 +190,7 @@ def _allows_itself(rules: Sequence[dict[str, Any]], group: str) -> bool:
 def placement_group(clients: Clients, region: str, pool: str) -> str:
     """Return the name of a pool's cluster placement group; create it if needed.
 
-    Those that ended pools have left are deleted first.
+    Groups that ended pools have left are deleted first.
     """
     ec2, name = clients.ec2(region), _GROUP + pool
     remove_placement_groups(clients, region, but=name)
@@ -206,7 +207,8 @@ def placement_group(clients: Clients, region: str, pool: str) -> str:
 def remove_placement_groups(clients: Clients, region: str, *, but: str = "") -> list[str]:
     """Delete the region's placement groups of pools; return names of those in use.
 
-    A pool that has just made its group makes it again: its launch is refused and sent once more.
+    This may delete a group that another pool has just made. That pool's launch is then refused and retried, which makes
+    the group again.
     """
     ec2, used = clients.ec2(region), []
     tagged = [{"Name": "tag-key", "Values": ["sky-jupyter"]}]

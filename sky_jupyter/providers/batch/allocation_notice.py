@@ -1,6 +1,7 @@
 """Notice that a job's time limit is near, from files written on its nodes.
 
-A node's agent calls `read` every few seconds. The words change when the end comes nearer, so that it is told again.
+A node's agent calls `read` every few seconds. The notice's text changes when the end is near, so that the user is told
+again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from ...node.runtime.interruption import Interruption
 
 FOLDER = "SKY_JOB_FOLDER"
-# Unix time of the job's end, as the manager knows it; and when the scheduler's own signal came.
+# Names of files with Unix times: of the job's end, as the manager knows it, and of the scheduler's own signal.
 ENDS, WARNED = "ends", "warned"
 FIRST, LAST = 600.0, 120.0
 NEAR, NOW = "time limit of the job", "end of the job's time limit"

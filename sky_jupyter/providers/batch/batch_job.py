@@ -15,7 +15,7 @@ _PARTS = 8
 
 @dataclass(frozen=True)
 class JobMark:
-    """What a job says of its pool, in a text that everybody on the cluster can read.
+    """Mark of a pool's job: facts in a text that all users of the cluster can read.
 
     Attributes
     ----------
@@ -26,8 +26,8 @@ class JobMark:
     until : float or None
         Time from which any sweeper may end it.
     hosts : str
-        Once it has run: its start, and all nodes that it had then, with a comma between. Nodes that it has lost are
-        left out by the scheduler, and the others keep their numbers.
+        Once it runs: the number of its start, and all nodes that it began with, separated by commas. The scheduler no
+        longer lists nodes that the job has lost; this list lets the others keep their numbers.
     """
 
     pool: str
@@ -73,7 +73,7 @@ class BatchJob:
     id : str
         The scheduler's id.
     mark : JobMark
-        What it says of its pool.
+        The mark that names its pool.
     state : str
         A state of `provisioning_types`: ``"queued"`` until all its nodes are there.
     reason : str
@@ -81,7 +81,7 @@ class BatchJob:
     nodes : tuple of str
         The nodes that it has now, as the scheduler calls them; in a fixed order.
     restarts : int
-        How often it was queued again.
+        How often it was requeued.
     queue : str
         Partition or queue.
     submitted, started, ends : float or None
@@ -104,12 +104,12 @@ class BatchJob:
 
     @property
     def incarnation(self) -> str:
-        """Its id and start."""
+        """Its id and the number of its start."""
         return f"{self.id}.{self.restarts}"
 
     @property
     def first_nodes(self) -> tuple[str, ...]:
-        """The nodes that this start began with: machine ``JOB/2`` is the third."""
+        """The nodes that this start began with: machine ``JOB/2`` is the third node."""
         start, _, hosts = self.mark.hosts.partition("/")
         return tuple(hosts.split(",")) if hosts and start == str(self.restarts) else self.nodes
 
@@ -144,7 +144,7 @@ class BatchJob:
 
 
 def waiting(state: str, reason: str, expected: float | None, ahead: int | None = None) -> str:
-    """Return in words why a job waits, and until when."""
+    """Return a text that says why a job waits, and until when."""
     words = f"the job is {state.lower()}"
     words += f" ({reason})" if reason and reason != "None" else ""
     if ahead is not None:

@@ -1,6 +1,7 @@
-"""`BatchProvider`: base of schedulers' providers. One job is one pool's machines.
+"""`BatchProvider`: base of schedulers' providers; one job has a pool's machines.
 
-A scheduler's own provider has its options as fields, and implements the methods of "What a scheduler implements".
+A scheduler's own provider has the scheduler's options as fields, and implements the methods below "what a scheduler
+implements".
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="BatchProvider")
 _lock = threading.Lock()
 _PATIENCE = 60.0
-# A job that was left in the queue may be ended by any sweep after so long.
+# Seconds after which any sweep may end a job that was left in the queue.
 _MOST_QUEUED = 30 * 86_400.0
 _LINES, _MOST_LOG = 10_000, 1 << 20
-# Line of a job's log after which its script ends: another job would fare no better.
+# Line of a job's log if its set-up failed, which ends the script: another job would fail too.
 SETUP_FAILED = "sky: setup failed"
-# What is told of the log of a job that has failed: lines and characters.
+# Maximum lines and characters of a failed job's log in a message.
 _TOLD_LINES, _MOST_TOLD = 4, 800
-# `ssh` joins its words to a line for the node's shell, so that each of them is quoted.
+# `ssh` joins its arguments into one line for the node's shell, so each of them is quoted.
 _BY_SSH = r"""
 quote="'" quoted="'\\''" line=
 for one; do line+=" '${one//$quote/$quoted}'"; done
 exec ssh -o BatchMode=yes "$0" "exec$line"
 """
-# Orders whose job this process has ended: an order that is sent once more must not make another one.
+# Orders whose job this process has ended: a retried order must not submit another job.
 _ended: set[tuple[str, str]] = set()
-# When jobs reach their time limit, as they were listed last.
+# Unix times at which jobs reach their time limit, from the last listing.
 _limits: dict[tuple[str | None, str], float] = {}
 
 
 class BatchStep(NamedTuple):
-    """How commands are run on a node of a job, from the login host; see `StepTarget`."""
+    """Words with which the login host runs commands on a node; see `StepTarget`."""
 
     enter: tuple[str, ...]
     raw: tuple[str, ...]
@@ -69,9 +70,9 @@ class BatchStep(NamedTuple):
     def by_ssh(cls, node: str, *before: str) -> BatchStep:
         """Return a step that runs commands by the login host's own `ssh`.
 
-        It serves schedulers that start steps only within jobs.
+        It is for schedulers that start steps only from within a job.
 
-        ``before`` are words that make a command one of the job's, such as ``"pbs_attach", "-j", "12"``.
+        ``before`` are words that make the command part of the job, such as ``"pbs_attach", "-j", "12"``.
         """
         words = ("bash", "-c", _BY_SSH, node, *before)
         return cls(words, words, node)
@@ -125,11 +126,11 @@ class BatchProvider(ABC):
 
     @abstractmethod
     def listed(self, calls: LoginCalls) -> Sequence[BatchJob]:
-        """Return this user's jobs that have a mark, those that have ended lately too."""
+        """Return this user's jobs that have a mark, also those that ended recently."""
 
     @abstractmethod
     def steps(self, calls: LoginCalls, job: BatchJob) -> Mapping[str, BatchStep]:
-        """Return how commands are run on each node that a running job has."""
+        """Return how to run commands on each node that a running job has."""
 
     @abstractmethod
     def remark(self, calls: LoginCalls, job: BatchJob, mark: JobMark) -> None:
@@ -191,7 +192,7 @@ class BatchProvider(ABC):
         return self.login or "this machine"
 
     def pools(self) -> Sequence[BoughtPool]:
-        """Return the user's pools by their jobs' marks, those of other computers too."""
+        """Return the user's pools, found by jobs' marks, also those of other computers."""
         return pool_listing.pools(self)
 
     def all_regions(self) -> Sequence[str]:
@@ -203,12 +204,12 @@ class BatchProvider(ABC):
         return
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
-        """Return one offer: what the scheduler gives, it says when it is asked."""
+        """Return one offer: only the scheduler knows what it can allocate."""
         asked = spec.accelerator
         return [Offer("job", None, asked.kind if asked else "", asked.count if asked else 0)]
 
     def jobs(self) -> Sequence[BatchJob]:
-        """Return the user's jobs, listed a few seconds ago at most."""
+        """Return the user's jobs, from a listing that is at most a few seconds old."""
         calls = self.calls
         found = calls.jobs(lambda: self.listed(calls))
         for job in found:
@@ -219,7 +220,7 @@ class BatchProvider(ABC):
         return found
 
     def time_left(self, ids: Sequence[str]) -> TimeLeft | None:
-        """Return the shortest known time left of the machines' jobs, without asking."""
+        """Return the shortest known time left of the machines' jobs, without a call."""
         ends = [_limits[self.login, id] for id in batch_job.by_job(ids) if (self.login, id) in _limits]
         return TimeLeft(min(ends), time.time()) if ends else None
 
@@ -277,7 +278,7 @@ class BatchProvider(ABC):
         return f"{script}\n# It would be taken."
 
     def enqueue(self, spec: PoolSpec) -> str:
-        """Submit a job that the same line takes up later; return what was done."""
+        """Submit a job to which the same line attaches later; return what was done."""
         token = self.left_in_queue(spec, spec.nodes)
         for job in self.jobs():
             if job.mark.token == token and job.state in (QUEUED, RUNNING):
@@ -290,7 +291,7 @@ class BatchProvider(ABC):
         )
 
     def is_left_in_queue(self, spec: PoolSpec) -> bool:
-        """Return True if a job from `enqueue` waits or runs and was not taken up."""
+        """Return True if a job from `enqueue` waits or runs and no pool has taken it."""
         token = self.left_in_queue(spec, spec.nodes)
         return any(job.mark.token == token and job.state in (QUEUED, RUNNING) for job in self.jobs())
 
@@ -333,7 +334,7 @@ class BatchProvider(ABC):
         return record
 
     def destroy(self, ids: Sequence[str]) -> None:
-        """End jobs whose machines are all named; give back single nodes of the others."""
+        """End jobs whose machines are all named; release single nodes of other jobs."""
         calls, jobs = self.calls, {job.id: job for job in self.jobs()}
         over, unknown = [], list[str]()
         for id, several in batch_job.by_job(ids).items():
@@ -356,13 +357,16 @@ class BatchProvider(ABC):
             with _lock:
                 _ended.update((job.mark.pool, job.mark.token) for job in over)
             try:
-                # A job that lost its mark is ended, too; one that the scheduler does not know any more, is over.
+                # An unknown job may have lost its mark, and is ended too. One that the scheduler has forgotten is over.
                 self.cancel(calls, [*(job.id for job in over), *unknown])
             finally:
                 calls.changed()
 
     def _clear(self, calls: LoginCalls, job: BatchJob, nodes: Sequence[str]) -> None:
-        """End nodes' waiters, which clean up: a released node is killed without warning."""
+        """End nodes' waiters, which clean up.
+
+        When a node is released, its processes are killed without warning.
+        """
         steps = self.steps(calls, job)
 
         def clear(node: str) -> None:
@@ -413,7 +417,7 @@ class BatchProvider(ABC):
         return found
 
     def _marked(self, calls: LoginCalls, job: BatchJob) -> BatchJob:
-        """Return a running job, whose mark has the nodes that it began with."""
+        """Write the nodes that a running job began with into its mark; return the job."""
         start = f"{job.restarts}/"
         if job.mark.hosts.startswith(start) or len(job.nodes) != job.mark.count:
             return job

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ...machines.ssh.target import Target
     from .batch_job import BatchJob
 
-# The scheduler is asked for its jobs at most so often, for all pools.
+# Minimum seconds between two listings of the user's jobs, for all pools.
 ASKED = 5.0
-# Once after a job was submitted: one that need not wait runs by then.
+# The same, once after a job was submitted: a job that need not wait runs by then.
 SOON = 2.0
-# It is asked for other users' jobs, which may be many, at most so often.
+# Minimum seconds between two listings of all users' jobs, which may be many.
 RARELY = 60.0
-# A connection that is not used for so long is closed.
+# Seconds after which an unused connection is closed.
 _IDLE = 60.0
 _PATIENCE = 60.0
-# What schedulers' commands say when the controller restarts or has too much to do. It may have done what it was told.
+# What schedulers' commands print when the controller restarts or is overloaded. It may still have carried them out.
 _PASSING = re.compile(
     r"unable to contact|timed out|connection (refused|reset|failure)|temporarily|zero bytes|backup controller",
     re.IGNORECASE,
@@ -87,13 +87,13 @@ class LoginCalls:
             )
         said = shown((done.err or done.out).decode("utf-8", "replace"))
         text = f"{program} on {self} failed: {said or f'status {done.status}'}"
-        # (A signal, as the login host's shutdown or the user's interrupt sends it, says nothing either.)
+        # (A command that was ended by a signal, as by the login host's shutdown or an interrupt, has not answered.)
         return Unanswered(text) if done.status < 0 or _PASSING.search(said) else ProvisionError(text)
 
     def ask_rarely(self, argv: Sequence[str]) -> str:
         """Return a command's output about all users' jobs, a minute old at most, or "".
 
-        It is called while jobs are listed. The next listing is later by as much: the scheduler is not asked more often.
+        It is called while jobs are listed, and delays the next listing, so that the scheduler is not asked more often.
         """
         asked, said = self._rare
         # (A job that was submitted just now may not wait at all.)
@@ -104,11 +104,11 @@ class LoginCalls:
         return said
 
     def changed(self) -> None:
-        """Note that a command has changed a job: what was listed before does not hold."""
+        """Note that a command has changed a job: the last listing is out of date."""
         self._changed = True
 
     def jobs(self, listed: Callable[[], Sequence[BatchJob]]) -> Sequence[BatchJob]:
-        """Return the jobs, as ``listed`` lists them or has done so a moment ago."""
+        """Return the jobs from ``listed``, or its result of a few seconds ago."""
         with self._listing:
             if self._changed or time.monotonic() - self._listed >= self._pause:
                 self._pause = SOON if self._changed else ASKED

@@ -1,4 +1,4 @@
-"""Check of a pool's rights before it is made; missing ones are shown as a Role."""
+"""Check of the user's rights before pods are made; a Role shows missing ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRAIN_JOBS = (
     *_REACH,
 )
 BARE_PODS = (AccessRule("", ("pods",), ("create", "get", "list", "delete")), *_REACH)
-# Of the whole cluster.
+# Rights in the whole cluster.
 RUNTIMES = AccessRule(_TRAINER, ("clustertrainingruntimes",), ("get", "list"))
 _lock = threading.Lock()
 _allowed: set[tuple[ClusterPlace, int]] = set()
@@ -47,7 +47,7 @@ _allowed: set[tuple[ClusterPlace, int]] = set()
 def require(access: ClusterPlace, rules: Sequence[AccessRule], of_cluster: Sequence[AccessRule] = ()) -> None:
     """Raise ProvisionError, with the Role to apply, unless the user has all rights.
 
-    It is asked once in each process.
+    Rights that the user has are checked only once in each process.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def require(access: ClusterPlace, rules: Sequence[AccessRule], of_cluster: Seque
     rules : sequence of AccessRule
         Rights in the namespace.
     of_cluster : sequence of AccessRule
-        Rights on what belongs to no namespace.
+        Rights on objects that belong to no namespace.
     """
     key = access, hash((os.getpid(), *rules, *of_cluster))
     with _lock:
@@ -71,7 +71,7 @@ def require(access: ClusterPlace, rules: Sequence[AccessRule], of_cluster: Seque
     ]
 
     def review(clients: KubeClients) -> list[bool]:
-        # The first alone: expired credentials are told once.
+        # The first question is asked alone, so that expired credentials are reported once.
         one = _is_allowed(clients, *asked[0])
         return [one, *map_all(lambda question: _is_allowed(clients, *question), asked[1:], "sky-rights", most=8)]
 
@@ -101,7 +101,7 @@ def as_yaml(namespace: str, rules: Sequence[AccessRule], of_cluster: Sequence[Ac
     rules : sequence of AccessRule
         Rights in the namespace.
     of_cluster : sequence of AccessRule
-        Rights on what belongs to no namespace.
+        Rights on objects that belong to no namespace.
 
     Returns
     -------

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
 
 _COUNT = "sky-jupyter/count"
-# Answers that refuse an order for good. After others it is sent again, to the pods that it has made.
+# Statuses that refuse an order for good. After other errors the order is sent again, and finds the pods that it made.
 _REFUSED = (400, 403, 404, 422)
 _lock = threading.Lock()
-# Pods that this process has deleted: an order that is sent once more must not make them again.
+# Names of orders whose pods this process has deleted: a retried order must not make them again.
 _deleted: set[tuple[ClusterPlace, str]] = set()
 
 
@@ -56,7 +56,7 @@ class Kubernetes(PodProvider):
     tolerations : iterable of str or mapping, optional
         Tolerated taints, such as ``"nvidia.com/gpu:NoSchedule"``.
     env : mapping of str to str, optional
-        Variables of the containers. They can be read in the cluster: secrets belong into ``Image.env``.
+        Variables of the containers. They can be read in the cluster: secrets belong in ``Image.env``.
     volumes : mapping of str to str or mapping, optional
         Claims by the paths where they are mounted, such as ``{"/data": "my-claim"}``, or volume sources.
     shm : str, optional
@@ -81,7 +81,7 @@ class Kubernetes(PodProvider):
         return runtimes.of_nodes(self, spec, [self.image or "pods"])
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-        """Create so many pods; return their ids."""
+        """Create ``count`` pods; return their ids."""
         from ...machines.pods import kube_clients
         from . import access_review
 
@@ -158,7 +158,7 @@ class Kubernetes(PodProvider):
         return [found.get(id) or MachineRecord(id, ENDED, reason="it is gone") for id in ids]
 
     def marked(self, selector: str) -> Sequence[MachineRecord]:
-        """Return the pods with some labels that were made as such, and not by a TrainJob."""
+        """Return the pods that a label selector matches, except those of TrainJobs."""
         pods = pod_records.listed(self.access, f"{selector},!jobset.sigs.k8s.io/jobset-uid")
         return [record for pod in pods if (record := self._record(pod)) is not None]
 
@@ -167,7 +167,7 @@ class Kubernetes(PodProvider):
         if index is None:
             return None
         facts = pod_records.facts(pod["metadata"], str(pod["spec"]["containers"][0].get("image", "")))
-        # Nothing makes such a pod anew.
+        # No controller replaces such a pod.
         state = ENDING if pod["metadata"].get("deletionTimestamp") else ""
         state = ENDED if pod["status"].get("phase") in ("Failed", "Succeeded") else state
         group = PodGroup(

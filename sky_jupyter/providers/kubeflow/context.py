@@ -1,4 +1,4 @@
-"""Protocols for what the calls of a cluster know of their provider."""
+"""Protocols of the provider, as the modules that call the cluster see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ClusterContext(Protocol):
-    """Where a provider's pods are, and how they end."""
+    """Cluster and namespace of a provider's pods, and the file that ends them."""
 
     @property
     def access(self) -> ClusterPlace:
@@ -25,7 +25,7 @@ class ClusterContext(Protocol):
 
 
 class PodContext(ClusterContext, Protocol):
-    """What pods are made with besides; `Kubeflow` says what the options mean."""
+    """Further options with which pods are made; `Kubeflow` explains them."""
 
     @property
     def image(self) -> str | None: ...
@@ -56,7 +56,7 @@ class PodContext(ClusterContext, Protocol):
 
 
 class TrainJobContext(PodContext, Protocol):
-    """What TrainJobs are made with besides."""
+    """Further options with which TrainJobs are made."""
 
     @property
     def runtime(self) -> str | None: ...

@@ -40,7 +40,7 @@ class Kubeflow(PodProvider):
     tolerations : iterable of str or mapping, optional
         Tolerated taints, such as ``"nvidia.com/gpu:NoSchedule"``.
     env : mapping of str to str, optional
-        Variables of the containers. They can be read in the cluster: secrets belong into ``Image.env``.
+        Variables of the containers. They can be read in the cluster: secrets belong in ``Image.env``.
     volumes : mapping of str to str or mapping, optional
         Claims by the paths where they are mounted, such as ``{"/data": "my-claim"}``, or volume sources.
     shm : str, optional
@@ -50,9 +50,9 @@ class Kubeflow(PodProvider):
     offline : bool
         True to send pods all packages from here.
     runtime : str, optional
-        Training runtime, such as ``"torch-distributed"``; by default that of the plugins' framework.
+        Training runtime, such as ``"torch-distributed"``; by default one for the plugins' framework.
     queue : str, optional
-        Kueue's local queue.
+        Local queue of Kueue to wait in.
 
     Raises
     ------
@@ -88,7 +88,7 @@ class Kubeflow(PodProvider):
         return runtimes.table(self, spec)
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-        """Create a TrainJob with so many pods; return their ids."""
+        """Create a TrainJob with ``count`` pods; return their ids."""
         from . import train_jobs
 
         return train_jobs.create(self, spec, count, order)
@@ -110,7 +110,7 @@ class Kubeflow(PodProvider):
         return train_jobs.describe(self, ids)
 
     def destroy(self, ids: Sequence[str]) -> None:
-        """Delete the TrainJobs of pods; ignore those that are gone."""
+        """End pods, ignoring those that are gone; delete TrainJobs with no pod left."""
         from . import train_jobs
 
         train_jobs.destroy(self, ids)

@@ -138,7 +138,7 @@ def _patch(kubernetes: Any, provider: PodContext, order: Order) -> Any:
 
 @contextlib.contextmanager
 def _without_notice() -> Iterator[None]:
-    """Suppress the SDK's version warning: its answers show what it can do."""
+    """Suppress the SDK's warning about Trainer's version; the API's answers show it."""
     logger = logging.getLogger(_BACKEND)
 
     def drop(record: logging.LogRecord) -> bool:

@@ -25,9 +25,9 @@ _SCRIPT_TIMEOUT = 20.0
 def end(
     provider: ClusterContext, machines: Sequence[MachineRecord], there: Callable[[], Sequence[MachineRecord]]
 ) -> None:
-    """Have pods end, and wait until the cluster has seen it.
+    """Make running pods end, and wait until the cluster has noticed.
 
-    One that waits for a place ends by its lease when it gets one: nobody writes its power file.
+    A pod that is not running yet is left alone: once it runs, it ends by its lease, as nobody writes its power file.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def end(
     Raises
     ------
     SkyError
-        When one could not be told.
+        When a pod could not be told to end.
     """
     running = [one.id for one in machines if one.state == RUNNING]
     if not running:
@@ -56,14 +56,15 @@ def end(
 
 
 def _tell(target: PodTarget, file: str) -> SkyError | None:
-    """Have the pod's own command end; return the error if that fails."""
+    """Make the pod's own command end; return the error if that fails."""
     from ...machines.pods.machine import PodMachine
 
     new, old, folder = shlex.quote(f"{file}.0"), shlex.quote(file), shlex.quote(posixpath.dirname(file))
     try:
         machine = PodMachine.connect(target)
         try:
-            # Its wait script may have made no folder yet: on a busy node a container runs before its first line does.
+            # The wait script may not have made its folder yet: on a busy node, a container is running before the
+            # script's first line is.
             done = machine.run(f"mkdir -p {folder} && echo 0 > {new} && mv -f {new} {old}", timeout=_SCRIPT_TIMEOUT)
         finally:
             machine.close()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...machines.pods.kube_clients import KubeClients
     from .context import ClusterContext
 
-# So much of a log is read, from its end.
+# Maximum lines and bytes that are read from the end of a log.
 _LINES, _MOST = 10_000, 1 << 20
 
 
@@ -30,9 +30,9 @@ def text(provider: ClusterContext, id: str, *, previous: bool = False, lines: in
     id : str
         The machine.
     previous : bool
-        Of its last incarnation.
+        True for the log of its last incarnation.
     lines : int, optional
-        At most so many.
+        Maximum number of lines.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def text(provider: ClusterContext, id: str, *, previous: bool = False, lines: in
 
 
 def _chosen(id: str, pods: list[Mapping[str, Any]], *, previous: bool) -> tuple[str, bool]:
-    """Return the log's pod, and whether its container before the restart is meant."""
+    """Return the log's pod, and True if it is of its container before the restart."""
     if not pods:
         raise ProvisionError(f"{id} has no pod: it is not made yet, or it is gone")
     pod = pod_records.current(pods) or pods[0]
@@ -76,7 +76,7 @@ def _chosen(id: str, pods: list[Mapping[str, Any]], *, previous: bool) -> tuple[
 
 
 def _tail(clients: KubeClients, path: str, query: Mapping[str, str]) -> str:
-    """Return the end of a log, which may be long: lines of any length."""
+    """Return the end of a log, which may be long and have lines of any length."""
     response = clients.stream(path, query)
     kept: deque[bytes] = deque()
     size, cut = 0, False

@@ -21,7 +21,7 @@ _QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[KMGTPE]i?)?"
 _TOLERATION = re.compile(
     rf"(?P<key>{_KEY}|\*)(=(?P<value>({_LABEL})?))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
 )
-# As the Kubeflow SDK has them.
+# Short names of resources, as in the Kubeflow SDK.
 _SHORT = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 
 

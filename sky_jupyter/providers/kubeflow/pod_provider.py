@@ -28,25 +28,25 @@ _TEXTS = {
     "service_account": (NAME, "a service account's name"),
     "shm": (r"[0-9]{1,15}(\.[0-9]{1,9})?([KMGTPE]i?)?", "a size such as '8Gi'"),
 }
-# A user id that images know nothing of, and that owns nothing in them.
+# A user id that images do not know, and that owns nothing in them.
 _USER = 1000
 
 
 @dataclass(frozen=True)
 class PodProvider:
-    """Base of providers of pods; `Kubeflow` says what the fields mean."""
+    """Base of providers of pods; `Kubeflow` explains the fields."""
 
     kind = "pods"
     provisions = True
     survives_manager = True
     queues = True
     has_prices = False
-    # The environment is made over what the image's Python has.
+    # The environment is built on top of the packages of the image's Python.
     image_packages = True
     power_file = pod_template.POWER_FILE
     supported_options = ("vcpus", "memory_gb", "disk_gb")
     notice = ""
-    # The API lists at once what it has taken.
+    # The API lists an object as soon as it has accepted it.
     visible_within = 0.0
 
     line_options = {
@@ -75,7 +75,7 @@ class PodProvider:
     shm: str | None = None
     run_as: int | None = _USER
     offline: bool = field(default=False, compare=False)
-    # The cluster as it was resolved first: other processes, and other days, have another current context.
+    # The cluster as it was first resolved: in another process, or later, the current context may be another one.
     resolved: tuple[tuple[str, ...], str | None, str] | None = field(
         default=None, init=False, compare=False, repr=False
     )
@@ -134,7 +134,7 @@ class PodProvider:
         return self
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the fields that are set, and the cluster that they mean here."""
+        """Return the fields that are set, and the cluster to which they resolve here."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         found = {item.name: given[item.name] for item in fields(self) if item.init and given[item.name] != item.default}
         with contextlib.suppress(SkyError):
@@ -150,7 +150,7 @@ class PodProvider:
         return made if known is None else made.pinned(tuple(known[0]), known[1], known[2])
 
     def pinned(self: P, files: tuple[str, ...], context: str | None, namespace: str) -> P:
-        """Set the cluster that it means, and return it."""
+        """Set the cluster of this provider, and return the provider."""
         object.__setattr__(self, "resolved", (files, context, namespace))
         return self
 
@@ -162,7 +162,7 @@ class PodProvider:
         return f"{host} {self.access.namespace}"
 
     def pools(self) -> Sequence[BoughtPool]:
-        """Return the namespace's pools by their labels, those of other computers too."""
+        """Return the namespace's pools, found by labels, also those of other computers."""
         return pool_listing.pools(self)
 
     def in_namespace(self: P, namespace: str) -> P:
@@ -173,7 +173,7 @@ class PodProvider:
         return replace(self, namespace=namespace).pinned(here.kubeconfig, here.context, namespace)
 
     def all_regions(self) -> Sequence[str]:
-        """Return nothing: the other namespaces are other people's."""
+        """Return nothing: the other namespaces belong to other people."""
         return ()
 
     def forget(self, pool: str) -> None:

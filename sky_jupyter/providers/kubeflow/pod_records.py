@@ -1,4 +1,4 @@
-"""Machines from what the API says of pods and of the jobs that made them."""
+"""Records of machines, from the API's pods and the jobs that made them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .context import ClusterContext
 
 JOB, INDEX = "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"
-# A container that waits for one of these waits in vain.
+# Reasons for which a container may wait forever.
 _HOPELESS = (
     *("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"),
@@ -40,11 +40,11 @@ class PodGroup:
     pool : str
         The pool's id.
     state : str
-        State of all its machines whatever the pods say; empty if the pods say it.
+        State of all its machines, whatever their pods' states are; empty if the pods' states count.
     reason : str
-        Why a pod is not there, or why all have ended.
+        Why a pod does not exist, or why all have ended.
     facts : MachineRecord
-        What its machines have in common.
+        The fields that its machines have in common.
     """
 
     namespace: str
@@ -70,7 +70,7 @@ def split(id: str) -> tuple[str, str, int]:
 
 
 def by_namespace(ids: Iterable[str]) -> dict[str, dict[str, tuple[str, str, int]]]:
-    """Return the parts of ids, by namespace and id; texts that are none are left out."""
+    """Return the parts of ids, by namespace and id; leave out invalid ids."""
     found: dict[str, dict[str, tuple[str, str, int]]] = {}
     for id in ids:
         with contextlib.suppress(MachineError):
@@ -80,7 +80,7 @@ def by_namespace(ids: Iterable[str]) -> dict[str, dict[str, tuple[str, str, int]
 
 
 def facts(metadata: Json, kind: str) -> MachineRecord:
-    """Return what the metadata of a job says of its machines."""
+    """Return a record with what a job's metadata says about its machines."""
     notes: Json = metadata.get("annotations") or {}
     until: float | None = None
     with contextlib.suppress(KeyError, ValueError):
@@ -112,7 +112,7 @@ def records(group: PodGroup, pods: Iterable[Json]) -> list[MachineRecord]:
         if (index := index_of(pod)) is not None:
             by_index.setdefault(index, []).append(pod)
     found = [_record(group, index, by_index.get(index, [])) for index in range(group.count)]
-    # A job whose pods have all ended is there until it is deleted.
+    # A job whose pods have all ended exists until it is deleted.
     remains = group.state != ENDING and not any(one.is_there for one in found)
     return [replace(one, remains=True) for one in found] if remains else found
 
@@ -186,7 +186,8 @@ def _record(group: PodGroup, index: int, pods: Sequence[Json]) -> MachineRecord:
         why = _ended((container.get("lastState") or {}).get("terminated") or {}) if again else lost
         uid = f"{pod['metadata']['uid']}/{again}" if again else str(pod["metadata"]["uid"])
         addresses = tuple(filter(None, [status.get("podIP", "")]))
-        # Its cluster's scheduler chooses the machine: that is no zone in which others could be asked for.
+        # No zone is given: the cluster's scheduler chooses the node, which is no zone in which a pool could ask for
+        # other machines.
         return replace(record, state=RUNNING, reason=why, incarnation=uid, addresses=addresses)
     told = _words(waiting.get("reason", ""), waiting.get("message", ""))
     if waiting.get("reason") in _HOPELESS:

@@ -31,7 +31,7 @@ _SHM, _TMP = "/dev/shm", "/tmp"
 
 
 def job_name(order: Order) -> str:
-    """Return the job's name; a repeat of the order has the same, so it is refused."""
+    """Return the job's name; a retried order has the same name, so it is refused."""
     token = re.sub(r"[^a-z0-9]", "", order.token.lower()) or hashlib.sha256(order.pool.encode()).hexdigest()
     return f"sky-{pool_label(order.pool)}-{token[:8]}"
 
@@ -59,22 +59,22 @@ def labels(order: Order) -> dict[str, str]:
 
 
 def notes(order: Order) -> dict[str, str]:
-    """Return what the order says besides, in words."""
+    """Return the annotations of an order's objects."""
     until = {} if order.until is None else {UNTIL: f"{order.until:.0f}"}
     said = {POOL: order.pool, OWNER: order.owner, NAME: order.name, TOKEN: order.token, **until}
-    # Trainer's patch takes an empty text for none.
+    # Trainer's patch treats an empty text like a missing one.
     return {key: value for key, value in said.items() if value}
 
 
 def seconds_left(order: Order) -> int | None:
-    """Return for how long an order's pods may live; None for ever."""
+    """Return the seconds for which an order's pods may live; None without a limit."""
     return None if order.until is None else max(1, math.ceil(order.until - time.time()))
 
 
 def resources(provider: PodContext, spec: PoolSpec) -> dict[str, str]:
     """Return the resources of each pod: the provider's, else the spec's.
 
-    Raises ProvisionError if they differ in the number of accelerators, or no resource is known for their maker's.
+    Raises ProvisionError if both differ in the number of accelerators, or if no resource is known for their maker.
     """
     wished = {"cpu": spec.vcpus, "memory": spec.memory_gb, "ephemeral-storage": spec.disk_gb}
     units = {"cpu": "", "memory": "G", "ephemeral-storage": "G"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from .context import PodContext, TrainJobContext
 
-# Frameworks of runtimes by the plugins that need them; without any, the first one that there is.
+# Frameworks of runtimes by the plugins that need them. Without such a plugin, the first of `_USUAL` that there is.
 _FRAMEWORKS = {"jax": "jax", "torch": "torch", "accelerate": "torch", "huggingface": "torch"}
 _USUAL = ("jax", "torch")
 # Accelerators by the names of their resources, and labels that name the model.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _lock = threading.Lock()
-# TrainJobs that this process has deleted: an order that is sent once more must not make them again.
+# TrainJobs that this process has deleted: a retried order must not make them again.
 _deleted: set[tuple[ClusterPlace, str]] = set()
 
 

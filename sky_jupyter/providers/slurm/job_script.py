@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..provisioning_types import Order
 
-# Seconds before the time limit at which the job is told.
+# Seconds before the time limit at which the job is signalled.
 WARNED = 120
 LOGS = ".sky_jupyter/slurm"
 _BODY = """\
@@ -35,7 +35,7 @@ echo "sky: all nodes have ended (status $status)"
 {requeue}\
 exit "$status"
 """
-# One that ends within the grace time is over for Slurm, which would not queue it again.
+# If the script of a preempted job ends within the grace time, Slurm does not requeue the job by itself.
 _REQUEUE = """\
 said=$(scontrol -o show job "$SLURM_JOB_ID")
 if [[ $said =~ StartTime=([0-9T:-]+) ]] && began=${BASH_REMATCH[1]} &&
@@ -51,7 +51,7 @@ _SETUP = f"""\
 
 
 class JobOptions(Protocol):
-    """What a job's script needs of its provider; `Slurm` says what the options mean."""
+    """Options of a provider that a job's script needs; `Slurm` explains them."""
 
     @property
     def setup(self) -> str | None: ...
@@ -63,7 +63,7 @@ class JobOptions(Protocol):
     def requeue(self) -> bool: ...
 
     def asked(self, spec: PoolSpec) -> Mapping[str, str | None]:
-        """Return what the user asks for as long `sbatch` options, without dashes."""
+        """Return the user's wishes as long `sbatch` options, without dashes."""
         ...
 
 
@@ -73,13 +73,13 @@ def text(provider: JobOptions, spec: PoolSpec, count: int, order: Order) -> str:
     Parameters
     ----------
     provider : JobOptions
-        Its options.
+        The provider's options.
     spec : PoolSpec
         The pool.
     count : int
         Number of nodes.
     order : Order
-        What it is marked with.
+        Order that the job's mark names.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def text(provider: JobOptions, spec: PoolSpec, count: int, order: Order) -> str:
 def directives(provider: JobOptions, spec: PoolSpec, count: int, order: Order) -> list[str]:
     """Return the options of `sbatch`: ours, the provider's, and the user's own last.
 
-    One of ours is left out where the user's begin with it after ``!``.
+    One of ours is left out if the user's options have its name after ``!``.
     """
     name = "".join(letter for letter in order.name or spec.name or "pool" if letter.isalnum() or letter in "-_.")
     given = {

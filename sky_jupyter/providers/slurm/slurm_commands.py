@@ -17,7 +17,7 @@ from ..provisioning_types import ENDED, ENDING, QUEUED, RUNNING
 if TYPE_CHECKING:
     from ..batch.login_calls import LoginCalls
 
-# The comment is last: it is the one that may have any letter.
+# The comment is last, as it may contain any character.
 _FORMAT = "%i|%T|%r|%S|%e|%V|%P|%D|%N|%Q|%k"
 _FIELDS = 11
 # States of `squeue`. In the others, the job has ended.
@@ -39,7 +39,7 @@ _ENDS: Mapping[str, str] = {
 _REQUEUED = "the job was preempted by another one, or requeued, and waits in the queue again"
 # Reasons of a job that is completing.
 _CAUSES: Mapping[str, str] = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL"}
-# Reasons of a job that is in nobody's way: it could not begin now, however many nodes were free.
+# Reasons of jobs that delay no other job: they could not begin now, however many nodes were free.
 _HELD = ("BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldAdmin", "JobHeldUser", "PartitionTimeLimit")
 _NODE = re.compile(r"\bNodeName=(\S+)")
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
@@ -50,7 +50,7 @@ def listed(calls: LoginCalls) -> list[BatchJob]:
     text = calls.ask(["env", "TZ=UTC", "squeue", "--me", "-h", "-t", "all", "-o", _FORMAT])
     rows = [row for line in text.splitlines() if len(row := line.split("|", _FIELDS - 1)) == _FIELDS]
     marked = [(row, mark) for row in rows if (mark := JobMark.parse(row[-1])) is not None]
-    # (Of one that is pending, nothing more is used: it may wait for days.)
+    # (No more is needed of a pending job, which may wait for days.)
     asked = {*_WAITS, *_RUNS, *_GOES, "FAILED"} - {"PENDING"}
     more = {row[0]: _more(calls, row[0]) for row, _ in marked if row[1] in asked}
     nodes = expanded(calls, [row[8] for row, _ in marked])
@@ -76,7 +76,7 @@ def _placed(calls: LoginCalls, job: BatchJob, row: Sequence[str]) -> BatchJob:
 
 
 def _more(calls: LoginCalls, id: str) -> tuple[int, bool, bool]:
-    """Return what `squeue` lacks: restarts, if preempted, and if requeue is allowed."""
+    """Return what `squeue` lacks: restarts, and whether preempted and requeueable."""
     argv = ["scontrol", "-o", "show", "job", id]
     done = calls.run(argv)
     if done.status and b"invalid job id" not in done.err.lower():
@@ -95,14 +95,15 @@ def _job(
     if said in _WAITS:
         state, reason, nodes = QUEUED, waiting(said, why, begins), ()
     elif said in _RUNS:
-        # A suspended job keeps its nodes and processes, and goes on.
+        # A suspended job keeps its nodes and processes, and continues later.
         state, reason = RUNNING, f"the job is suspended ({why})" if said == "SUSPENDED" else ""
     elif said in _GOES:
         # Slurm says only afterwards how it ended.
         cause = "PREEMPTED" if preempted else _CAUSES.get(why, "")
         state, reason = ENDING, _ENDS.get(cause, "the job was cancelled (scancel), or its nodes have ended")
         if requeues and cause != "TIMEOUT":
-            # One that is queued again is called so only when all of it has ended: until then it can be cancelled.
+            # Slurm calls a requeued job pending only when all of it has ended. Here it counts as queued before that,
+            # so that it can be cancelled.
             start, _, _ = mark.hosts.partition("/")
             again = start.isdecimal() and restarts > int(start)
             state, nodes, reason = QUEUED, (), _REQUEUED if again else f"{reason}; Slurm may queue it again"
@@ -136,7 +137,7 @@ def expanded(calls: LoginCalls, lists: Sequence[str]) -> dict[str, tuple[str, ..
 
 
 def steps(calls: LoginCalls, job: BatchJob) -> dict[str, BatchStep]:
-    """Return how commands are run on a job's nodes."""
+    """Return how to run commands on a job's nodes."""
     text = calls.ask(["scontrol", "-o", "show", "node", ",".join(job.nodes)])
     found = {}
     for line in text.splitlines():
@@ -151,9 +152,9 @@ def steps(calls: LoginCalls, job: BatchJob) -> dict[str, BatchStep]:
 
 
 def submit(calls: LoginCalls, script: str) -> str:
-    """Submit a script by its standard input; return the job's id."""
+    """Submit a script over standard input; return the job's id."""
     said = calls.ask(["sbatch", "--parsable"], script)
-    # Sites' own plugins may say more, before it.
+    # A site's own plugins may print lines before it.
     id = said.strip().splitlines()[-1].partition(";")[0].strip() if said.strip() else ""
     if not id.isdecimal():
         raise ProvisionError(f"sbatch on {calls} gave no job's id, but {said[:200]!r}")

@@ -33,7 +33,7 @@ _TEXTS = {
     "reservation": (_WORD, "a reservation's name"),
     "gpus_per_node": (r"([A-Za-z0-9_.-]+:)?\d{1,4}", "a number of GPUs, or such as 'a100:4'"),
 }
-# What would give the job another form than the one by which it is found again, and its letters.
+# Options that the user must not give, as the pool could not find or use the job then; and their short forms.
 _NEEDED = ("array", "clusters", "comment", "nodes", "parsable", "test-only", "wait")
 _SHORT = {"-a": "array", "-M": "clusters", "-N": "nodes", "-W": "wait"}
 _LENGTH = re.compile(r"(?P<number>\d{1,6}(\.\d{1,3})?)\s*(?P<unit>[smhd])\Z")
@@ -77,10 +77,10 @@ class Slurm(BatchProvider):
     setup : str, optional
         Shell lines that run first in the job, in a login shell, such as ``"module load cuda"``.
     extra : str or iterable of str
-        Further options of ``sbatch``, such as ``"--mail-type=END"``. One of ours is left out by its name after an
-        exclamation mark: ``"!no-kill"``.
+        Further options of ``sbatch``, such as ``"--mail-type=END"``. An option that the pool sets is left out if its
+        name is given after an exclamation mark: ``"!no-kill"``.
     requeue : bool
-        True to have a preempted job queued again; the pool is started in it by itself, with new kernels.
+        True to requeue a preempted job; the pool then starts in it by itself, with new kernels.
 
     Raises
     ------
@@ -145,7 +145,7 @@ class Slurm(BatchProvider):
             raise SpecError("gres and gpus_per_node say the same: give the one that the site wants")
 
     def asked(self, spec: PoolSpec) -> dict[str, str | None]:
-        """Return what the user asks for as long `sbatch` options, without dashes."""
+        """Return the user's wishes as long `sbatch` options, without dashes."""
         names = ("partition", "account", "qos", "time", "gpus_per_node", "gres", "constraint", "mem", "cpus_per_task")
         given: dict[str, Any] = {name: getattr(self, name) for name in (*names, "reservation")}
         if spec.accelerator is not None and self.gres is None and self.gpus_per_node is None:
@@ -172,7 +172,7 @@ class Slurm(BatchProvider):
         return slurm_commands.listed(calls)
 
     def steps(self, calls: LoginCalls, job: BatchJob) -> Mapping[str, BatchStep]:
-        """Return how commands are run on a job's nodes."""
+        """Return how to run commands on a job's nodes."""
         return slurm_commands.steps(calls, job)
 
     def remark(self, calls: LoginCalls, job: BatchJob, mark: JobMark) -> None:
@@ -219,7 +219,7 @@ def _found_by(one: str) -> str:
         name = one[1:].lstrip("-")
         return name if name in _NEEDED else ""
     for word in one.split():
-        # Slurm takes the beginning of a name for it.
+        # Slurm accepts the beginning of an option's name.
         name = word[2:].partition("=")[0] if word.startswith("--") else _SHORT.get(word[:2], "")
         for needed in _NEEDED:
             if len(name) > 2 and needed.startswith(name):
