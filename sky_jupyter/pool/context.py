@@ -1,4 +1,4 @@
-"""Protocols for what the parts of a pool may use of it."""
+"""Protocols: what the parts of a pool may use of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PoolContext(Protocol):
 
     @property
     def id(self) -> str:
-        """Return the pool's unique id; no other pool has had it."""
+        """The pool's unique id; no other pool has had it."""
         ...
 
     @property
@@ -27,12 +27,12 @@ class PoolContext(Protocol):
 
     @property
     def hosts(self) -> Sequence[Host]:
-        """Return its nodes' hosts, which `resize` and `restart` change."""
+        """The hosts of its nodes, which `resize` and `restart` change."""
         ...
 
     @property
     def control(self) -> Control:
-        """Return the agents' client; raise PoolError if there is none yet."""
+        """The client of the agents; PoolError if there is none yet."""
         ...
 
     @property
@@ -60,17 +60,17 @@ class WatchdogStatus(Protocol):
 
     @property
     def why(self) -> str:
-        """Return a suffix for messages that names what stands still, or ""."""
+        """The troubles of the pool as a suffix for messages, or ""."""
         ...
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """Return what stands still: the subject, and a description."""
+        """The current troubles: subject -> description."""
         ...
 
     @property
     def is_halted(self) -> bool:
-        """Return whether the pool's head is known to stand still."""
+        """Whether a stopped process keeps the pool from answering."""
         ...
 
 
@@ -82,17 +82,17 @@ class TransferContext(PoolContext, Protocol):
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken; "" if it is not."""
+        """The reason why the pool is broken; "" if it is not."""
         ...
 
     @property
     def shape(self) -> int:
-        """Return how often the pool's nodes have been changed."""
+        """The number of resizes since the pool's hosts were made."""
         ...
 
     @property
     def machines(self) -> Sequence[Any]:
-        """Return the remote machines of the pool."""
+        """The remote machines of the pool."""
         ...
 
     @property

@@ -49,8 +49,8 @@ def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:
 def end_named(name: str, prompts: Prompts | None = None) -> str | None:
     """End the pool of this name that no process manages; return the result.
 
-    Returns None if there is no such pool. Raises PoolError if another process manages it, or it cannot be reached or
-    seen from here. ``prompts`` is as in `end`.
+    Returns None if there is no such pool, or this process manages it. Raises PoolError if another process manages it,
+    or it cannot be reached or seen from here. ``prompts`` is as in `end`.
     """
     registry = Registry()
     try:
@@ -61,7 +61,7 @@ def end_named(name: str, prompts: Prompts | None = None) -> str | None:
 
 
 def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
-    """End the hosts of another version's pool; return uncertain ones."""
+    """End the hosts of another version's pool; return those that may still run."""
     from .hosts import remote_host
 
     try:
@@ -103,7 +103,7 @@ def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[
         left = remote_leftovers.of(registry, row.id)
         if not left:
             raise
-        registry.own(row.id)  # nobody else manages it
+        registry.own(row.id)  # or raise: another process may manage it
         _, failed = remote_leftovers.end(registry, left, prompts)
         if len(failed) == len({trace.host for trace in left}):
             registry.release(row.id)
@@ -125,7 +125,7 @@ def _must_be_gone(registry: Registry, row: PoolRow, left: list[str]) -> None:
 
 def _end_local(registry: Registry, row: PoolRow) -> None:
     """End a local pool by its host's process, without the pool's record."""
-    registry.own(row.id)  # from now on nobody else attaches to it
+    registry.own(row.id)  # from now on no other process attaches to it
     host, patience = process_identity.ProcessIdentity(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if row.host_lives:

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from .runs.run import Run
 
 _log = logging.getLogger(__name__)
-# So many are worked on at a time; who asks for more asks too often.
+# The limit of requests at a time; further ones are refused.
 _MOST_AT_A_TIME = 32
-# Of those, so many are left to what must come through.
+# So many of them are reserved for urgent requests.
 _LEFT_FOR_URGENT = 8
 _URGENT = ("interrupt", "down")
 # A longer request goes on in the background, and the answer says so.
@@ -84,7 +84,7 @@ class Request:
 
 
 class FrontendRequestHandler:
-    """Handler of these requests; made with the first, held by the kernel.
+    """Handler of these requests; the kernel keeps it from the first one on.
 
     Runs on the kernel's control thread.
     """
@@ -105,7 +105,7 @@ class FrontendRequestHandler:
 
 def _answer_in_thread(content: Any) -> asyncio.Future[dict[str, Any]]:
     future: Future[dict[str, Any]] = Future()
-    # A daemon: what hangs there does not keep the kernel from ending.
+    # A daemon: a request that hangs does not keep the kernel from ending.
     work = threading.Thread(target=lambda: future.set_result(answer(content)), name="sky-request", daemon=True)
     work.start()
     return asyncio.wrap_future(future)
@@ -158,7 +158,7 @@ def _text(most: int) -> Check:
 
 
 def _is_path(value: object) -> bool:
-    # A file's name may have any letters.
+    # A file's name may have any characters but NUL.
     return isinstance(value, str) and len(value) <= _MOST_PATH and "\0" not in value
 
 
@@ -259,7 +259,7 @@ def _names(request: Request) -> Answer:
 def _facts(pool: Pool) -> list[NameFacts]:
     """Return the ledger's facts; retry, as the main thread may change it meanwhile."""
     for _ in range(_READS):
-        # The notebook's namespace is the main thread's too: what it has assigned since is not looked at.
+        # Without the notebook's namespace, which the main thread may change: new assignments are not seen.
         with contextlib.suppress(RuntimeError, KeyError):
             return pool.ledger.facts({})
     return []

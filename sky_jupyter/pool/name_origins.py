@@ -1,4 +1,4 @@
-"""Texts on a name of the nodes: its value's origin and age, and other notes."""
+"""Texts on a name of the nodes: its value's origin and time, and other notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def origin(row: NameRow, modules: Collection[str]) -> str:
 
 
 def note(row: NameRow) -> str:
-    """Return what else there is to say of a name; mostly nothing."""
+    """Return a further note on a name; mostly ""."""
     one = row.facts
     if one is not None and one.stale:
         return "the notebook has another now, which is sent when a cell reads it"

@@ -1,4 +1,4 @@
-"""Pools that this process manages, by name; all end with it."""
+"""Pools of this process, by name; all but kept and joined ones end with it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OpenPools:
 
     @property
     def starting(self) -> list[Pool]:
-        """Return the pools that are being started, not found by name."""
+        """The pools that are being started; `get` does not find them."""
         return list(self._starting)
 
     @contextlib.contextmanager
@@ -53,9 +53,9 @@ class OpenPools:
                 del self._starting[pool]
 
     def interrupt_start(self, pool: Pool) -> bool:
-        """Interrupt the main thread if it starts this pool; return if it does.
+        """Interrupt the main thread if it starts this pool; return whether it does.
 
-        Thread-safe.
+        Raises PoolError if another thread starts it. Thread-safe.
         """
         with self._lock:
             if pool not in self._starting:
@@ -114,7 +114,7 @@ class OpenPools:
 
     @property
     def current(self) -> Pool | None:
-        """Return the pool that was used last, if it is live."""
+        """The pool that was used last, if it is live."""
         return self.get(self._current) if self._current is not None else None
 
     def use(self, pool: Pool) -> None:
@@ -147,7 +147,7 @@ class OpenPools:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of all live pools."""
+        """The names of all live pools."""
         return tuple(pool.spec.name for pool in self.all())
 
     def all(self) -> list[Pool]:
@@ -170,7 +170,7 @@ class OpenPools:
             self._gone[gone.name] = gone
 
     def end_all(self) -> None:
-        """End all pools but kept ones; do nothing in a fork."""
+        """End all pools, but release kept and joined ones; do nothing in a fork."""
         for pool in self.all():
             if pool.owner == os.getpid():
                 with contextlib.suppress(Exception):
@@ -181,7 +181,7 @@ class OpenPools:
 
 
 def _gone(spec: PoolSpec, what: str) -> Gone:
-    # Here: `%load_ext` needs this module, and nothing of a pool's spec.
+    # Imported here: `%load_ext` needs this module, but not a pool's spec.
     from .registry.ended_pools import Gone
 
     return Gone.of(spec, what)

@@ -1,4 +1,4 @@
-"""Names of the ranks: what each has under them, merged to a row for each name.
+"""Names of the ranks, with summaries of their values: a row for each name.
 
 Ranks run the user's code, so their answers are validated.
 """
@@ -26,7 +26,7 @@ _MOST_NAMES = 1000
 _MOST_TEXT = 120
 _MOST_AXES = 32
 _MOST_NUMBER = 1 << 62
-# Different texts of one cell of the table.
+# The limit of different texts in one cell of the table.
 _MOST_KINDS = 3
 _STATES = ("fresh", "busy", "gone")
 
@@ -74,7 +74,7 @@ class RankAnswer:
     names : mapping of str to RankSummary
         Its names.
     more : int
-        Number of its names that had no place.
+        Number of its names that are not listed.
     """
 
     state: str
@@ -85,7 +85,7 @@ class RankAnswer:
 
 @dataclass(frozen=True)
 class NameRow:
-    """Name of the nodes, with what its ranks have there.
+    """Row of one name, with summaries of the ranks' values.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def _extent(one: RankSummary) -> str:
 
 
 def _values(there: Mapping[int, RankSummary]) -> str:
-    """Return the values of ranks; of different numbers, the range."""
+    """Return the values of ranks; for different numbers, their range."""
     values = {rank: one.value for rank, one in there.items() if one.value is not None}
     numbers = [value for value in values.values() if isinstance(value, (int, float))]
     if numbers and len(numbers) == len(there) and len(set(numbers)) > 1:
@@ -233,7 +233,7 @@ def _range(values: Iterable[Any], form: Callable[[Any], str]) -> str:
 
 
 def _merged(texts: Mapping[int, str]) -> str:
-    """Return one text for all ranks; if they differ, which has which."""
+    """Return one text for all ranks; if theirs differ, name the ranks of each."""
     kinds: dict[str, list[int]] = {}
     for rank, text in texts.items():
         kinds.setdefault(text, []).append(rank)

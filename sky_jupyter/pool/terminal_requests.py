@@ -22,7 +22,7 @@ from .base.event_loop import loop
 from .context import PoolContext
 from .open_pools import pools
 
-# So many are worked on at a time; each terminal has two.
+# The limit of requests at a time; each terminal has two.
 _MOST_AT_A_TIME = 64
 _MOST_DATA, _MOST_COMMAND, _MOST_NUMBER = 128 << 10, 64 << 10, 1 << 53
 _ID, _TERM = re.compile(r"[0-9a-f]{8,64}\Z"), re.compile(r"[\w.+-]{1,64}\Z")
@@ -89,7 +89,7 @@ async def answer(pool: PoolContext, content: Mapping[str, Any]) -> Answer:
     pool.require_live(restarting=True)
     found = (await pool.control.ask(call, [node], **arguments))[node]
     if call is rpc.OPEN_TERMINAL and not isinstance(found, dict):
-        # As a node answers a call that it does not know.
+        # This is how a node answers a call that it does not know.
         raise PoolError(_OLD.format(node))
     if call is rpc.READ_TERMINAL:
         return {"data": base64.b64encode(found["data"]).decode(), "exit": found["exit"]}
@@ -120,7 +120,7 @@ def _read(content: Mapping[str, Any]) -> tuple[rpc.AgentCall, dict[str, Any]]:
 
 
 class TerminalRequestHandler:
-    """Handler of these requests; made with the first, held by the kernel."""
+    """Handler of these requests; the kernel keeps it from the first one on."""
 
     def __init__(self) -> None:
         self._worked_on = 0

@@ -1,4 +1,4 @@
-"""Dask client of the control plane: calls of agents, and who of them is there."""
+"""Dask client of the control plane: calls of agents, and which of them answer."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _POLL = TIMEOUTS.polls.control
 _DIRECT = 16
 # More nodes than this are pinged by the scheduler; more processes are asked along a tree of agents.
 _MANY = 64
-# While nodes join, the pause between two looks at who is there, as a multiple of what a look took.
+# While nodes join, the pause between two polls of the members, as a multiple of a poll's duration.
 _PART = 5
 _BEAT = TIMEOUTS.liveness.beat
 _DIAL_TIMEOUT = TIMEOUTS.liveness.dial
 # The same for the first connection; the interval at which a broken pool is noticed meanwhile.
 _FIRST_DIAL, _WATCH = TIMEOUTS.liveness.first_dial, TIMEOUTS.polls.broken
-# After a broken connection: the delay until its cause is known.
+# The delay after a broken connection until its cause is known.
 _LAST_WORDS = TIMEOUTS.liveness.last_words
 
 
 class _NotJointly(Exception):
-    """Raised where agents of an earlier version are asked jointly."""
+    """Error of a joint call of agents of an earlier version."""
 
 
 class Watcher(NodeWatcher, Protocol):
@@ -85,7 +85,7 @@ class Control:
         self.generation = generation
         self.addresses: dict[int, str] = {}
         self.detector = FailureDetector(watcher, self._look_soon)
-        # The detector's own, which who calls agents looks at.
+        # The detector's own collections, which callers of agents read.
         self.incarnations, self.silent, self.lost = self.detector.incarnations, self.detector.silent, self.detector.lost
         self.doubted, self.off, self.whys = self.detector.doubted, self.detector.off, self.detector.whys
         self.client: Client | None = None
@@ -102,7 +102,7 @@ class Control:
         self._comm: Any = None
         self._nodes = 0
         self._names: dict[str, int] = {}
-        # Of each address, what is done once the scheduler has no agent there any more.
+        # By address, a future that is done once the scheduler has no agent there any more.
         self._gone: dict[str, asyncio.Future[None]] = {}
         # Pings without an answer yet, by node and address.
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
@@ -110,15 +110,15 @@ class Control:
         self._dropping: set[int] = set()
         self._tasks = BackgroundTasks()
         self._kick = asyncio.Event()
-        # How long the last request took that pinged many.
+        # How long the last ping of many nodes took.
         self._many_took = 0.0
-        # Whether the members may have changed since they were asked for: the scheduler tells when one comes or goes.
+        # Whether the members may have changed since the last poll: the scheduler tells when one comes or goes.
         self._stale = True
         # Whether agents that share a process are asked by one request; those of earlier versions answer None to it.
         self._answers_jointly = True
         # Nodes that took no part in a joint call: they are pinged themselves, since another agent may be there.
         self._unsure: set[int] = set()
-        # Addresses that an agent did not reach which was to pass a call on: they are asked themselves from then on.
+        # Addresses that an agent did not reach to forward a call: they are asked directly from then on.
         self._unreached: set[str] = set()
 
     # -- connecting --------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Control:
             absent = sorted(set(range(nodes)) - set(self.addresses))
             if absent and time.monotonic() > end:
                 raise NodeLost(f"the agents of nodes {format_ranks(absent)} did not start within {timeout:.0f} s")
-            # The scheduler has to tell of all that are there, and to let others in meanwhile.
+            # The scheduler lists all members at each poll, and must admit others in between.
             await asyncio.sleep(max(_POLL, _PART * took))
         self.up.set()
         incarnations = await self.ask(rpc.PING)
@@ -254,7 +254,7 @@ class Control:
         self.crowded = self.joining or len(named) > len(self.addresses)
 
     def _have(self, addresses: dict[int, str]) -> None:
-        """Note where the agents are; break off what is asked of those that are gone.
+        """Note where the agents are; break off calls of those that are gone.
 
         Dask would try to connect to them until its timeout is over.
         """
@@ -301,10 +301,10 @@ class Control:
                 self.detector.meet(node, incarnation, (self.client, self.addresses[node]))
 
     def drop(self, node: int) -> None:
-        """Have the scheduler send a node's calls to others: its machine is off.
+        """Make the scheduler send a node's calls to others, as its machine is off.
 
-        If it is on all the same, its agent loses its connection and registers again. It is met then: what is asked of
-        it before breaks off.
+        If the machine is on after all, its agent loses its connection, registers again, and is met then. Calls of it
+        before that are broken off.
         """
         if self.client is not None and node in self.addresses:
             self._dropping.add(node)
@@ -342,7 +342,7 @@ class Control:
                 if self._stale or self.joining or len(self.addresses) < self._nodes or self.crowded:
                     await asyncio.wait_for(self._learn(), SILENCE)
                 elif len(self.addresses) <= _MANY:
-                    # Whether it answers; of many, the pings tell.
+                    # Only check that it answers; with many agents, the pings show that.
                     await asyncio.wait_for(self._connected.scheduler.identity(n_workers=0), SILENCE)
         except (OSError, asyncio.TimeoutError, ValueError):
             # The next poll makes a new client.
@@ -354,8 +354,8 @@ class Control:
     async def _ping(self) -> dict[int, str]:
         """Return the incarnations of the agents that answer.
 
-        Agents that are known to be silent are pinged, but not waited for. Of those that share a process one is pinged,
-        and answers for all.
+        Agents that are known to be silent are pinged, but not waited for. Of agents that share a process, one is
+        pinged, and answers for all.
         """
         many = len(self.addresses) > _MANY
         beside = self._beside()
@@ -374,7 +374,7 @@ class Control:
         late = [place for place in self.addresses.items() if place not in self._asked and place[0] not in early]
         late = [place for place in late if place[0] in beside]
         if many:
-            # Where many are late, they or the scheduler have much to do: asking each would be more of it.
+            # If many are late, they or the scheduler are busy: pinging each would add to their load.
             late = [place for place in late if place[0] not in self.silent]
             late = late if early and len(late) <= _DIRECT else []
         for place in late:
@@ -394,9 +394,10 @@ class Control:
         return answers
 
     def _beside(self) -> dict[int, list[int]]:
-        """Return the nodes to ping, each with those that answer with it.
+        """Return the nodes to ping, each with the nodes that it answers for.
 
-        A lost node is asked itself: it has another agent soon. So is one that may have another one already.
+        A lost node is pinged itself, as it will have another agent soon; so is a node that may have another one
+        already.
         """
         apart = self.lost | self._unsure
         groups = self.detector.by_process(self.addresses.keys() - apart)
@@ -408,7 +409,7 @@ class Control:
     async def _ping_many(self, nodes: Iterable[int]) -> dict[int, str]:
         """Ping nodes through the scheduler, late ones twice; return the answers.
 
-        Of very many, the scheduler has some agents ping others.
+        If there are very many, the scheduler makes some agents ping others.
         """
         places = {node: self.addresses[node] for node in nodes}
         left = {address: node for node, address in places.items() if (node, address) not in self._asked}
@@ -416,14 +417,14 @@ class Control:
         for patience in (min(max(DOUBT, 2 * self._many_took), LATE_DOUBT), LATE_DOUBT):
             began = time.monotonic()
             try:
-                # What is late is asked for by the scheduler itself.
+                # The scheduler itself pings late nodes.
                 branches = self._branches(list(left)) if not found and len(left) > _MANY else {}
                 request = {"workers": list(branches or left), "branches": branches, "patience": patience}
                 ask = getattr(self._connected.scheduler, PING_MANY)(**request, **self._caller)
                 with _typed():
                     answers = await asyncio.wait_for(ask, patience + SILENCE)
             except (OSError, asyncio.TimeoutError):
-                # Whether the scheduler is there is asked for first the next time.
+                # The next poll first checks whether the scheduler answers.
                 self._stale = True
                 break
             self._many_took = time.monotonic() - began
@@ -444,7 +445,7 @@ class Control:
 
     @property
     def there(self) -> set[int]:
-        """Return the nodes that are believed to answer."""
+        """The nodes that are believed to answer."""
         if None in self.silent:
             return set()
         return {node for node in self.addresses if node not in self.silent | self.lost | self.off}
@@ -501,7 +502,7 @@ class Control:
             if self.closing:
                 raise NodeLost(self.why_closed)
             if others := [node for node in chosen if node in met and met[node] != self.incarnations.get(node)]:
-                # What was asked of the one that was there is lost with it.
+                # A request to the earlier agent is lost with it.
                 raise NodeLost(f"node {others[0]}{self.names.get(others[0], '')} is lost: its agent ended")
             try:
                 return await self._ask(chosen, call, **arguments)
@@ -535,7 +536,7 @@ class Control:
     ) -> dict[int, Any]:
         """Call the agents of each process by one request, which the first of them takes.
 
-        Where there are many processes, the agents of some pass it on to the others.
+        If there are many processes, the agents of some forward it to the others.
         """
         incarnations = {node: self.incarnations[node] for nodes in processes for node in nodes}
         arguments = {**arguments, "incarnations": incarnations}
@@ -549,16 +550,16 @@ class Control:
                 raise _NotJointly
             found.update(answer)
         if absent := incarnations.keys() - found.keys():
-            # As if its address did not answer: it is reconnecting, or another one is about to be met.
+            # As if its address did not answer: the agent is reconnecting, or another one is about to be met.
             self._unsure.update(absent)
             self._unreached.update(self.addresses[node] for node in absent if node in self.addresses)
             raise ConnectionAbortedError(f"the agent of node {min(absent)} is not there any more")
         return found
 
     def _branches(self, places: list[str]) -> dict[str, list[str]]:
-        """Return addresses to ask, each with those to which its agent forwards the ping.
+        """Return addresses to ask, each with those to which its agent forwards a call.
 
-        What is late, or is reached only by our link, passes nothing on and is asked itself.
+        Agents that are late, or that only our link reaches, forward nothing and are asked directly.
         """
         odd = self.detector.apart | self.doubted | self.silent
         alone = self._unreached.union(self.addresses.get(node, "") for node in odd if node is not None)
@@ -611,7 +612,7 @@ class Control:
 
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
-    """Raise an agent's refusal by its type: the scheduler passes on its text alone."""
+    """Raise an agent's refusal with its type: the scheduler forwards only its text."""
     try:
         yield
     except Exception as error:
@@ -647,9 +648,9 @@ def _cut(client: Client) -> None:
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """Leave out Dask's reports that its own reconnect failed: we connect again.
+    """Return False for Dask's reports that its own reconnect failed: we reconnect.
 
-    And that it closes connections to very many nodes, which it opens again.
+    The same for reports that it closes connections to very many nodes, which it opens again.
     """
     return not any(text in record.getMessage() for text in ("IOStream is not idle", "Collecting unused comms"))
 

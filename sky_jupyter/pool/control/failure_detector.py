@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Place: TypeAlias = "tuple[Client | None, str]"
 _POLL = TIMEOUTS.polls.control
-# After this long without an answer, or twice the last round trip, other machines are asked about a machine.
+# After this long without an answer, or twice the last round trip, other machines are asked about the silent one.
 DOUBT, LATE_DOUBT = TIMEOUTS.liveness.doubt, TIMEOUTS.liveness.late_doubt
 # After this long without an answer, a node or the whole pool is reported as unreachable.
 SILENCE = TIMEOUTS.liveness.silence
@@ -47,20 +47,20 @@ class NodeWatcher(Protocol):
 
 
 class FailureDetector:
-    """Which nodes of a pool answer, are late, silent or lost. Used on the loop only.
+    """Detector of nodes that are late, silent or lost; used on the loop only.
 
     Parameters
     ----------
     watcher : NodeWatcher
-        Is told of each change.
+        Receives each change.
     look_soon : callable
-        Has the control client look at the nodes again.
+        Makes the control client poll the nodes again.
     """
 
     def __init__(self, watcher: NodeWatcher, look_soon: Callable[[], None]) -> None:
         self.watcher = watcher
         self._look_soon = look_soon
-        # After this, late answers mean nothing.
+        # Once set, late answers are not reported.
         self.closed = False
         # The incarnation of each node's agent: another one has other kernels.
         self.incarnations: dict[int, str] = {}
@@ -70,7 +70,7 @@ class FailureDetector:
         self.whys: dict[int, str] = {}
         # Nodes whose answer is late.
         self.doubted: set[int | None] = set()
-        # Nodes whose machines are off, whatever the scheduler has: they are only pinged.
+        # Nodes whose machines are off, even if the scheduler has their agents: they are only pinged.
         self.off: set[int] = set()
         # For remote nodes, whether our link is down; nodes that the scheduler reaches only by that link.
         self.away: dict[int, Callable[[], bool]] = {}

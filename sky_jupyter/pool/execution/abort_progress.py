@@ -1,7 +1,7 @@
 """Messages on ranks that do not heed an interrupt: which are being freed.
 
-A rank that waits in a collective is freed by breaking that. On a busy machine it takes a while, in which the user must
-not be told that only a new kernel helps.
+A rank that waits in a collective is freed by aborting the collective. On a busy machine this takes a while. Meanwhile
+the user must not be told that only a new kernel helps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class UninterruptedRanks:
     Parameters
     ----------
     deaf : sequence of int
-        Ranks that no broken connection frees: they compute, or stand still.
+        Ranks that an aborted connection does not free: they compute, or are stopped.
     waiting : sequence of int
         Ranks that wait in a call, which can be aborted.
     calls : sequence of str
@@ -33,7 +33,7 @@ class UninterruptedRanks:
 
     @property
     def freeing(self) -> str:
-        """Return the message while ranks are being freed, or ""."""
+        """The message while ranks are being freed, or ""."""
         if not self.waiting:
             return ""
         return f"freeing {rank_label(self.waiting)} from {', '.join(self.calls) or _UNNAMED} …; every name is kept"
@@ -41,7 +41,7 @@ class UninterruptedRanks:
     def warning(self, left: Collection[int], failed: bool) -> str:
         """Return the message on ranks that do not heed it, or "".
 
-        Of the ranks in ``left``, these are the deaf ones; if ``failed``, all of them, as they could not be freed.
+        It names the deaf ranks in ``left``; if ``failed``, all ranks in ``left``, as they could not be freed.
         """
         ranks = sorted(rank for rank in left if failed or rank in self.deaf)
         if not ranks:

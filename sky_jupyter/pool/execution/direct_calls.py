@@ -1,6 +1,6 @@
 """Short calls that the calling thread makes itself, on a socket to local agents.
 
-Nothing else may be on its way. The loop's thread has no part in such a call: to wake it, and to be woken by it, costs
+No other call may be under way. The loop's thread takes no part in such a call: waking it, and being woken by it, costs
 more than the call.
 """
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _TICK = TIMEOUTS.polls.direct_calls
-# Bytes of arguments that are sent at once: larger ones do not fit into a socket, unless they are shared.
+# The limit of bytes of arguments: more do not fit into a socket at once, unless they are shared.
 _MOST = frames.MOST_ARGUMENTS if shared_bytes.IS_POSSIBLE else 1 << 16
 
 
 class DirectCall(Protocol):
-    """A call or cell, as it is made directly.
+    """Call or cell that is made directly.
 
     Attributes
     ----------
     id : str
-        Its id, which it keeps where it is opened.
+        Its id, which it keeps when it is opened.
     ranks, left : list of int, set of int
-        Its ranks; those that it waits for.
+        Its ranks; the ranks that it still waits for.
     arguments : bytes or SharedBytes
-        What is sent besides the frame.
+        What is sent in addition to the frame.
     incarnations : dict of int to str
-        Of the agents that it was sent to, by node.
+        The incarnations of the agents that it was sent to, by node.
     sent, opened : bool
-        Whether ranks may have begun it; whether it goes on on the long way.
+        Whether ranks may have begun it; whether it continues the long way.
     began : float
         When it was sent.
     """
@@ -65,17 +65,17 @@ class DirectCall(Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether it is for its ranks, and others may not make it."""
+        """Whether only its own ranks may run it."""
         ...
 
     @property
     def key(self) -> bytes:
-        """The key of its function; of no meaning if it has none."""
+        """The key of its function; meaningless if it has none."""
         ...
 
     @property
     def is_late(self) -> bool:
-        """Whether it takes longer than it may on the short way."""
+        """Whether it has taken longer than the short way allows."""
         ...
 
     def packed(
@@ -90,7 +90,7 @@ class DirectCall(Protocol):
 
 
 class CallsContext(Protocol):
-    """Short calls of a pool, as direct ones use them."""
+    """Short calls of a pool, as seen by direct ones."""
 
     pool: TaskContext
     spare: SpareFiles
@@ -102,11 +102,11 @@ class CallsContext(Protocol):
         ...
 
     def load_of(self, rank: int) -> int:
-        """Return how many calls a rank has to do."""
+        """Return the number of calls that a rank runs or has queued."""
         ...
 
     def take_over(self, call: DirectCall) -> None:
-        """Count a call that was made directly, and goes on on the long way."""
+        """Count a direct call that continues the long way."""
         ...
 
 
@@ -117,7 +117,7 @@ class DirectCalls:
         self._short = short
         # Replaced as a whole, by the loop.
         self._lines: dict[CallChannel, DirectLine] = {}
-        # One thread at a time makes a call; its rank, -1 for none.
+        # One thread at a time makes a call. ``rank`` is that call's rank; -1 for none.
         self._lock = threading.Lock()
         self.rank = -1
 
@@ -154,7 +154,7 @@ class DirectCalls:
         call : ShortCall or ShortCell
             The call.
         presses : list
-            Has an item once the call is to be stopped.
+            Gets an item when the call must be stopped.
 
         Returns
         -------
@@ -223,7 +223,7 @@ class DirectCalls:
         return True
 
     def _rank_for(self, call: DirectCall) -> list[int]:
-        """Return the rank that is to run a call, as a list; empty if none is free."""
+        """Return a free rank for a call, as a list; empty if there is none."""
         short, busy = self._short, self._short.pool.supervisor.busy_ranks()
         for rank in call.ranks or range(short.pool.spec.world_size):
             if rank not in busy and not short.load_of(rank):
@@ -247,10 +247,10 @@ class DirectCalls:
                     call.sent = False
                 elif kind in (frames.OPENED, frames.REFUSED):
                     call.opened = True
-                    # One that was refused has not begun; of all ranks, others have.
+                    # A refused call has not begun; but one of all ranks may have begun on others.
                     call.sent = kind == frames.OPENED or call.everywhere
                     if kind == frames.REFUSED:
-                        # It may be the function that is not known there.
+                        # The agents may not know the function.
                         line.known.discard(call.key)
         except Exception as error:
             # Agents are untrusted input.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def answer_questions(run: Run, supervisor: Supervisor, ask: AskUser) -> None:
-    """Have the user asked what the run's code asks.
+    """Pass the questions of a run's code to the user, and the answers back.
 
     Parameters
     ----------

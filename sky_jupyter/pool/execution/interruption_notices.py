@@ -15,13 +15,13 @@ from ..base.timeouts import TIMEOUTS
 from .unresponsive_notices import Watchdog
 
 _MOST_TEXT = 40
-# With so many seconds left, it is said again.
+# The notice is repeated when so many seconds are left.
 _REMINDERS = (TIMEOUTS.machines.reminder, TIMEOUTS.machines.last_reminder)
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What is known of one machine's end.
+    """Announced end of one machine.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Notice:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds left, not below 0; None if unknown."""
+        """The seconds left, not below 0; None if unknown."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
 
@@ -79,12 +79,12 @@ class InterruptionNotices:
         return True
 
     def _remind(self, node: int, notice: Notice) -> None:
-        """Say again how long a machine is still there."""
+        """Repeat a notice, with the seconds that are left."""
         if self.nodes.get(node) is notice and _key(node) in self._watchdog.troubles:
             self._watchdog.trouble(_key(node), self._text(node, notice))
 
     def forget(self, node: int | None = None) -> None:
-        """Forget a node's notice: it has another machine; of all nodes by default."""
+        """Forget the notice of a node, as it has another machine; by default, all."""
         for each in list(self.nodes) if node is None else [node]:
             if self.nodes.pop(each, None) is not None:
                 self._watchdog.over(_key(each))
@@ -98,7 +98,7 @@ class InterruptionNotices:
         if not self.is_taken(node):
             return ""
         notice = self.nodes[node]
-        # It is not to come any more.
+        # The loss has happened: it is not announced any more.
         self._watchdog.over(_key(node))
         return f"its provider has taken the machine away ({notice.action})"
 

@@ -41,7 +41,7 @@ class JournalReader:
             while True:
                 answer = (await self._supervisor.control.ask(rpc.READ_EVENTS, [node], run=id, start=start))[node]
                 if run.id != id:
-                    # A call that is begun again elsewhere meanwhile: these are events of its former attempt.
+                    # The call was retried elsewhere meanwhile: these events are of its former attempt.
                     return
                 following, data = answer["next"], answer["data"]
                 if not isinstance(following, int) or following <= start:
@@ -57,7 +57,7 @@ class JournalReader:
                 # The journal of an agent that died may lack an end.
                 run.lose([rank for rank in run.left if run.outcomes[rank].node == node], f"node {node} had lost it")
         except (LookupError, TypeError, NodeLost):
-            # It was not begun there, or the node is lost, which is reported elsewhere.
+            # The run was not begun there, or the node is lost, which is reported elsewhere.
             pass
         finally:
             self._reading.discard(key)

@@ -36,7 +36,7 @@ class JournalsContext(ValuesContext, Protocol):
 
     @property
     def is_guest(self) -> bool:
-        """Return whether another process manages it."""
+        """Whether another process manages it."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class JournalsContext(ValuesContext, Protocol):
 
     @property
     def events(self) -> PoolEvents:
-        """Return what happened in the newest runs and calls, and to the pool."""
+        """The events of the newest runs and calls, and of the pool."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class JournaledRuns:
             wanted = {rank // pool.spec.ranks_per_node for rank in run["begin"].get("ranks", [])}
             if run["over"] and not wanted <= set(run["nodes"]):
                 partly.append(id)
-        # Some nodes have not begun it: they still will, unless its manager had given them up.
+        # Some nodes have not begun the run: they still will, unless its manager had given them up.
         for id in partly:
             row = pool.registry.run(id)
             found[id]["over"] = row is not None and row.state != "running"
@@ -116,7 +116,7 @@ class JournaledRuns:
     def adopt(self, id: str, listener: Listener = ignore) -> Run:
         """Return another manager's run, to be attended like an own one.
 
-        Its events come from the first on. Nodes that had not begun it when that manager ended begin now; none begins
+        Its events come from the beginning. Nodes that had not begun it when that manager ended begin now; none begins
         twice. Raises PoolError if no node knows it.
         """
         pool = self.pool
@@ -194,12 +194,12 @@ class JournaledRuns:
         if rank is not None and not pool.shape:
             pool.check_ranks([rank])
         pool.require_live()
-        # After a change of nodes any of them may have what a rank told before.
+        # After a resize, any node may have earlier events of the rank.
         wanted = nodes if nodes is not None or rank is None or pool.shape else {rank // pool.spec.ranks_per_node}
         return pool.watchdog.answer(journal_pages.ask(pool.control, id, rank, wanted, start, count), _READ_TIMEOUT)
 
     def homes(self, id: str) -> dict[int, int]:
-        """Return each rank's node with its journal of a run, or below 0.
+        """Return, by rank, the node with its journal of a run; below 0 if it is gone.
 
         Raises PoolError if no node knows the run.
         """

@@ -27,9 +27,9 @@ _KILL_PATIENCE = TIMEOUTS.repairs.kill
 _CHECK_PATIENCE = TIMEOUTS.repairs.check
 # Ranks whose collectives were aborted leave a check within this.
 _ABORT_PATIENCE = TIMEOUTS.interrupts.abort
-# A node whose agent ended during a restart is back within this.
+# A node whose agent ended during a restart must be back within this.
 _RETURN_PATIENCE = TIMEOUTS.repairs.returned
-# Attempts of a restart in which a connection breaks or an agent ends.
+# The limit of attempts of a restart, if a connection breaks or an agent ends.
 _RESTARTS = 3
 _PAUSE = TIMEOUTS.polls.repairs
 # A kernel that ends by itself more often than this, within this time, is not replaced.
@@ -47,42 +47,42 @@ class RepairsContext(SupervisorContext, Protocol):
 
     @property
     def together(self) -> bool:
-        """Return whether the loss of one rank, or a broken collective, affects all."""
+        """Whether the loss of one rank, or a broken collective, affects all."""
         ...
 
     @property
     def gentle(self) -> bool:
-        """Return whether blocked ranks can be freed with their namespaces kept."""
+        """Whether blocked ranks can be freed with their namespaces kept."""
         ...
 
     @property
     def head_bound(self) -> bool:
-        """Return whether the others cannot outlive rank 0."""
+        """Whether the other ranks cannot continue without rank 0."""
         ...
 
     @property
     def has_lost_nodes(self) -> bool:
-        """Return whether a node is lost, or is back and has no new kernels yet."""
+        """Whether a node is lost, or is back and has no new kernels yet."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Return whether a rank works on a run."""
+        """Whether a rank works on a run."""
         ...
 
     @property
     def working(self) -> set[Run]:
-        """Return the runs that ranks work on, without those that wait for a repair."""
+        """The runs that ranks work on, without those that wait for a repair."""
         ...
 
     @property
     def restarted(self) -> set[int]:
-        """Return the ranks whose kernels are new, to add to."""
+        """The ranks whose kernels are new; its users add to it."""
         ...
 
     @property
     def news(self) -> list[str]:
-        """Return the notices that no listener has got, to add to."""
+        """The notices that no listener has got; its users add to it."""
         ...
 
     def tell(self, text: str) -> None:
@@ -119,9 +119,9 @@ class KernelRepairs:
     ) -> None:
         self._supervisor = supervisor
         self._renew, self._again, self._on_broken = renew, again, on_broken
-        # Shuts kernels down that are about to be replaced; ``busy`` says whether any runs something.
+        # Shuts down kernels that are about to be replaced; ``busy`` says whether any of them runs something.
         self.finish: Callable[..., Awaitable[None]] = _at_once
-        # Returns the work that cells wait for until lost nodes have other machines.
+        # Returns the replacement of lost machines, for which cells wait; None if there is none.
         self.replacing: Callable[[], asyncio.Future[None] | None] = lambda: None
         # The last repair, for which the next cell waits; and all repairs.
         self._repair: asyncio.Future[None] | None = None
@@ -142,7 +142,7 @@ class KernelRepairs:
 
     @property
     def mending(self) -> bool:
-        """Return whether a repair is under way."""
+        """Whether a repair, or a replacement of machines, is under way."""
         return self.is_pending()
 
     def is_pending(self, nodes: Collection[int] | None = None) -> bool:
@@ -152,8 +152,8 @@ class KernelRepairs:
     async def settle(self, nodes: Collection[int] | None = None) -> None:
         """Wait until all repairs are done, and the nodes' machines replaced.
 
-        These are repairs that begin meanwhile, too, and lost machines of these nodes, or of any by default. A machine
-        may come back after hours: what does not need it goes on.
+        This includes repairs that begin meanwhile, and lost machines of these nodes, by default of any. A machine may
+        come back after hours, so runs that do not need it must not wait for it.
         """
         while self.is_pending(nodes):
             await self.settle_kernels()
@@ -235,7 +235,7 @@ class KernelRepairs:
                     self._repair = None
 
         task = self._repair = self._repairs.start(mend())
-        # For a task that was cancelled before it began.
+        # If the task is cancelled before it begins, nothing else closes the work.
         task.add_done_callback(lambda _: work.close())
 
     def give_up(self) -> None:
@@ -246,7 +246,7 @@ class KernelRepairs:
                 task.cancel()
 
     async def restart(self, ranks: Sequence[int] | None = None) -> None:
-        """Replace kernels, by default all; what runs there fails.
+        """Replace kernels, by default all; runs on them fail.
 
         A restart of all replaces repairs that are under way.
         """
@@ -318,7 +318,7 @@ class KernelRepairs:
 
     async def _replace_ended(self, rank: int, text: str) -> None:
         if rank not in await self._ended():
-            # A run at the same moment has had it replaced.
+            # A run's repair has replaced it already.
             return
         now = time.monotonic()
         recent = [when for when in self._ends.get(rank, ()) if now - when < _REPLACEMENT_SPAN]
@@ -365,7 +365,7 @@ class KernelRepairs:
     async def _resume(self) -> None:
         """After a failure, reinitialize ranks that are out of step.
 
-        Two ranks that stopped before and after a collective, or with one pending in the background, would wait for each
+        If ranks stopped before and after a collective, or with one pending in the background, they would wait for each
         other, or mix up their numbers.
         """
         checks = await self._supervisor.control.ask(rpc.CHECK_PLUGINS, patience=_CHECK_PATIENCE)
@@ -447,7 +447,7 @@ class KernelRepairs:
         await self.renew(everyone)
 
     async def replace_lost(self, ranks: Sequence[int]) -> None:
-        """Make the kernels of nodes that are back, and of their dependents."""
+        """Replace the kernels of nodes that are back, and those that depend on them."""
         if not self._supervisor.together:
             with contextlib.suppress(NodeLost):
                 # Other kernels may have failed to enter the plugins when this node was lost.
@@ -470,9 +470,9 @@ class KernelRepairs:
 
     @contextlib.asynccontextmanager
     async def _repairing(self, *, force: bool = False) -> AsyncIterator[None]:
-        """Have a turn for a repair, ahead of other notebooks' runs.
+        """Hold a turn for a repair, ahead of other notebooks' runs.
 
-        ``force`` ends the one that runs.
+        ``force`` ends the run that has the turn.
         """
         turns = self._supervisor.turns
         if turns.held:
@@ -492,12 +492,12 @@ class KernelRepairs:
                 await asyncio.shield(self._supervisor.keep_task(turns.leave(name)))
 
     async def renew(self, ranks: Sequence[int]) -> None:
-        """Replace kernels, and note how long that takes."""
+        """Replace kernels, and record how long that takes."""
         with self._supervisor.events.restarting(ranks, self._supervisor.spec.ranks_per_node):
             await self._renew(ranks)
 
     async def again(self, ended: Sequence[int]) -> bool:
-        """Set the frameworks up again, and note how long that takes.
+        """Set the frameworks up again, and record how long that takes.
 
         The ``ended`` ranks get new kernels.
         """

@@ -14,9 +14,9 @@ from .supervisor_context import SupervisorContext
 if TYPE_CHECKING:
     from .turns import Turns
 
-# Nodes that were lost together are waited for so long, once one of them is back.
+# How long nodes that were lost together are waited for, once one of them is back.
 _TOGETHER = TIMEOUTS.repairs.together
-# A node whose agent ended is back within this; else runs on it fail.
+# A node whose agent ended must be back within this; else runs on it fail.
 _RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
 _PLURALS = {"its agent ": "their agents ", "its ": "their ", "it does": "they do", "it is": "they are"}
 
@@ -29,7 +29,7 @@ class LostNodesContext(SupervisorContext, Protocol):
 
     @property
     def restarted(self) -> set[int]:
-        """Return the ranks whose kernels are new, to add to."""
+        """The ranks whose kernels are new; its users add to it."""
         ...
 
     def tell(self, text: str) -> None:
@@ -58,7 +58,7 @@ class LostNodes:
 
     def __init__(self, supervisor: LostNodesContext, repairs: KernelRepairs) -> None:
         self._supervisor, self._repairs = supervisor, repairs
-        # Called with each node whose agent does not restart by itself.
+        # Called with each lost node whose agent does not restart by itself.
         self.on_lost: Callable[[int], None] = lambda node: None
         self._returned: dict[int, _Return] = {}
         # Lost nodes, until they are back and have new kernels; those of them that are back, with why they were lost.
@@ -79,16 +79,16 @@ class LostNodes:
         self.nodes.add(node)
         self._back.pop(node, None)
         if self._supervisor.turns.guest:
-            # The manager sees to it.
+            # The manager repairs it.
             return
         if not revived:
             self.on_lost(node)
-        # Made now: the node may be back before its repair's turn comes.
+        # Made now, as the node may be back before its repair's turn comes.
         returned = self._returned[node] = _Return(why)
         self._repairs.begin(self._take_back(node, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))
 
     def renew(self, node: int) -> None:
-        """Have kernels made for a node that is back without its own."""
+        """Begin to replace the kernels of a node that is back without them."""
         if self._supervisor.turns.guest:
             per_node = self._supervisor.spec.ranks_per_node
             self._supervisor.restarted.update(range(node * per_node, (node + 1) * per_node))
@@ -110,7 +110,8 @@ class LostNodes:
                 del self._returned[node]
             return
         if node in self._back and (others := [one for one in self._returned.values() if one.why == returned.why]):
-            # What took them all, as the end of a process that they share, is over for all of them soon.
+            # They were lost for one reason, such as the end of a process that they share: the others are back soon,
+            # too.
             tasks = [self._supervisor.keep_task(one.wait()) for one in others]
             await asyncio.wait(tasks, timeout=_TOGETHER)
             for task in tasks:
@@ -118,10 +119,10 @@ class LostNodes:
         await self._replace(node)
 
     async def _replace(self, node: int) -> None:
-        """Replace the kernels of a returned node, those lost with it, and dependents."""
+        """Replace kernels of a returned node, of those lost with it, and dependent ones."""
         why = self._back.get(node)
         if why is None:
-            # They have been replaced with those of another one.
+            # Its kernels were replaced together with those of another node.
             return
         nodes = sorted(other for other, its in self._back.items() if its == why)
         for other in nodes:
@@ -140,7 +141,7 @@ class LostNodes:
 
 
 def _of_several(why: str) -> str:
-    """Return why a node was lost, or has come back, as it is said of several."""
+    """Return the reason of one node's loss or return, in the plural."""
     for one, several in _PLURALS.items():
         if why.startswith(one):
             return several + why.removeprefix(one)

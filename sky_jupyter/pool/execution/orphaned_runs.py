@@ -48,7 +48,7 @@ def take_stock(pool: StockContext) -> None:
     known = pool.runs()
     _record_missing(pool, known)
     on = {id for id, facts in known.items() if not facts["over"]}
-    # Guests' runs that wait have sent what they need.
+    # Waiting runs of guests have sent what they need, so it is kept.
     on |= loop().call(pool.supervisor.turns.queued())
     for row in pool.registry.running_runs(pool.id):
         if row.id in on:
@@ -74,7 +74,7 @@ def _record_missing(pool: StockContext, known: Mapping[str, Mapping[str, Any]]) 
         if (not latest or began > latest[0].began) and pool.registry.run(id) is None:
             ranks = [rank for rank in begin.get("ranks") or () if is_count(rank)]
             code, cell = str(begin.get("code") or ""), count if is_count(count) else 0
-            # Another notebook has begun it, which is not known any more.
+            # It is not known any more which notebook has begun it.
             pool.registry.run_began(id, pool.id, code, ranks, cell, notebook="")
 
 

@@ -12,7 +12,7 @@ from ...node.protocol.journal_events import is_count
 from ..base.timeouts import TIMEOUTS
 from .supervisor_context import SupervisorContext
 
-# They are gathered for so long, and go in one request.
+# Acknowledgements are gathered for this long, and sent in one request.
 _GATHER = TIMEOUTS.polls.acknowledgements
 
 
@@ -27,7 +27,7 @@ class OutputAcknowledgements:
 
     def __init__(self, supervisor: SupervisorContext) -> None:
         self._supervisor = supervisor
-        # The marks of nodes' output that is to be acknowledged; None for all that they have sent.
+        # By node, the mark up to which its output is acknowledged; None for all that it has sent.
         self._marks: dict[int, int | None] = {}
 
     def take(self, batch: Mapping[str, Any]) -> None:
@@ -51,6 +51,6 @@ class OutputAcknowledgements:
         try:
             await self._supervisor.control.ask(rpc.ACK_OUTPUT, sorted(marks), marks=marks)
         except (OSError, SkyError):
-            # One that is lost keeps back no others.
+            # A lost node must not hold back the others' acknowledgements.
             for node in marks if len(marks) > 1 else ():
                 self._supervisor.keep_task(self._send({node: marks[node]}))

@@ -63,7 +63,7 @@ class ExecutorContext(PoolContext, Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Return the record of which names the nodes have."""
+        """The record of which names the nodes have."""
         ...
 
     @property

@@ -66,7 +66,7 @@ class SubmissionContext(TaskContext, Protocol):
 
     @property
     def events(self) -> PoolEvents:
-        """Return what happened in the newest runs and calls, and to the pool."""
+        """The events of the newest runs and calls, and of the pool."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class SubmissionContext(TaskContext, Protocol):
 
     @property
     def ask(self) -> AskUser | None:
-        """Return what asks a person beside what runs."""
+        """The callback that asks the user while something runs; None if there is none."""
         ...
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
@@ -140,12 +140,12 @@ class RunSubmission:
         asks : bool
             Whether its code may ask the user, as by `input`; otherwise that is refused.
         apart : bool
-            Whether the ranks' work is in processes of their own; see `Run`.
+            Whether the ranks' work runs in separate processes; see `Run`.
         pager : int, optional
             The rank that shows what ``name?`` finds, by default the first of the ranks.
         attended : bool
-            Whether it is attended at once. Then a cell that does not look as if it showed something goes the short way:
-            if it takes a moment only, it is over when this returns.
+            Whether the caller attends it at once. Then a cell that seems to show nothing goes the short way: if it
+            takes only a moment, it is over when this returns.
         listener : callable
             Receives the run's events.
         on_send : callable
@@ -211,7 +211,7 @@ class RunSubmission:
         return run
 
     def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
-        """Return a run on these ranks; without ranks, one that owns what calls are sent."""
+        """Return a run on these ranks; without ranks, one that owns files for calls."""
         pool = self.pool
         pool.require_live()
         if pool.is_guest:
@@ -223,7 +223,7 @@ class RunSubmission:
         run.capture = pool.pythons.fitting(capture) if pool.pythons.others else capture
         run.shape = pool.shape
         if not ranks:
-            # It owns what calls are sent, and does not run.
+            # It owns the files that are sent for calls, and does not run.
             run.events = pool.events.own
         return run
 
@@ -259,10 +259,10 @@ class RunSubmission:
     def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
         """Return what ranks need besides a function's files; send what is new.
 
-        The project's files are looked at unless that was done ``within`` so many seconds.
+        The project's files are checked, unless they were checked in the last ``within`` seconds.
         """
         with self.pool.explaining_end():
-            # A loop of calls does not repeat what is missing.
+            # Calls in a loop do not repeat the notice of missing packages.
             return self._around(modules, listener, self.pool.hosts, ignore, no_tick, again=False, within=within)
 
     def _around(
@@ -388,7 +388,7 @@ class RunSubmission:
         try:
             pool.require_live()
         except PoolError:
-            # It may have ended before they were there: `lose_all` did not find them.
+            # The pool may have ended before the runs were added, so that `lose_all` did not find them.
             for run in runs:
                 pool.supervisor.discard(run)
             raise

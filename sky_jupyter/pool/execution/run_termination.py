@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .unresponsive_notices import Watchdog
 
 _INTERRUPT_PATIENCE = TIMEOUTS.interrupts.agents
-# The stacks of ranks that have not stopped by then are sampled.
+# The stacks of ranks that have not stopped after this long are sampled.
 _HEED_PATIENCE = TIMEOUTS.interrupts.heed
 _SHOWN_PATIENCE = TIMEOUTS.interrupts.shown
 # A rank may still be compiling what then fails at once.
 _ABORT_PATIENCE = TIMEOUTS.interrupts.abort
 _KILL_PATIENCE = TIMEOUTS.repairs.kill
 _REACH_PATIENCE = TIMEOUTS.repairs.reach
-# A second interrupt returns the prompt after this, whatever does not answer.
+# A second interrupt returns the prompt after this, even if ranks do not answer.
 FREE_PATIENCE = TIMEOUTS.interrupts.freed
 _PAUSE = TIMEOUTS.polls.repairs
 
@@ -49,7 +49,7 @@ class TerminationContext(SupervisorContext, Protocol):
 
     @property
     def gentle(self) -> bool:
-        """Return whether blocked ranks can be freed with their namespaces kept."""
+        """Whether blocked ranks can be freed with their namespaces kept."""
         ...
 
     async def reach(self, nodes: Iterable[int], call: AgentCall, /, **arguments: Any) -> None:
@@ -65,7 +65,7 @@ class RunTermination:
     supervisor : TerminationContext
         The pool's supervisor.
     replace_stuck : callable
-        Called with a run and ranks that were given up: it replaces those of their kernels that are still busy with it.
+        Called with a run and ranks that were given up; replaces the kernels that are still busy with the run.
     """
 
     def __init__(self, supervisor: TerminationContext, replace_stuck: Callable[[Run, Sequence[int]], None]) -> None:
@@ -77,13 +77,13 @@ class RunTermination:
         in_time = await run.until_in_work(run.is_troubled_or_over, timeout)
         has_died = any(outcome.status == "died" for outcome in run.outcomes.values())
         if has_died and self._supervisor.gentle and not run.apart:
-            # No collective of a dead rank can end.
+            # Collectives of a dead rank cannot end.
             await self.abort(run)
         if in_time and run.left:
             # After the user's interrupt there is no grace: nothing more can come.
             patience = _INTERRUPT_PATIENCE if run.why else grace
             left = patience if end is None else min(patience, end - run.worked)
-            # Once interrupted, it waits for no answer.
+            # An interrupted run does not wait for the user's answers, so all time counts.
             await (run.until if run.why else run.until_in_work)(lambda: not run.left, left)
         if not run.left:
             return
@@ -104,7 +104,7 @@ class RunTermination:
     async def _stop(self, run: Run, *, to_the_end: bool) -> None:
         """Interrupt the remaining ranks, abort their collectives, and kill them.
 
-        A kill loses a namespace: if the user has interrupted the run, it waits for a second interrupt.
+        A kill loses a namespace: if the user has interrupted the run, ranks are only killed at a second interrupt.
         """
         await self.signal(run, signal.SIGINT)
         if not to_the_end:
@@ -123,7 +123,8 @@ class RunTermination:
     async def _stop_apart(self, run: Run, *, asked: bool) -> None:
         """Stop the remaining ranks of a script.
 
-        The first interrupt is passed on to it, and the second kills. The user's interrupts have been sent already.
+        A rank passes the first interrupt on to it, and kills it at the second. The user's interrupts have been sent
+        already.
         """
         if not asked:
             for patience in (_SHOWN_PATIENCE, _ABORT_PATIENCE):
@@ -208,11 +209,11 @@ class RunTermination:
     async def abort(self, run: Run) -> None:
         """Abort the collectives that a run waits in, on all of the pool.
 
-        Of two ranks in a group that a cell has made, only the callee knows their connection as the framework's, and
-        that rank may have ended, or not be part of the run.
+        A cell may have made a group of two ranks. Only the called rank knows their connection as the framework's, and
+        it may have ended, or not be part of the run.
         """
         if self._supervisor.turns.guest and not await self._is_sure_of_turn():
-            # They may be those of another notebook's run.
+            # The collectives may be those of another notebook's run.
             return
         run.aborted.update(run.left)
         await self._supervisor.reach(self._supervisor.control.addresses, rpc.ABORT_COLLECTIVES)

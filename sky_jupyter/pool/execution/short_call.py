@@ -1,4 +1,4 @@
-"""A call on the short way, and the function that it calls."""
+"""Call on the short way, and the function that it calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ..runs.run import Run, new_id
 from .task_context import FunctionBundle
 
 _SHORT = TIMEOUTS.polls.short_calls
-# Calls of a rank that are sent ahead if they are short, so many that they take as long as this; else one.
+# A rank is sent as many calls ahead as take _AHEAD seconds together, at most _MOST_AHEAD; calls longer than _TINY, one
+# by one.
 _AHEAD, _MOST_AHEAD, _TINY = 0.02, 16, 0.01
 
 
@@ -39,7 +40,7 @@ class ShortResult:
     type : str
         The name of the value's type.
     writes : dict
-        What the call has assigned there, in fields as the ends of journals have them.
+        The names that the call has assigned there, in the fields of a journal's end event.
     """
 
     rank: int
@@ -73,37 +74,37 @@ class ShortCall:
     Parameters
     ----------
     ranks : list of int
-        Its ranks; none for the one that has the least to do.
+        Its ranks; empty for the least busy one.
     function : WarmFunction
         Its function.
     arguments : bytes or SharedBytes
         Pickle of a list with its arguments.
     about : dict
-        What agents are told besides: ``"title"``, ``"timeout"``, ``"all"`` where it is one of all ranks, and
-        ``"asks"`` where the user can be asked, and ``"together"`` where it makes several.
+        Further fields for agents: ``"title"`` and ``"timeout"``; ``"all"`` if it runs on all ranks, ``"rank"`` if it is
+        for one rank, ``"asks"`` if the user can be asked, ``"together"`` if it makes several calls.
     count : int
         How many calls of the function it makes.
 
     Attributes
     ----------
     id : str
-        Its id, which it keeps where it is opened.
+        Its id, which it keeps when it is opened.
     results : dict
-        By rank, what has come of it.
+        Its results, by rank.
     opened : bool
-        Whether it goes on on the long way.
+        Whether it continues the long way.
     sent : bool
         Whether ranks may have begun it.
     dropped : bool
         Whether it was given up before it was sent.
     moving : bool
-        Whether another rank is to make it, if its own has not begun it.
+        Whether it is being moved to another rank, if its own has not begun it.
     incarnations : dict
-        Of the agents that it was sent to, by node.
+        The incarnations of the agents that it was sent to, by node.
     delay : float
-        Seconds that its arguments and its value may be on their way.
+        Seconds that its arguments and its value may travel.
     everywhere : bool
-        Whether it is one of all ranks.
+        Whether it runs on all ranks.
     """
 
     def __init__(
@@ -119,10 +120,10 @@ class ShortCall:
         self.incarnations: dict[int, str] = {}
         self.delay = 0.0
         self.began = time.perf_counter()
-        # No Event: an interrupt inside of one may leave it locked.
+        # Not an Event: an interrupt inside of one may leave it locked.
         self.lock = threading.Lock()
         self.lock.acquire()
-        # Called on the loop when it is over, or opened; by default whoever waits for the lock is woken.
+        # Called on the loop when it is over, or opened; by default it wakes the thread that waits for the lock.
         self.on_over: Callable[[ShortCall], None] = _wake
 
     def values(self) -> list[Any]:
@@ -147,7 +148,7 @@ class ShortCall:
         return run
 
     def unsend(self) -> None:
-        """Note that its rank has not begun it, and does not begin it any more."""
+        """Note that its rank has not begun it, and will not."""
         self.sent = self.moving = False
         self.ranks, self.left = [], set()
         self.incarnations.clear()
@@ -171,7 +172,7 @@ class ShortCall:
         here : bool
             Whether the other end is on this machine.
         spare : SpareFiles, optional
-            Has files that the first ranks may write their values to, if those are large.
+            Provides files to which the first ranks may write large values.
 
         Returns
         -------
@@ -217,17 +218,17 @@ class ShortCall:
 
     @property
     def stays(self) -> bool:
-        """Whether it is for its ranks, and others may not make it."""
+        """Whether only its own ranks may run it."""
         return self.everywhere or "rank" in self.about
 
     @property
     def is_waited(self) -> bool:
-        """Whether a thread waits for it alone."""
+        """Whether a thread waits for only this call."""
         return self.on_over is _wake
 
     @property
     def is_late(self) -> bool:
-        """Whether it takes longer than calls of the short way may."""
+        """Whether it has taken longer than the short way allows."""
         return time.perf_counter() - self.began > _SHORT + self.delay
 
 
@@ -236,18 +237,18 @@ def _wake(call: ShortCall) -> None:
 
 
 class WarmFunction:
-    """Function whose files the nodes keep, with what a rank is told of it."""
+    """Function whose files the nodes keep, with the request content for its ranks."""
 
     def __init__(self, key: bytes, bundle: FunctionBundle, content: dict[str, Any]) -> None:
         self.key, self.bundle, self.content = key, bundle, content
-        # The seconds that a call takes, of late; None before one has ended.
+        # A running average of a call's seconds; None before one has ended.
         self.seconds: float | None = None
         # Whether the latest value was shared.
         self.has_large_values = False
 
     @property
     def ahead(self) -> int:
-        """How many of its calls a rank is sent at most."""
+        """The limit of its calls that a rank is sent at a time."""
         if self.seconds is None or self.seconds > _TINY:
             return 1
         return min(_MOST_AHEAD, int(_AHEAD / max(self.seconds, 1e-4)))

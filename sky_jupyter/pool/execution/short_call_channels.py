@@ -26,7 +26,7 @@ class CallChannel(ABC):
     Parameters
     ----------
     incarnations : dict of int to str
-        Of the agents that it leads to, by node.
+        The incarnations of the agents that it leads to, by node.
     """
 
     def __init__(self, incarnations: dict[int, str]) -> None:
@@ -58,14 +58,14 @@ class CallChannel(ABC):
 
 
 class RemoteCallChannel(CallChannel):
-    """Connection of Dask's kind to one agent, over TLS.
+    """Dask connection to one agent, over TLS.
 
     Parameters
     ----------
     comm : Comm
         The connection.
     incarnations : dict of int to str
-        Of the agent, by its node.
+        The incarnation of the agent, by its node.
     latency : float
         Seconds from a small message to its answer.
     """
@@ -145,7 +145,7 @@ class DirectLine:
             return False
         except OSError:
             pass
-        # What was sent of the last frame is dropped at the other end.
+        # The other end drops a frame that was sent only in part.
         self.close()
         return False
 
@@ -168,7 +168,7 @@ class DirectLine:
     def close(self) -> None:
         """Close the line; a thread that waits on it sees that."""
         self.is_open = False
-        # The number of an open file must not become another's while a thread waits on it: it is freed with this object.
+        # Only shut down: another file must not get its descriptor while a thread waits on it. `__del__` closes it.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -179,7 +179,8 @@ class DirectLine:
 async def connect_here(path: str, manager: int, timeout: float) -> tuple[socket.socket, dict[int, str]]:
     """Connect to the agents of a local process; return the socket and incarnations.
 
-    Raises OSError, ValueError or TypeError where there is no such process, or it cannot be understood.
+    Raises OSError, ValueError or TypeError if there is no such process, or its answer is invalid; asyncio.TimeoutError
+    if there is no answer in time.
     """
     connected = socket.socket(socket.AF_UNIX)
     try:

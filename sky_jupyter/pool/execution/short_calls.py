@@ -1,7 +1,7 @@
 """Short way of calls: frames to each agent, without Dask, journal and registry.
 
-A call that is not over soon, prints, fails, or whose channel breaks is *opened*: it goes on under the same id as a run
-or task of the long way, which has everything else. docs/design-calls.md has the whole.
+A call that is not over soon, prints, fails, or whose channel breaks is *opened*: it continues under the same id as a
+run or task, the long way, which can do everything else. See docs/design-calls.md.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from .task_context import FunctionBundle, TaskContext
 _log = logging.getLogger(__name__)
 _DIAL = TIMEOUTS.liveness.dial
 _REST = TIMEOUTS.links.longest_pause
-# A call that takes longer is opened, and looked for as often; one of a function whose calls take little only if its
-# rank has ended none for so many times as long: a busy machine is the likelier cause.
+# A call that takes longer than _SHORT is opened; late calls are looked for at this interval. If calls of its function
+# are usually short, a busy machine is the likelier cause: then it is opened only if its rank has ended no call for
+# _STALLED times as long.
 _SHORT, _STALLED = TIMEOUTS.polls.short_calls, 5
-# While calls are under way, files that were looked at within this time are as they were then.
+# While calls are under way, the project's files are not checked again within this time.
 _BURST = TIMEOUTS.polls.files
-# So many calls of ranks that are busy are passed over for calls of others.
+# The limit of waiting calls that are skipped, as their ranks are busy.
 _MOST_HELD = 256
-# Functions whose files are kept on the nodes, and bytes of one of them.
+# Limits: functions whose files are kept on the nodes, and bytes of one function.
 _WARM, _MOST_WARM = 32, 16 << 20
 _READ = 1 << 18
-# Agents behind a link to which calls go the short way.
+# The limit of agents behind a link for short calls.
 _MOST_TUNNELS = 64
 
 
 class KnownFunction:
-    """Function with what it reads, as it was pickled last.
+    """Function with the values that it reads, as they were pickled last.
 
     Parameters
     ----------
@@ -61,13 +62,13 @@ class KnownFunction:
     capture : Capture
         The values that it reads.
     unchanged : Unchanged or None
-        Tells whether it is as it was; None where only pickling it does.
+        Tells whether it is unchanged; None if only pickling it can tell.
     """
 
     def __init__(self, blob: Blob, capture: Capture, unchanged: Unchanged | None) -> None:
         self.blob, self.capture, self.unchanged = blob, capture, unchanged
         self.size = blob.size + sum(one.size for one in capture.blobs)
-        # Two with one name are equal.
+        # Functions with the same name are equal.
         parts: list[Any] = [blob.digest, capture.imports]
         parts += [(one.name, one.digest, sorted(one.owners)) for one in capture.bindings]
         parts += [(one.names, one.unit) for one in capture.groups]
@@ -85,7 +86,7 @@ class ShortCalls:
     bundle : callable
         Sends a function to the nodes.
     discard : callable
-        Deletes it there.
+        Deletes a function there.
     wrote : callable
         Receives a run for each call that has assigned names.
     """
@@ -98,41 +99,42 @@ class ShortCalls:
         wrote: Callable[[Run], None],
     ) -> None:
         self.pool, self._bundle, self._delete, self._wrote = pool, bundle, discard, wrote
-        # Functions by their content; of each, those with the settings that it was called with last.
+        # Functions by the name of their content; each with the settings that it was called with last.
         self._bundles: OrderedDict[str, FunctionBundle] = OrderedDict()
         self._warm: dict[tuple[str, str], WarmFunction] = {}
-        # The latest functions, by their ids: the objects, the ledger and its version.
+        # The latest functions, by their ids: the object, the ledger and its version, and the pickled function.
         self._known: OrderedDict[tuple[int, bool], tuple[Any, Ledger, int, KnownFunction]] = OrderedDict()
-        # What ranks were told last besides of a function, and its text.
+        # What ranks were told last in addition to a function, and its JSON text.
         self._around: tuple[dict[str, Any], str] = {}, ""
         self._shape = 0
         self._client: Any = None
-        # Sent by a thread, and not yet taken by the loop.
+        # Calls that threads have sent, and that the loop has not taken yet.
         self._queue: deque[ShortCall] = deque()
         self._is_woken = False
         # On the loop: calls that are not over, channels by node, those that are being opened, and ranks' loads.
         self._active: dict[str, ShortCall] = {}
         self._channels: dict[int, CallChannel] = {}
-        # What is dialed, by the node that it is dialed for, with the calls that wait for it.
+        # Calls that wait for a connection, by the node that is dialed.
         self._dialing: dict[int, list[ShortCall]] = {}
         self._load: dict[int, int] = {}
-        # When a rank has ended its latest call; how many opened ones it has to do, and how many there are in all.
+        # By rank: the time when it ended its latest call, and its number of opened calls; the number of all opened
+        # calls.
         self._progress: dict[int, float] = {}
         self._opened: Counter[int] = Counter()
         self._all_opened = 0
         # Ids of calls that agents are about to be asked to forget.
         self._withdrawn: dict[CallChannel, list[str]] = {}
-        # Calls that wait for a rank that has less to do.
+        # Calls that wait for a less busy rank.
         self._waiting: deque[ShortCall] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
         # Processes of agents that are not on this machine; until when no connection to a node is tried again.
         self._not_here: set[str] = set()
         self._resting: dict[int, float] = {}
         self._background = BackgroundTasks()
-        # Of arguments and values.
+        # Spare files for arguments and values.
         self.spare = SpareFiles()
-        # Held while a call's rank is chosen, until others see what it has to do. Else two calls get one rank, and wait
-        # for ever if the first waits for the second.
+        # Held while a call's rank is chosen, until the call counts as the rank's load. Else two calls could get one
+        # rank, and would wait forever if the first waits for the second.
         self.placing = threading.Lock()
         # Ranks of calls that threads have opened, and that the loop has not counted yet.
         self._handed: list[int] = []
@@ -166,7 +168,7 @@ class ShortCalls:
         function : callable
             The function.
         everywhere : bool
-            Whether all ranks are to call it: they have what they were sent.
+            Whether all ranks call it: names that they were sent are not sent again.
         ledger : Ledger
             The pool's ledger.
         namespace : dict
@@ -205,7 +207,7 @@ class ShortCalls:
         more : frozenset of str
             Modules that its arguments need.
         listener : callable
-            Receives what there is to tell.
+            Receives notices.
 
         Returns
         -------
@@ -216,7 +218,7 @@ class ShortCalls:
         if capture.call is not None or capture.cut or function.size > _MOST_WARM:
             return None
         if self._shape != self.pool.shape:
-            # These nodes, or some of them, have none of the files.
+            # Some of these nodes, or all, lack the files.
             self._shape = self.pool.shape
             self._bundles.clear()
             self._warm.clear()
@@ -227,7 +229,7 @@ class ShortCalls:
                 self._evict()
         else:
             self._bundles.move_to_end(name)
-        # Calls of a burst share a look at the project's files. Each look gives the loop's thread the processor.
+        # Calls of a burst share a check of the project's files. Each check yields the processor to the loop's thread.
         within = _BURST if self._queue or self._active else 0.0
         around = self.pool.submission.surround(capture.modules | more, listener, within=within)
         if around != self._around[0]:
@@ -266,7 +268,7 @@ class ShortCalls:
         loop().loop.call_soon_threadsafe(forget)
 
     def send(self, call: ShortCall) -> None:
-        """Send a call; its `on_over` is called when there is something to see to."""
+        """Send a call; its `on_over` is called once it is over or opened."""
         self._queue.append(call)
         if not self._is_woken:
             self._is_woken = True
@@ -286,7 +288,7 @@ class ShortCalls:
     def drop(self, call: ShortCall) -> None:
         """Drop a call that no rank has begun; open one of all ranks, to stop it as a run.
 
-        One that its rank has begun ends by itself, or goes on on the long way as any that takes long.
+        A call that its rank has begun ends by itself, or continues the long way like any late call.
         """
 
         def drop() -> None:
@@ -303,7 +305,7 @@ class ShortCalls:
 
     def note(self, call: ShortCall) -> None:
         """Note a call that is over."""
-        # Its ranks have read them, and nobody makes it again.
+        # Its ranks have read the arguments, and it is not retried.
         self.spare.put(call.arguments)
         call.arguments = b""
         if (run := call.run_of_writes()) is not None:
@@ -313,7 +315,7 @@ class ShortCalls:
         self.pool.supervisor.events.note_short(call.id, call.title, ranks, everywhere=call.everywhere)
 
     def load_of(self, rank: int) -> int:
-        """Return how many calls a rank has to do."""
+        """Return the number of calls that a rank runs or has queued."""
         return self._load.get(rank, 0) + self._handed.count(rank) + (rank == self.direct.rank)
 
     @property
@@ -324,7 +326,7 @@ class ShortCalls:
         return self.are_possible and self._client is self.pool.control.client
 
     def take_over(self, call: DirectCall) -> None:
-        """Count a call that was made directly, and goes on on the long way."""
+        """Count a direct call that continues the long way."""
         ranks = list(call.left) if call.sent else []
         self._handed.extend(ranks)
 
@@ -349,7 +351,7 @@ class ShortCalls:
         loop().loop.call_soon_threadsafe(connect)
 
     def open(self, call: ShortCall) -> None:
-        """Have a call go on on the long way, unless it is over."""
+        """Let a call continue the long way, unless it is over."""
         loop().loop.call_soon_threadsafe(self._open, call)
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -358,13 +360,13 @@ class ShortCalls:
         """Send what threads have queued."""
         self._is_woken = False
         if not self.pool.has_control:
-            # The pool has ended: whoever sent them is told on the long way.
+            # The pool has ended: the long way reports it to the callers.
             for call in [*self._waiting, *(self._queue.popleft() for _ in range(len(self._queue)))]:
                 self._open(call)
             self._waiting.clear()
             return
         if self._client is not self.pool.control.client:
-            # Dask's connections are new, and so are these.
+            # Dask's connections are new: open new channels, too.
             self._client = self.pool.control.client
             self._not_here.clear()
             self._resting.clear()
@@ -375,7 +377,7 @@ class ShortCalls:
     def _send_waiting(self) -> None:
         """Send the calls that wait, as long as ranks have little to do."""
         written: dict[CallChannel, list[bytes]] = {}
-        # All that is seen here is of one moment.
+        # Read once, so that all decisions below agree.
         possible, busy = self.are_possible, self.pool.supervisor.busy_ranks()
         free = [rank for rank in range(self.pool.spec.world_size) if rank not in busy and not self._opened[rank]]
         held: list[ShortCall] = []
@@ -410,8 +412,8 @@ class ShortCalls:
     def _waits_out(self, call: ShortCall, possible: bool) -> bool:
         """Return whether a call waits here, for ranks at opened calls or silent agents.
 
-        On the long way it takes many times as long as its function, and so would all that are behind it. One is
-        opened in any case, whose view tells what is the matter, and each that a thread waits for.
+        On the long way it would take many times as long as its function, and so would all calls behind it. One call is
+        opened in any case, whose view shows the reason; so is each call that a thread waits for.
         """
         is_over_soon = possible or self._would_be_possible
         return is_over_soon and self._all_opened > 0 and call.function.ahead > 1 and not call.is_waited
@@ -466,7 +468,7 @@ class ShortCalls:
             is_reached = await self._dial_agent(node)
         per_node = self.pool.spec.ranks_per_node
         for call in self._dialing.pop(node):
-            # Agents of the process that are not connected took no part.
+            # Some agents of the process may not be connected.
             ours = [one for one in {rank // per_node for rank in call.ranks} if self._process_of(one) == process]
             is_whole = process in self._not_here or all(one in self._channels for one in ours)
             if is_reached and is_whole:
@@ -492,14 +494,14 @@ class ShortCalls:
             self._not_here.add(process)
             return False
         for before in {self._channels[other] for other in there if other in self._channels}:
-            # It led to fewer agents.
+            # The earlier channel led to fewer agents.
             before.close()
         self._channels.update(dict.fromkeys(there, channel))
         self.direct.add(channel, line)
         return bool(there)
 
     async def _dial_agent(self, node: int) -> bool:
-        """Open a channel to a node elsewhere, by a link's tunnel; return success."""
+        """Open a channel to a remote node, by a link's tunnel if needed; return success."""
         from distributed.comm import connect
 
         if time.monotonic() < self._resting.get(node, 0.0):
@@ -523,7 +525,7 @@ class ShortCalls:
                 comm.abort()
                 raise
         except Exception as error:
-            # To try again takes long where nothing answers.
+            # A retry takes long if nothing answers.
             self._resting[node] = time.monotonic() + _REST
             _log.debug("no channel of short calls to node %d: %s: %s", node, type(error).__name__, error)
             return False
@@ -554,7 +556,7 @@ class ShortCalls:
             channel.close()
 
     def _on_closed(self, channel: CallChannel) -> None:
-        """Have the calls go on on the long way that a closed channel was to answer."""
+        """Let calls that wait for answers of a closed channel continue the long way."""
         for node in [node for node, one in self._channels.items() if one is channel]:
             del self._channels[node]
         self.direct.drop(channel)
@@ -593,7 +595,7 @@ class ShortCalls:
                 self._send_soon()
         elif kind in (frames.OPENED, frames.REFUSED):
             if kind == frames.REFUSED:
-                # It may be the function that is not known there.
+                # The agent may not know the function.
                 channel.known.discard(call.function.key)
                 if not call.everywhere:
                     self._unload(call.ranks[0])
@@ -601,7 +603,7 @@ class ShortCalls:
             self._open(call)
 
     def _send_soon(self) -> None:
-        """Send what waits once all frames that have arrived were seen to."""
+        """Send the waiting calls once all frames that have arrived are handled."""
         if not self._is_woken:
             self._is_woken = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -610,16 +612,16 @@ class ShortCalls:
         self._load[rank] = max(0, self._load.get(rank, 0) - 1)
 
     def _open(self, call: ShortCall) -> None:
-        """Give a call to whoever waits for it, to go on on the long way."""
+        """Give a call back to its caller, to continue the long way."""
         if call.opened or (call.ranks and not call.left):
             return
         call.opened = True
         self._active.pop(call.id, None)
-        # Its ranks have it to do until it is released.
+        # It counts as load of its ranks until it is released.
         self._note_opened(call, 1)
         call.on_over(call)
         if self._waiting:
-            # If the pool is ending, those that wait are to hear of it.
+            # If the pool is ending, the waiting calls must be told.
             self._send_soon()
 
     def _note_opened(self, call: DirectCall, count: int) -> None:
@@ -630,7 +632,7 @@ class ShortCalls:
                 self._opened[call.ranks[0]] += count
 
     def _drop(self, call: ShortCall) -> None:
-        """Give a call that no rank has begun to whoever waits for it, to be forgotten."""
+        """Give a call that no rank has begun back to its caller, as dropped."""
         if not call.opened:
             call.opened = call.dropped = True
             call.on_over(call)
@@ -666,7 +668,7 @@ class ShortCalls:
         busy = self.pool.supervisor.busy_ranks()
         for rank, (first, *others) in behind.items():
             if self._is_stuck(rank, first):
-                # What stays though it was asked to move has begun.
+                # A call that stays although it was asked to move has begun.
                 if not (self._opened[rank] or rank in busy) or not self._move(first):
                     self._open(first)
                 for call in others:
@@ -676,7 +678,7 @@ class ShortCalls:
         self._sweep_later()
 
     def _is_stuck(self, rank: int, call: ShortCall) -> bool:
-        """Return whether a rank is at a call for long, and has ended none meanwhile."""
+        """Return whether a rank runs a call for long, and has ended none meanwhile."""
         patience = _SHORT * (_STALLED if call.function.ahead > 1 else 1)
         since = max(call.began, self._progress.get(rank, 0.0))
         return call.is_late and since < time.perf_counter() - patience
@@ -684,7 +686,7 @@ class ShortCalls:
     def _move(self, call: ShortCall) -> bool:
         """Ask to move a call to another rank; return False if that was asked already.
 
-        One that is for its rank stays.
+        A call that is for its rank stays.
         """
         if call.moving or call.stays:
             return False

@@ -1,6 +1,6 @@
 """Cell on the short way: ranks run it as usual and report its end, unjournaled.
 
-It is over soon, and has printed, shown and asked nothing; otherwise it is opened, and goes on on the long way.
+Such a cell ends soon, and prints, shows and asks nothing; otherwise it is opened, and continues the long way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ShortCell:
     Parameters
     ----------
     run : Run
-        Its run, which knows nothing of this.
+        Its run, which knows nothing of the short way.
     content : dict
         The request to its ranks.
     begin : dict
@@ -33,7 +33,7 @@ class ShortCell:
     Attributes
     ----------
     ends : dict
-        By rank, the event that its run would have been told.
+        By rank, the end event that its run is given.
     """
 
     everywhere = stays = True
@@ -69,5 +69,5 @@ class ShortCell:
 
     @property
     def is_late(self) -> bool:
-        """Whether it takes longer than cells of the short way may."""
+        """Whether it has taken longer than the short way allows."""
         return time.perf_counter() - self.began > _SHORT

@@ -79,7 +79,7 @@ class StreamClient:
         return self._news.get(timeout)
 
     def note_read(self) -> None:
-        """Acknowledge one more item, so that the rank can go on."""
+        """Acknowledge one more item, so that the rank can continue."""
         self._read += 1
         loop().loop.call_soon_threadsafe(self._tell_soon)
 
@@ -156,7 +156,7 @@ class StreamClient:
             await self._ask(rpc.CLOSE_STREAM)
 
     async def _ask(self, call: AgentCall, **arguments: Any) -> Any:
-        """Call the call's agent; return None if it has forgotten the call."""
+        """Ask the agent of the call; return None if it is gone, or forgot the call."""
         with contextlib.suppress(LookupError, NodeLost, PoolError, OSError, TypeError):
             if self._run.node >= 0:
                 node = self._run.node

@@ -66,13 +66,13 @@ class Supervisor:
         on_broken: Callable[[str], None],
         on_taken: Callable[[], None],
     ) -> None:
-        # By the name that their batches have.
+        # By the name of their batches.
         self.extensions: dict[str, SupervisorExtension] = {}
         self.suit(spec)
         self.events = PoolEvents()
         self.on_taken = on_taken
         self._control: Control | None = None
-        # What does not answer, and the listeners besides those of runs; set by the pool.
+        # Processes that do not answer, and the listeners in addition to those of runs.
         self.watchdog = Watchdog(dict, self.announce)
         # Machines that are about to be taken away.
         self.interruptions = InterruptionNotices(self.watchdog, self._who)
@@ -94,8 +94,8 @@ class Supervisor:
         # Runs that ranks work on, without those that wait for a repair.
         self.working: set[Run] = set()
         self.journals, self.acknowledgements = JournalReader(self), OutputAcknowledgements(self)
-        # Two broadcasts at once could reach two ranks in different orders, and their collectives
-        # would wait for each other. The lock is for those of this notebook, the turns for those of several.
+        # Two broadcasts at once could reach two ranks in different orders, and their collectives would wait for each
+        # other. The lock orders those of this notebook, the turns those of several notebooks.
         self._turn = ThreadsafeTurn()
         self.turns = Turns(self._ask_head)
         self._is_yielding = False
@@ -114,12 +114,12 @@ class Supervisor:
         self.together = bool(collective)
         # Whether blocked ranks can be freed with their namespaces kept.
         self.gentle = all(plugin.again for plugin in collective) and any(plugin.abort for plugin in collective)
-        # Whether the others cannot outlive rank 0.
+        # Whether the other ranks cannot continue without rank 0.
         self.head_bound = any(plugin.head_bound for plugin in collective)
 
     @property
     def control(self) -> Control:
-        """Return the agents' client; raise PoolError if there is none yet.
+        """The client of the agents; PoolError if there is none yet.
 
         The pool sets it whenever it has a new one.
         """
@@ -133,12 +133,12 @@ class Supervisor:
 
     @property
     def has_lost_nodes(self) -> bool:
-        """Return whether a node is lost, or is back and has no new kernels yet."""
+        """Whether a node is lost, or is back and has no new kernels yet."""
         return bool(self.lost_nodes.nodes)
 
     @property
     def registered(self) -> list[Run]:
-        """Return a copy of the runs: threads add theirs."""
+        """A copy of the list of runs, as threads add theirs."""
         return list(self.runs.values())
 
     def add(self, run: Run) -> None:
@@ -192,7 +192,7 @@ class Supervisor:
         self.interruptions.forget()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        """Run to the end: start, supervise, and begin repairs."""
+        """Execute a run to its end: start and supervise it, and begin repairs."""
         async with self._turn:
             # A run that was given up while it waited is not begun.
             if run.left and await self._take_turn(run):
@@ -228,14 +228,14 @@ class Supervisor:
     ) -> None:
         """Finish an opened call, which has its turn; ``ends`` are its ranks' ends so far."""
         try:
-            # One that was made directly has not said so yet.
+            # A direct call has not named itself as the turn's holder yet.
             self.turns.take_standing(run.id)
             run.start_clock()
             about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time(), "apart": False}
             for rank, end in ends.items():
                 run.take_end(rank, end)
             if done := {run.outcomes[rank].node for rank in ends} - {run.outcomes[rank].node for rank in run.left}:
-                # They have journals then, too.
+                # These nodes make journals of it then, too.
                 self.keep_task(self.reach(done, rpc.FIND_CALLS, calls=[run.id]))
             for node in {run.outcomes[rank].node for rank in run.left}:
                 if run.incarnations.get(node) != self.control.incarnations.get(node):
@@ -263,7 +263,7 @@ class Supervisor:
 
         if not over() and self.turns.take_standing(run.id):
             return True
-        # What a guest's first cell needs is sent with it, whichever kernels there are.
+        # A guest's first cell brings all that it needs, even if kernels are new.
         is_first = bool(self.turns.guest) and not self.turns.number
         taking = self.keep_task(self.turns.take(run.id, tell, over))
         waiting = self.keep_task(run.until(over, None))
@@ -279,7 +279,7 @@ class Supervisor:
                 return False
             self.restarted.update(taken[0])
             if not is_first and (ranks := taken[0] & set(run.left)):
-                # They lack what its notebook believes that they have.
+                # The new kernels lack names that its notebook believes them to have.
                 run.lose(run.left, f"another notebook replaced the kernels of {rank_label(ranks)}: run it again")
             if not over():
                 return True
@@ -309,7 +309,7 @@ class Supervisor:
         try:
             async with self._turn:
                 await self.repairs.settle_kernels()
-                # A run before may have been told that it is alone.
+                # An earlier run may have been told that this notebook is alone.
                 self.turns.shared = True
                 await self.turns.leave()
         finally:
@@ -377,7 +377,7 @@ class Supervisor:
         while run.left:
             nodes = sorted({run.outcomes[rank].node for rank in run.left})
             if lost := self.control.lost.intersection(nodes):
-                # Its successor's kernels are about to be replaced.
+                # The kernels of a lost node's next agent are about to be replaced.
                 for node in lost:
                     there = [rank for rank in run.left if run.outcomes[rank].node == node]
                     run.lose(there, str(self.control.is_lost(node)))
@@ -390,7 +390,7 @@ class Supervisor:
                 )
             except NodeLost as error:
                 if not set(nodes) <= {run.outcomes[rank].node for rank in run.left}:
-                    # Some are lost, or have other agents already, which the run was told of: the rest may have it.
+                    # Some nodes are lost, or have other agents already, and the run knows that: the others may have it.
                     continue
                 gone = self.control.lost & set(nodes) or set(nodes)
                 run.lose([rank for rank in run.left if run.outcomes[rank].node in gone], str(error))
@@ -399,18 +399,18 @@ class Supervisor:
             else:
                 for node, answer in answers.items():
                     if answer["state"] == "known":
-                        # The first answer got lost with its connection.
+                        # The first answer was lost with its connection.
                         self.keep_task(self.journals.read(run, node, run.next(node)))
                     self.journals.take(run, node, answer["first"], answer["count"], answer["data"])
                 if self.turns.shared:
-                    # Of what others have printed, nothing is acknowledged here.
+                    # Nothing that other notebooks' runs printed was acknowledged from here: acknowledge it now.
                     self.acknowledgements.send_soon(dict.fromkeys(answers))
                 return
 
     async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int], *, over: bool) -> None:
         """Attend an earlier manager's run, begun on the nodes ``begun``.
 
-        If that manager ended in between, the other nodes begin now; if the run is over, they never do.
+        If that manager ended before all nodes had begun it, the others begin now; if the run is over, they never do.
         """
         async with self._turn:
             about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began", "apart")}
@@ -439,7 +439,7 @@ class Supervisor:
         def detect() -> None:
             detectors.append(self.keep_task(HangDetector(run, self.look, after=self.silence).attend()))
 
-        # It would not look earlier, and most runs are over by then.
+        # The detector would not look earlier, and most runs are over by then.
         silence = asyncio.get_running_loop().call_later(self.silence, detect)
         self.working.add(run)
         for text in self.watchdog.troubles.values():
@@ -460,7 +460,7 @@ class Supervisor:
 
     @property
     def busy(self) -> bool:
-        """Return whether a rank works on a run, as far as is known here."""
+        """Whether a rank works on a run, as far as is known here."""
         return any(run.left for run in self.registered)
 
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
@@ -520,7 +520,7 @@ class Supervisor:
     def _take_notice(self, node: Any, facts: Any) -> None:
         """Handle a node's notice that its machine is taken away, or None."""
         if is_count(node) and node < self.spec.nodes and self.interruptions.take(node, facts):
-            # Its journals go with it.
+            # Its journals are lost with it.
             self.keep_task(self.journals.read_active(node))
 
     def _who(self, *nodes: int) -> str:
@@ -528,7 +528,7 @@ class Supervisor:
         return f"{node_label(nodes)}{''.join(sorted(names))}"
 
     def _place(self, node: Any) -> str:
-        """Return a node's machine as messages have it; "" for this one."""
+        """Return the suffix that names a node's machine in messages; "" for this one."""
         name = self.names.get(node, "") if is_count(node) else ""
         return f" on {name[2:-1]}" if name else ""
 
@@ -566,7 +566,7 @@ class Supervisor:
         """Report that nodes of one process, or the pool (None), go silent or return."""
         who = "the pool" if nodes is None else self._who(*nodes)
         is_one = nodes is None or len(nodes) == 1
-        # Told of the first one; more of them may be back than had been told of.
+        # The trouble has the key of the first node; more nodes may be back than were reported.
         keys = [f"silent {node}" for node in ([None] if nodes is None else nodes)]
         if silent:
             does = "does" if is_one else "do"
@@ -585,7 +585,7 @@ class Supervisor:
         self.announce(NoticeEvent(text))
 
     def announce(self, event: NoticeEvent) -> None:
-        """Send an event likewise; without a text, to waiting ones only."""
+        """Send an event as `tell` does; without a text, only to the watchdog's listeners."""
         if event.text:
             self.note(logging.WARNING, event.text)
         # Calls of one view have one listener.
@@ -596,7 +596,7 @@ class Supervisor:
             self.news.append(event.text)
 
     async def _catch_up(self, node: int) -> None:
-        """Read what a returned node has to send; stop abandoned runs."""
+        """Read what a returned node has to send; stop runs that were given up."""
         with contextlib.suppress(NodeLost, OSError):
             there = (await self.control.ask(rpc.LIST_RUNS, [node]))[node]
             await self.look_for_ended([node])

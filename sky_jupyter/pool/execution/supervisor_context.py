@@ -1,4 +1,4 @@
-"""What the parts of a supervisor see of it."""
+"""Protocol: the supervisor as its parts see it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class SupervisorContext(Protocol):
 
     @property
     def control(self) -> Control:
-        """Return the agents' client; raise PoolError if there is none yet."""
+        """The client of the agents; PoolError if there is none yet."""
         ...
 
     @property
     def registered(self) -> list[Run]:
-        """Return a copy of the runs."""
+        """A copy of the list of runs."""
         ...
 
     def keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -1,4 +1,4 @@
-"""What a supervisor tells an optional part of its pool, such as widgets."""
+"""Protocol of an optional part of a pool, such as widgets, for its supervisor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class SupervisorExtension(Protocol):
     """Optional part of a pool; called on the event loop."""
 
     def suit(self, spec: PoolSpec) -> None:
-        """Follow a pool like this from now on."""
+        """Adopt the spec of a new or resized pool."""
 
     def on_batch(self, batch: dict[str, Any]) -> None:
-        """Take in a batch of an agent's: input from outside."""
+        """Handle a batch of an agent, which is untrusted input."""
 
     def look(self, node: int) -> None:
-        """Ask a node for what was missed: it is there again."""
+        """Ask a node that is back for what was missed."""
 
     def lose(self, node: int) -> None:
-        """Note that a node is given up."""
+        """Note that a node is lost."""
 
     def close(self) -> None:
         """Note that nothing of the pool is alive."""

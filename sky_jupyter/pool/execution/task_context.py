@@ -25,7 +25,7 @@ class FunctionBundle:
 
     content: dict[str, Any]
     capture: Capture
-    # Owns the files.
+    # The run that owns the files.
     run: Run
     # The modules that the nodes have been sent for its calls.
     modules: set[str] = field(default_factory=set)
@@ -75,5 +75,5 @@ class TaskContext(ValuesContext, Protocol):
         ...
 
     def explaining_end(self) -> contextlib.AbstractContextManager[None]:
-        """Raise why the pool has ended instead of what that did to the block."""
+        """Raise the reason of the pool's end, instead of the error that it caused."""
         ...

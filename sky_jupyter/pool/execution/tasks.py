@@ -47,9 +47,9 @@ _INLINE = 32 << 10
 _LOOK = TIMEOUTS.polls.calls
 _PAUSE = TIMEOUTS.polls.calls_again
 _PATIENCE = TIMEOUTS.answers.calls
-# Calls whose journals a node is told to delete at once.
+# The number of journals that a node is told to delete in one request.
 _TOLD = 64
-# Journals kept of calls that were made one by one: not so many that those of cells are evicted.
+# The limit of journals kept of single calls: more could evict those of cells.
 _KEPT = 20
 
 
@@ -97,13 +97,13 @@ class TaskRun(Run):
 
     @property
     def outcome(self) -> Outcome:
-        """Return its rank's outcome, once it is over."""
+        """Its rank's outcome, once it is over."""
         (outcome,) = self.outcomes.values()
         return outcome
 
     @property
     def placed(self) -> bool:
-        """Return whether a rank has begun it."""
+        """Whether a rank has begun it."""
         return self.id != self.call
 
     def accepts(self, id: str, node: int) -> bool:
@@ -123,7 +123,7 @@ class TaskRun(Run):
 
     @property
     def node(self) -> int:
-        """Return its node; -1 if there is none or it is not known."""
+        """Its node; -1 if there is none or it is not known."""
         return next((outcome.node for outcome in self.outcomes.values()), next(iter(self._next), -1))
 
     def lose_node(self, node: int, why: str, name: str = "") -> None:
@@ -147,7 +147,7 @@ class TaskRun(Run):
         self.on_left(node)
 
     def lose_begun(self, node: int, why: str) -> None:
-        """Handle a lost node that had begun it, and of which no event has come."""
+        """Handle the loss of a node that had begun it, if no event has come from there."""
         self.place(self.begun_on, node)
         self._leave(why)
 
@@ -191,7 +191,7 @@ class TaskRun(Run):
 
     def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
         if event["status"] == "lost" and event.get("seq") is not None:
-            # A restarted agent reports it of its predecessor.
+            # A restarted agent reports this loss for its predecessor.
             self._leave(f"node {outcome.node}: {event.get('text') or 'its agent ended'}")
             return
         super()._on_end(event, outcome)
@@ -254,7 +254,7 @@ class PoolTasks:
     def __init__(self, pool: TaskContext) -> None:
         self.pool = pool
         self.ended: deque[Run] = deque()
-        # The seconds that a call of a function takes, as batches have found.
+        # By function, the seconds that a call takes, as measured by batches.
         self.seconds: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         # Several threads may send calls, and they share the ledger.
         self.lock = threading.RLock()
@@ -308,11 +308,11 @@ class PoolTasks:
         return runs
 
     def take_up(self, short: ShortCall, retries: int | None, listener: Listener) -> TaskRun:
-        """Have a short call of one rank that was opened go on as a task; return that."""
+        """Continue an opened short call of one rank as a task; return the task."""
         try:
             self.pool.require_live()
         except BaseException:
-            # Calls that wait for its rank are told, too.
+            # Calls that wait for its rank must be told, too.
             self.short.release(short)
             raise
         usual = self.pool.spec.options.retry_on_interruption
@@ -321,7 +321,7 @@ class PoolTasks:
         run.on_over, run.on_left, run.on_begun = self._on_over, self._on_left, self._on_begun
         run.shape, run.code = self.pool.shape, short.title
         run.incarnations = short.incarnations if short.sent else {}
-        # Where it was, should that be lost.
+        # Where it was, in case that node is lost.
         run.begun_on = short.ranks[0] if short.ranks else 0
         own: dict[str, Any] = {
             "kind": "call",
@@ -418,7 +418,7 @@ class PoolTasks:
     def _submit(
         self, client: Client, sent: Sequence[tuple[TaskRun, dict[str, Any], dict[str, Any]]], known: dict[str, int]
     ) -> None:
-        """Submit calls as Dask tasks; a node that knows one gets it."""
+        """Submit calls as Dask tasks; a call that a node knows goes there."""
         import dask
 
         from ...node.agent.dask_worker import call, rank_resource
@@ -434,7 +434,7 @@ class PoolTasks:
             keys = [f"{CALL}-{run.call}-{self._sent}" for run, _, _ in items]
             where = anywhere
             if node is not None and node in control.addresses:
-                # Another one may run it where this one is lost.
+                # Another node may run it if this one is lost.
                 where = {"workers": [control.addresses[node]], "allow_other_workers": True}
             elif rank is not None:
                 where = {"resources": {rank_resource(rank): 1}}
@@ -445,9 +445,9 @@ class PoolTasks:
             self._futures.update(zip(calls, futures, strict=True))
 
     def _places(self) -> dict[str, Any]:
-        """Return where calls for any rank go, as arguments of Dask, which knows no cells.
+        """Return the nodes for calls of any rank, as arguments of Dask's ``map``.
 
-        Not to nodes whose ranks are all at cells, if there are others.
+        Dask does not know of cells: nodes whose ranks all run cells are left out, if there are others.
         """
         control, per_node = self.pool.control, self.pool.spec.ranks_per_node
         cells = [run for run in self.pool.supervisor.registered if not isinstance(run, TaskRun)]
@@ -503,7 +503,7 @@ class PoolTasks:
     async def _find_opened(self, runs: Sequence[TaskRun]) -> dict[str, int]:
         """Find opened short calls at their agents; lose those whose agents have ended.
 
-        One that an agent does not know has not reached it: it is begun now.
+        A call that an agent does not know has not reached it, and is begun now.
         """
         control = self.pool.control
         known: dict[str, int] = {}
@@ -514,7 +514,7 @@ class PoolTasks:
                     names = (await control.ask(rpc.FIND_CALLS, [node], calls=[run.call]))[node]
                 except (NodeLost, OSError):
                     if node not in control.lost | control.off:
-                        # It, or the scheduler, is away for a moment.
+                        # The node, or the scheduler, is unreachable for a moment.
                         await asyncio.sleep(_PAUSE)
                         continue
                     names = {}
@@ -530,8 +530,8 @@ class PoolTasks:
     async def _known(self, runs: Sequence[TaskRun]) -> dict[str, int]:
         """Return the nodes that know the calls; read their events there.
 
-        Nodes that have not come to a new scheduler yet are waited for until they are lost: a call that is begun
-        elsewhere meanwhile would run twice.
+        Nodes that have not joined a new scheduler yet are waited for until they are lost. Else their calls would begin
+        elsewhere, too, and run twice.
         """
         control = self.pool.control
         known: dict[str, int] = {}
@@ -540,7 +540,7 @@ class PoolTasks:
             await control.up.wait()
             left = {run.call: run for run in runs if run.call not in known and not run.over.is_set()}
             placed = {run.call: run.node for run in left.values() if run.placed}
-            # One that does not answer still runs what it had begun.
+            # A node that does not answer still runs what it had begun.
             known |= {call: node for call, node in placed.items() if node in control.silent & control.addresses.keys()}
             quiet = control.silent - set(placed.values())
             awaited = control.incarnations.keys() - asked - control.lost - control.off - quiet
@@ -578,7 +578,7 @@ class PoolTasks:
             if there:
                 await asyncio.wait(there, timeout=_PATIENCE)
         for run in runs:
-            # One that was sent as a short call is known to be there: its agent ends it, however late it answers.
+            # A call that was sent as a short call is at its agent, which ends it, however late it answers.
             if not run.placed and run.call not in begun and not run.incarnations:
                 run.end_unbegun()
             elif hard and run.node not in control.there:
@@ -634,7 +634,7 @@ class PoolTasks:
         if run.outcome.status == "lost":
             # Dask would run it on another node, and may have begun to.
             self.pool.supervisor.do(self._cancel([run], False))
-        # No task of the supervisor, which ends with the pool: the waiting thread must be notified.
+        # Not a task of the supervisor, whose tasks end with the pool: the waiting thread must be notified.
         self._finishing.start(self._finish(run))
 
     async def _finish(self, run: TaskRun) -> None:
@@ -647,7 +647,7 @@ class PoolTasks:
                 try:
                     run.file = await self._bring(run)
                 except Exception as error:
-                    # Folders go and connections close where the pool ends.
+                    # As the pool ends, folders are removed and connections closed.
                     why = self.pool.control.why_closed if self.pool.control.closing else error
                     outcome.status = "lost"
                     outcome.end = {**outcome.end, "text": f"its value could not be fetched: {why}"}

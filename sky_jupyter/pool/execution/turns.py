@@ -18,25 +18,25 @@ from ...util.process_identity import own_name, this
 from ..base.timeouts import TIMEOUTS
 
 _LEASE, _RENEWAL = TIMEOUTS.turns.lease, TIMEOUTS.turns.renewal
-# What it waits for is told after the first of these.
+# A waiting run reports what it waits for after the first of these.
 _FIRST_WAIT, _WAIT = TIMEOUTS.turns.first_wait, TIMEOUTS.turns.wait
 # Calls the head's agent; raises NodeLost if there is none.
 Ask = Callable[..., Any]
 
 
 def label() -> str:
-    """Return this notebook's name for the people who wait for it."""
+    """Return this notebook's name, for users who wait for it."""
     return f"{own_name()} (process {this()[0]})"
 
 
 class ThreadsafeTurn:
-    """Lock that the loop waits for, and that any thread may take where it is free.
+    """Lock that the loop waits for, and that any thread may take if it is free.
 
-    It has one holder at a time, in the order of those who wait for it on the loop.
+    Waiters on the loop get it in order.
     """
 
     def __init__(self) -> None:
-        # Held for moments only.
+        # Only held for moments.
         self._mutex = threading.Lock()
         self._is_taken = False
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -92,7 +92,7 @@ class ThreadsafeTurn:
 class Turns:
     """Place of this notebook in the order of runs; used on the supervisor's loop.
 
-    A manager that is alone has a standing turn and asks for none. docs/design-guests.md has the whole.
+    A manager that is alone has a standing turn and asks for none. See docs/design-guests.md.
 
     Parameters
     ----------
@@ -116,7 +116,8 @@ class Turns:
         # The last change of others that is known, and names that they have assigned since `take_wrote`.
         self._seen = 0
         self._heard_wrote: set[str] = set()
-        # Ranks whose new kernels have been heard of and not been told yet; with which change each was heard of last.
+        # Ranks whose new kernels are known here, and not returned by `_take_fresh` yet; by rank, the change that
+        # reported it last.
         self._heard_fresh: set[int] = set()
         self._fresh_since: dict[int, int] = {}
         # Changes of this notebook that others have not been told.
@@ -127,11 +128,11 @@ class Turns:
 
     @property
     def held(self) -> bool:
-        """Return whether this notebook has a turn, or needs none."""
+        """Whether this notebook has a turn, or needs none."""
         return not self.shared or bool(self._holder)
 
     def reset(self) -> None:
-        """Begin anew, with new agents: they give the manager a standing turn."""
+        """Reset, as the agents are new: they give the manager a standing turn."""
         for task in list(self._tasks):
             task.cancel()
         self.shared, self.number, self._holder, self._is_lost, self._seen = bool(self.guest), 0, "", False, 0
@@ -144,7 +145,7 @@ class Turns:
 
     @property
     def has_heard_wrote(self) -> bool:
-        """Return whether others have assigned names since the last `take_wrote`."""
+        """Whether others have assigned names since the last `take_wrote`."""
         return bool(self._heard_wrote)
 
     def take_wrote(self) -> set[str]:
@@ -179,7 +180,7 @@ class Turns:
         tell : callable
             Receives what it waits for, each time that this changes.
         over : callable
-            Tells whether it needs no turn any more.
+            Returns whether it needs no turn any more.
         ahead : bool
             Whether it goes ahead of all that wait.
         force : bool
@@ -188,8 +189,8 @@ class Turns:
         Returns
         -------
         tuple, or None if it is over
-            The ranks that have new kernels since others were last heard of, and runs of guests that are gone, which
-            have to be ended first.
+            The ranks that got new kernels since the last news of others, and the runs of guests that are gone, which
+            must be ended first.
 
         Raises
         ------
@@ -242,11 +243,11 @@ class Turns:
     def _waits_for(self, before: Mapping[str, Any]) -> str:
         who = str(before.get("label") or "")
         if before.get("standing"):
-            # It gives the turn up at once where it runs nothing, unless its process or the machine is slow.
+            # It gives the turn up at once if it runs nothing, unless its process or the machine is slow.
             does = "end what it runs" if before.get("runs", True) else "make way: it has not answered yet"
             return f"waits for the notebook that manages the pool to {does}"
         if before.get("who") == self.guest and before.get("run"):
-            # A run of this notebook's own before: it leaves at once.
+            # An earlier run of this notebook, which leaves at once.
             return ""
         if runs := before.get("runs"):
             return f"waits for run {', '.join(map(str, runs))}, whose notebook has ended: `%sky attach` shows it"
@@ -255,7 +256,7 @@ class Turns:
     async def still_held(self) -> bool:
         """Return whether this notebook still has its turn: a manager's restart ends it."""
         if self.shared and self._holder and not self._is_lost:
-            # Whatever fails in one renewal, the next one follows.
+            # A renewal may fail: the next one follows.
             with contextlib.suppress(Exception):
                 answer = await self._call(run=self._holder, hold=self.number)
                 self._is_lost = bool(answer["lost"])
@@ -299,7 +300,7 @@ class Turns:
         if run == self._holder:
             self._holder = ""
         if not await self._told_left(run) and run and not self.guest:
-            # A manager's turn is no lease: without this, all would wait for it for ever.
+            # A manager's turn does not expire: without this, all would wait for it forever.
             self._tasks.start(self._leave_later(run))
 
     async def _leave_later(self, run: str) -> None:
@@ -341,7 +342,7 @@ class Turns:
         return answer
 
     def _take_news(self, answer: Mapping[str, Any]) -> None:
-        """Take others' changes into account."""
+        """Record others' changes."""
         if is_count(latest := answer.get("latest")):
             self._latest = max(self._latest, latest)
         if is_count(change := answer.get("change")):
@@ -353,7 +354,7 @@ class Turns:
         self._fresh_since |= dict.fromkeys(ranks, self._seen)
 
     def _take_fresh(self) -> set[int]:
-        """Return the ranks with new kernels that have been heard of since the last call."""
+        """Return the ranks whose new kernels became known since the last call."""
         fresh, self._heard_fresh = self._heard_fresh, set()
         return fresh
 

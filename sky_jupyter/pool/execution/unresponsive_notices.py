@@ -1,4 +1,4 @@
-"""Processes of a pool that stand still or do not answer, and listeners.
+"""Processes of a pool that are stopped or do not answer, and their listeners.
 
 `Control` detects silence. A stopped process is seen by its neighbours: a host watches its children, an agent its
 ranks and its host, and this process the link and the local hosts.
@@ -20,7 +20,7 @@ from ..base.events import Listener, NoticeEvent, TroubleEvent
 from ..base.timeouts import TIMEOUTS
 
 T = TypeVar("T")
-# The timeout of an answer while a process of the pool stands still, and the interval of polls.
+# The timeout of an answer while a process of the pool is stopped, and the interval of polls.
 _HALTED, _LOOK = TIMEOUTS.answers.halted, TIMEOUTS.polls.answer
 LINK = "link process"
 LINK_KEY = "link"
@@ -50,7 +50,7 @@ class Watchdog:
         self.troubles: dict[str, str] = {}
         self.beside, self._tell = beside, tell
         self._waiting: list[Listener] = []
-        # The names of the ranks among them.
+        # The names of the ranks among their subjects.
         self._whose: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -58,7 +58,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def telling(self, listener: Listener) -> Iterator[None]:
-        """Inside the context, report why the pool does not answer."""
+        """Report to a listener why the pool does not answer, inside the context."""
         loop().loop.call_soon_threadsafe(self._begin)
         for key, text in list(self.troubles.items()):
             listener(TroubleEvent(text, about=key))
@@ -74,17 +74,17 @@ class Watchdog:
 
     @property
     def why(self) -> str:
-        """Return all troubles as a message's suffix; "" if there are none."""
+        """All troubles as a suffix for messages; "" if there are none."""
         return "".join(f"; {text}" for text in list(self.troubles.values()))
 
     @property
     def keeper_stands_still(self) -> bool:
-        """Return whether a process that makes kernels stands still."""
+        """Whether a process that makes kernels is stopped."""
         return any(key.startswith("keeper ") for key in list(self.troubles))
 
     @property
     def is_halted(self) -> bool:
-        """Return whether a stopped process keeps the pool from answering."""
+        """Whether a stopped process keeps the pool from answering."""
         return self.keeper_stands_still or LINK_KEY in self.troubles
 
     def answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -175,7 +175,7 @@ class Watchdog:
 
 
 def _named(who: str) -> str:
-    """Return a process as messages have it, with its verb."""
+    """Return a process's name for messages, with its verb."""
     if who.startswith("agents "):
         return f"the agents of nodes {who[7:]} are"
     if who.startswith("agent "):

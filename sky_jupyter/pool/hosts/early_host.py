@@ -1,8 +1,8 @@
 """Host process that begins before its pool, to import while the notebook does.
 
-A line that is to start a local pool has one begin. The pool takes it over when it launches its hosts, if it is what
-that would start; else it is ended, as where the line was not right. Until then it has the id of the pool to be in its
-command line and folder, as any host, and ends with this process.
+A line that will start a local pool begins one first. When the pool launches its hosts, it takes this one over if it
+fits. Else the host is ended, as it is if the line has an error. Until then it has the future pool's id in its command
+line and folder, like any host, and ends with this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .host_places import make_blobs, make_folder, node_environment
 if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
 
-# Seconds that it waits for its orders: a start on a busy machine may take that long until then.
+# Seconds that it waits for its configuration, which a start on a busy machine may take that long to write.
 _PATIENCE = 120
 
 
@@ -162,4 +162,4 @@ def _may_have(spec: PoolSpec) -> bool:
 
 
 early_hosts = EarlyHosts()
-"""Of this process."""
+"""The early host of this process."""

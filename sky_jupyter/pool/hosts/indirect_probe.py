@@ -2,8 +2,8 @@
 
 From here, both look the same. So other hosts are asked, each over its own connection: if one can be asked, the link is
 not broken; if it finds nothing at the host's address either, the machine is off. A host that only this machine cannot
-reach is not declared lost, nor is one for which no other host can be asked, unless the provider that made its machine
-says that this has ended.
+reach is not declared lost, nor is one for which no other host can be asked, unless the provider says that its machine
+has ended.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ..control.control_client import Control
     from .launch import Host
 
-# It is declared lost when it has not answered for the first time, and the inquiry has lasted the second.
+# A machine is declared lost when it has not answered for _SURE, and the inquiry has lasted _LEAST.
 _SURE, _LEAST = TIMEOUTS.liveness.sure, TIMEOUTS.liveness.least
 # What the inquiry's round trip may add.
 _ROUND_TRIP = TIMEOUTS.liveness.round_trip
 # How many other hosts are asked in parallel.
 _ASKED = 4
-# How far apart the answers of others may come.
+# How far apart the answers of other hosts may come.
 _GATHER = TIMEOUTS.liveness.gather
 _PAUSE, _LONGEST_PAUSE = TIMEOUTS.liveness.pause, TIMEOUTS.liveness.longest_pause
 _TRY = TIMEOUTS.liveness.try_again
@@ -83,7 +83,7 @@ async def watch(
     give_up : callable
         Called with the reason when the node is lost.
     ended : callable or None
-        Asks the provider whether the machine has ended; returns in what way, or "". None if it made none.
+        Asks the provider whether the machine has ended; returns how, or "". None if no provider made the machine.
     """
     host = next((host for host in hosts if node in host.nodes), None)
     if host is None or host.apart is not None:
@@ -158,7 +158,7 @@ async def _seen(others: Sequence[Host], address: str, span: float) -> tuple[str,
         done, late = await asyncio.wait(late, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         said.update({asked[task]: task.result() for task in done if task.exception() is None})
         if said:
-            # All look for equally long: one that has not answered by then cannot be asked.
+            # All hosts probe for the same time: one that has not answered by then cannot be asked.
             end = min(end, time.monotonic() + _GATHER)
     for task in late:
         task.cancel()

@@ -72,7 +72,7 @@ class Host:
     events: queue.Queue[dict[str, Any]]
     # Receives the host's events once it has started; called in a thread.
     on_event: Callable[[dict[str, Any]], None] | None = None
-    # Receives its events on processes that stand still, from its start on; called in a thread.
+    # Receives its events on stopped processes, from its start on; called in a thread.
     on_standstill: Callable[[dict[str, Any]], None] | None = None
     # Seconds that it gives its ranks for an orderly shutdown.
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
@@ -84,7 +84,7 @@ class Host:
     there: str = ""
     blobs_there: str = ""
     python: str = ""
-    # Its relays, if the head reaches it through this machine only; files do not take them.
+    # Its relays, if the head reaches it only through this machine; files do not go through them.
     apart: RelayInfo | None = None
     # Set when its events are to be ignored.
     left: threading.Event = field(default_factory=threading.Event)
@@ -148,17 +148,17 @@ class Host:
 
     @property
     def here(self) -> bool:
-        """Return whether its process is on this machine."""
+        """Whether its process is on this machine."""
         return self.machine.is_this_machine
 
     @property
     def name(self) -> str:
-        """Return the user's name of its machine; "" for this one."""
+        """The name of its machine, as the user gave it; "" for this one."""
         return ""
 
     @property
     def place(self) -> str:
-        """Return its machine as messages have it; "" for this one."""
+        """The suffix that names its machine in messages; "" for this one."""
         return ""
 
     def tell(self, event: dict[str, Any]) -> None:
@@ -171,11 +171,11 @@ class Host:
             self.on_event(event)
 
     def reach(self, address: str, wish: int = 0) -> str:
-        """Return the scheduler's address from here, preferably at ``wish``."""
+        """Return the scheduler's address from here, preferably at local port ``wish``."""
         return address
 
     def reach_agent(self, address: str) -> str:
-        """Return an agent's address from here, given that in the control plane."""
+        """Return an agent's address from here, given its address in the control plane."""
         return address
 
     def leave(self) -> None:
@@ -334,7 +334,7 @@ def launch(
                 config = replace(config, owner=os.getpid(), start_timeout=None)
             files: dict[PurePath, bytes] = {folder / name: data for name, data in keys.items()}
             files |= begun.files(variables) if begun is not None else {}
-            # The last one: a host that waits begins with it.
+            # The configuration comes last, as a waiting host begins with it.
             machine.put({**files, folder / CONFIG: config.dump()})
             command = begun.command if begun is not None else start_host(machine, python, folder, variables)
         except BaseException as error:
@@ -361,7 +361,7 @@ def launch(
 def config_of(
     pool: str, spec: PoolSpec, nodes: Sequence[int], addresses: Sequence[str], cwd: str, blobs: str
 ) -> HostConfig:
-    """Return the configuration of a host without an owner, but a lease.
+    """Return the configuration of a host that has a lease, but no owner.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ def _left(host: Host) -> Iterator[str]:
 
 
 def _who_stood_still(said: Iterable[str]) -> list[str]:
-    """Return the last reports of processes that still stand still."""
+    """Return the last reports of processes that are still stopped."""
     still: dict[Any, str] = {}
     for line in said:
         with contextlib.suppress(ValueError):

@@ -50,7 +50,7 @@ class PoolLink:
     blobs : Path
         Its folder of blobs on this machine.
     ours : bool
-        Whether this process started it, and ends it if the pool comes to nothing.
+        Whether this process starts it, and ends it if the pool's attachment fails.
     folders : sequence of Path
         Folders that a new link removes when it ends with its owner.
     """
@@ -99,7 +99,7 @@ class PoolLink:
 
     @property
     def pid(self) -> int:
-        """Return the link's process id; 0 if there is none or not known."""
+        """The link's process id; 0 if there is none or not known."""
         return 0 if self.link is None else self.link.pid
 
     def wake(self) -> None:
@@ -109,8 +109,8 @@ class PoolLink:
 
     @classmethod
     def reopen(cls, folder: Path, blobs: Path) -> PoolLink:
-        """Return the link of another manager's pool, an old or a new one."""
-        # A restart of this machine has removed it.
+        """Return the link of another manager's pool: its own, else a new one."""
+        # A restart of this machine may have removed it.
         with contextlib.suppress(FileExistsError):
             blobs.mkdir(mode=0o700)
         socket_folder.check(blobs)
@@ -128,7 +128,7 @@ class PoolLink:
     ) -> ConnectionSession:
         """Return a session that makes its connections in the link.
 
-        ``tell`` hears what takes long, and ``waits`` has what each machine is waited for.
+        ``tell`` receives lines on what takes long; ``waits`` gets, by machine, what is waited for.
         """
         return ConnectionSession(prompts, self.open, stop, known or {}, tell, {} if waits is None else waits)
 
@@ -191,7 +191,7 @@ class PoolLink:
                 self._start_anew()
                 return
             except (SkyError, OSError):
-                # All machines must be reachable once: retry.
+                # All machines must be reachable at the same time: retry.
                 self._over.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -299,7 +299,7 @@ class PoolLink:
 
     def _hush(self) -> None:
         self._over.set()
-        # A link that another thread starts ends now, or is there to be ended.
+        # Wait for another thread that starts the link: it stops now, or there is a link to end.
         with self._opening:
             pass
         with self._lock:

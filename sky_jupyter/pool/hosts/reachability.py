@@ -97,7 +97,7 @@ def script_of(python: str, code: str) -> str:
 
 
 def look(sites: Sequence[PreparedHost], stop: threading.Event, *, everyone: bool) -> Reachability:
-    """Test connections between the head and all hosts, or of ``everyone``.
+    """Test connections between the head and all hosts; if ``everyone``, of all.
 
     They use the hosts' addresses in the pool. Raises BootstrapError if a host cannot be asked.
     """
@@ -125,7 +125,7 @@ def look(sites: Sequence[PreparedHost], stop: threading.Event, *, everyone: bool
 
 
 def apart(sites: Sequence[PreparedHost], stop: threading.Event) -> Reachability:
-    """Return a `Reachability` of hosts that stand alone, without a test.
+    """Return a `Reachability` of independent hosts, without a test.
 
     Raises BootstrapError if a host cannot be asked.
     """

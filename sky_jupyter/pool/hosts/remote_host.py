@@ -59,17 +59,17 @@ class RemoteHost(launch.Host):
 
     @property
     def process(self) -> Process:
-        """Return its process, whichever connection started it."""
+        """Its process, whichever connection started it."""
         return self.machine.process(self.command.identity)
 
     @property
     def name(self) -> str:
-        """Return the user's name of its machine."""
+        """The name of its machine, as the user gave it."""
         return self.machine.name
 
     @property
     def place(self) -> str:
-        """Return its machine as messages have it."""
+        """The suffix that names its machine in messages."""
         return f" on {self.machine.name}"
 
     def cure(self, said: Sequence[str]) -> str:
@@ -115,7 +115,7 @@ class RemoteHost(launch.Host):
 
         Raises MachineError where the machine refuses tunnels.
         """
-        # One that is apart listens on its machine's loopback.
+        # The agent of a host that is apart listens on its machine's loopback.
         return self.reach(address if self.apart is None else f"tls://127.0.0.1:{self.apart.agent}")
 
     def say(self, word: str) -> None:
@@ -152,7 +152,7 @@ def adopt(facts: Mapping[str, Any], machine: Machine, here: tuple[Path, Path], t
 
 
 def relay(hosts: Sequence[launch.Host], scheduler: str) -> None:
-    """Make the relays of all hosts that need some anew, in a new link."""
+    """Recreate the relays of all hosts that need some, in a new link."""
     for host in hosts:
         if host.apart is not None:
             _relayed(hosts[0].machine, host.machine, scheduler, host.apart)
@@ -316,7 +316,7 @@ class _Start:
 
 
 def _look(spec: PoolSpec, sites: Sequence[PreparedHost], stop: threading.Event) -> reach.Reachability:
-    """Return which hosts reach each other; nodes that stand alone need not."""
+    """Return which hosts reach each other; independent nodes need not."""
     if not spec.options.cluster:
         return reach.apart(sites, stop)
     return reach.look(sites, stop, everyone=any(plugin.collective for plugin in spec.plugins))
@@ -359,7 +359,7 @@ def _apart(
 ) -> launch.RelayInfo | None:
     """Relay a host and the head through the link if there is a gap.
 
-    Returns None if they do. Raises BootstrapError if one of them forbids forwarding.
+    Returns None if they reach each other. Raises BootstrapError if one of them forbids forwarding.
     """
     for one, other in ((site, head), (head, site)):
         if gap := found.gaps.get((one.node, other.node)):
@@ -516,7 +516,7 @@ def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
 
 
 def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) -> None:
-    """Remove a run's blobs in the background; with ``parts``, partial ones."""
+    """Remove a run's blobs in the background; with ``parts``, also partial ones."""
     for host in hosts:
         if not host.here:
             places = [host.blobs_there, f"{host.there}/blobs"]

@@ -32,7 +32,7 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
     pool.incarnations = dict(record.incarnations)
     pool.provisioning = Provisioning(pool.registry, pool.id)
     pool.generation = pool.registry.own(row.id, take_over=take_over)
-    # There may be guests, which an earlier manager has let run something.
+    # An earlier manager may have admitted guests.
     pool.supervisor.turns.shared = True
     pool.logger.open()
     try:
@@ -42,7 +42,7 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
     except BaseException as error:
         _not_joined(pool, row, error)
         raise
-    # The previous manager may have died before it had settled them.
+    # The previous manager may have died before it told the hosts that the pool is ready.
     launch.settle(pool.hosts)
     ends = getattr(record, "ends", None)
     pool.expiry.begin(None if ends is None else ends - time.time())

@@ -1,6 +1,6 @@
 """Budget of a pool (``max_cost``): warns at 80%, ends the pool when used up.
 
-Nodes are told when it is used up at the present price: they end by themselves then if no manager is there.
+Nodes are told when it will be used up at the present price. If they have no manager then, they end by themselves.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..hosts.launch import Host
     from ..runs.input_requests import AskUser
 
-# The part of the budget from which on the pool warns.
+# The pool warns when this part of the budget is used up.
 _WARN = 4 / 5
 _HOUR = 3600
 # How long a question waits for its answer, and how often it is looked at.
 _PATIENCE, _LOOK = TIMEOUTS.end.budget, TIMEOUTS.polls.answer
 # Nodes end that much later, so that the manager can ask before.
 _MARGIN = TIMEOUTS.end.budget_margin
-# Nodes are told anew if their time has changed by more.
+# Nodes are told again if their time has changed by more.
 _DIFFERENCE = TIMEOUTS.polls.costs / 2
 _MOST = 10**9
 
@@ -147,7 +147,7 @@ class Budget:
                 self._pool.say(f"the price of {machines} of {name} is unknown: its budget is kept without them")
 
     async def _is_raised(self, look: Callable[[], PoolCost | None]) -> bool:
-        """Ask whoever is there; return whether the budget is raised in time."""
+        """Ask the user; return whether the budget is raised in time."""
         ask, most = self._pool.ask, self._pool.spec.max_cost or 0.0
         text = f"pool {self._pool.spec.name!r} has used up its budget of {dollars(most)}"
         if ask is None:

@@ -34,7 +34,7 @@ class _Refusal:
         return here == (self.offer.name, self.offer.market, self.zone or self.offer.region)
 
     def rules_out(self, place: Place) -> bool:
-        """Return whether the place cannot help while this one holds."""
+        """Return whether this refusal rules another place out."""
         offer, mine = place[0], self.offer
         if self.scope == "zone" or offer.region != mine.region:
             return False
@@ -45,7 +45,7 @@ class _Refusal:
         return offer.market == mine.market and not smaller
 
     def prefers(self, place: Place) -> bool:
-        """Return whether the refusing zone named this one as having such machines."""
+        """Return whether the refusal named the place's zone as having such machines."""
         offer, zone = place
         return zone in self.better and (offer.name, offer.market) == (self.offer.name, self.offer.market)
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _COMEBACK = TIMEOUTS.machines.comeback
 _PAUSE, _LONGEST_PAUSE = TIMEOUTS.machines.queue, TIMEOUTS.machines.longest_queue
 _TICK = TIMEOUTS.polls.loop
-# How often a pool is started whose machines are taken away again meanwhile.
+# The limit of starts of a pool whose machines are taken away again meanwhile.
 _ATTEMPTS = 3
 
 
@@ -58,7 +58,7 @@ class ComebackContext(PoolContext, Protocol):
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken, or ""."""
+        """The reason why the pool is broken, or ""."""
         ...
 
 
@@ -88,7 +88,7 @@ class Comeback:
 
     @property
     def is_on(self) -> bool:
-        """Return whether a restart is under way."""
+        """Whether a restart is under way."""
         return not self._over.is_set()
 
     @property
@@ -101,14 +101,14 @@ class Comeback:
         """Return how a pool without its head comes back by itself; None if it does not."""
         if not self._may or (loss is not None and not loss.returns):
             return None
-        # That it comes back is said as soon as it is known.
+        # `_restart` announces the restart once the loss is known.
         return "" if loss is not None else "if its machine comes back, the pool starts again by itself"
 
     def expect(self) -> None:
         """Restart the pool, whose head is lost, if its machine comes back by itself."""
         with self._lock:
             if not self._may or self.is_on or self.pool.states.is_changing:
-                # Whoever changes the pool is told that its machines are gone.
+                # The thread that changes the pool finds that its machines are gone.
                 return
             self._stop.set()
             self._stop = stop = threading.Event()
@@ -116,14 +116,14 @@ class Comeback:
             self._thread.start()
 
     def join(self, listener: Listener, tick: Tick) -> bool:
-        """Wait for the restart that is under way; if there is none, have none begin.
+        """Wait for the restart that is under way; if there is none, prevent one.
 
         Parameters
         ----------
         listener : callable
             Receives the phases.
         tick : callable
-            Called every poll; what it raises ends the wait, and not the restart.
+            Called every poll; its exceptions end the wait, not the restart.
 
         Returns
         -------
@@ -169,7 +169,7 @@ class Comeback:
                 return
             known = dict(self.pool.incarnations)
             if self._restart(loss, stop) or self.pool.incarnations == known:
-                # What fails before machines are there would fail again.
+                # A restart that failed before it had machines would fail again.
                 return
 
     def _lost(self, stop: threading.Event) -> Loss | None:
@@ -193,7 +193,7 @@ class Comeback:
                 return True
             self._phase = None
             self._over.clear()
-        # What was said of the pool as it broke, is not said again.
+        # The reason is not repeated if it was given when the pool broke.
         why = "" if loss.why in pool.broken else f" ({loss.why})"
         text = "starts again by itself as soon as its machines are back"
         self._say(logging.INFO, f"{text}{why}; `%sky down` ends it")

@@ -54,25 +54,25 @@ class CostMeter:
 
     @functools.cached_property
     def counts(self) -> bool:
-        """Return whether the pool's machines are bought, and have prices."""
+        """Whether the pool's machines are bought, and have prices."""
         return has_prices(self._pool.spec.provider)
 
     @property
     def now(self) -> PoolCost | None:
-        """Return the cost as of now; None if nothing is bought. Asks nobody."""
+        """The cost as of now, by the last known prices; None if nothing is bought."""
         spec, provisioning = self._pool.spec, self._pool.provisioning
         return provisioning.bill.now(spec.name, spec.max_cost) if self.counts else None
 
     @property
     def used_up(self) -> str:
-        """Return that the budget is used up, or ""."""
+        """The message that the budget is used up, or ""."""
         return self.budget.text() if self.budget.is_used_up(self.now) else ""
 
     def begin(self, *, at_once: bool = False) -> None:
         """Start looking; ``at_once`` if other managers may have bought the machines."""
         if self._task is None and self.counts:
             cost = self.now
-            # As of machines that were listed, and not bought by this process.
+            # A price may be unknown, for example, of machines that were listed, not bought by this process.
             unknown = cost is not None and cost.unknown > 0
             self._task = loop().submit(self._follow(at_once or unknown))
 
@@ -103,7 +103,7 @@ class CostMeter:
             try:
                 await self.budget.check(lambda: self.now)
             except Exception:
-                # A message that cannot be shown ends no meter: the budget is kept.
+                # A message that cannot be shown must not end the meter, which keeps the budget.
                 _log.exception("the budget of pool %s was not checked", self._pool.spec.name)
             await self._wait(max(0.0, looked + _EVERY - time.monotonic()))
 

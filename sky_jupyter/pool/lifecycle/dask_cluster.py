@@ -30,7 +30,7 @@ class DaskContext(PoolContext, Protocol):
 
     @property
     def apart(self) -> dict[str, str]:
-        """Return these machines, each with a description."""
+        """The machines that the head does not reach, each with a description."""
         ...
 
 

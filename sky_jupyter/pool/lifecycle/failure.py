@@ -43,12 +43,12 @@ class FailureContext(PoolContext, Protocol):
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken or has ended, or ""."""
+        """The reason why the pool is broken or has ended, or ""."""
         ...
 
     @property
     def is_watched(self) -> bool:
-        """Return whether runs have listeners that hear of failures."""
+        """Whether runs have listeners that hear of failures."""
         ...
 
     async def disconnect(self) -> None:
@@ -106,7 +106,7 @@ class PoolFailure:
     def lose_head(self, why: str, loss: Loss | None = None) -> None:
         """Break the pool without its head; read runs from nodes' disks.
 
-        ``loss`` is that of its machine, if its provider says that it has taken it away.
+        ``loss`` is the loss of its machine, if the provider says that it took the machine away.
         """
         pool = self.pool
         if pool.guest is not None:
@@ -128,10 +128,10 @@ class PoolFailure:
         self.mark_broken(why)
 
     def taken_away(self) -> str:
-        """Return why a broken pool is to be recreated by the next cell, or "".
+        """Return why the next cell recreates a broken pool, or "".
 
-        That is so if machines that were bought for it have ended or restarted, also while it is recreated by itself.
-        Not for the loop's own thread.
+        It does so if machines that were bought for the pool have ended or restarted, also while the pool restarts by
+        itself. Not for the loop's own thread.
         """
         pool = self.pool
         if pool.comeback.is_on:
@@ -153,6 +153,6 @@ class PoolFailure:
             pool.farewell("; ".join(filter(None, [f"pool {pool.spec.name!r} can run nothing any more: {why}", cure])))
         if pool.has_control:
             pool.control.why_closed = f"{why}; `%sky restart` recreates the pool"
-            # It would retry its scheduler for ever, and log that in the notebook.
+            # The client would retry its scheduler forever, and log that in the notebook.
             asyncio.ensure_future(pool.control.close())  # noqa: RUF006 - it ends by itself
         return True

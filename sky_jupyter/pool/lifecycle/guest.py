@@ -17,7 +17,7 @@ class Guest:
     Parameters
     ----------
     registry : Registry
-        The registry, from which it reads only.
+        The registry, which it only reads.
     row : PoolRow
         The pool, as it was when the guest joined.
     """

@@ -36,7 +36,7 @@ class HostEventsContext(PoolContext, Protocol):
 
     @property
     def hosts(self) -> list[launch.Host]:
-        """Return the hosts of its nodes, with those being started."""
+        """The hosts of its nodes, with those being started."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class HostEventsContext(PoolContext, Protocol):
 
     @property
     def scheduler_there(self) -> str:
-        """Return the scheduler's address as the hosts see it."""
+        """The scheduler's address as the hosts see it."""
         ...
 
     def is_away(self, name: str) -> bool:
@@ -91,7 +91,7 @@ class HostEvents:
         self.watch_over(host)
 
     def watch_over(self, host: launch.Host) -> None:
-        """Subscribe to a host's reports of processes that stand still."""
+        """Subscribe to a host's reports of stopped processes."""
         host.watch(self._in_loop(functools.partial(self._on_standstill, host)))
 
     def listen(self, host: launch.Host) -> None:
@@ -175,7 +175,7 @@ class HostEvents:
                 pool.control.detector.lose(node, f"its agent ended ({event['text']})", revived=True)
 
     def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
-        # Also while the pool is being ended, which such a process delays.
+        # Also while the pool is being ended, which a stopped process delays.
         if self.pool.state is not PoolState.TAKEN_OVER and host in self.pool.hosts:
             self.pool.watchdog.on_standstill(event, host.place)
 
@@ -208,7 +208,7 @@ class HostEvents:
 
     @property
     def _lease_over(self) -> bool:
-        """Return whether the nodes' lease has expired."""
+        """Whether the nodes' lease has expired."""
         pool = self.pool
         return pool.has_control and time.monotonic() - pool.control.heard >= (pool.spec.lease or math.inf)
 

@@ -27,7 +27,7 @@ def described(spec: PoolSpec, ids: Sequence[str]) -> Sequence[MachineRecord]:
 def connect(spec: PoolSpec, ids: Sequence[str], session: ConnectionSession) -> tuple[list[Machine], dict[str, str]]:
     """Connect to machines; return them and, if they can queue, incarnations by id.
 
-    Raises MachineError also if a machine came back meanwhile: it is not known which incarnation was connected to.
+    Raises MachineError also if a machine came back meanwhile: the connection may be to either incarnation.
     """
     before = read(spec, ids)
     machines = list(provider_of(spec).connect(ids, session))

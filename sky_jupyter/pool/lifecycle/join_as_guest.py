@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def join(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, tick: Tick) -> None:
-    """Become a guest of a pool; its manager stays who it is."""
+    """Become a guest of a pool, which keeps its manager."""
     pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
     pool.incarnations, pool.generation = dict(record.incarnations), row.generation
     pool.guest = guest = Guest(pool.registry, row)
@@ -53,5 +53,5 @@ def join(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, tick: Tick) -> N
 
 
 async def _greet(pool: PoolLifecycle) -> None:
-    """Learn what is known of the names that runs have assigned so far."""
+    """Learn which names other notebooks' runs have assigned so far."""
     await asyncio.wait_for(pool.supervisor.look_at_others(), attach.JOIN_TIMEOUT)

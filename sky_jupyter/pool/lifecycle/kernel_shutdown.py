@@ -24,7 +24,7 @@ Tell = Callable[[str], None]
 _LEAVE_PATIENCE = TIMEOUTS.end.plugins
 # A shutdown that takes no longer than this is not reported.
 _QUIET = TIMEOUTS.end.quiet
-# The time that an agent needs besides, to kill and to answer.
+# The time that an agent needs in addition, to kill and to answer.
 _MARGIN = TIMEOUTS.end.margin
 _INTERRUPT_PATIENCE = TIMEOUTS.end.interrupt
 _MOMENT = TIMEOUTS.end.moment
@@ -40,7 +40,7 @@ class LeavingContext(PoolContext, Protocol):
 
     @property
     def exit_timeout(self) -> float:
-        """Return the seconds that ranks get for an orderly shutdown."""
+        """The seconds that ranks get for an orderly shutdown."""
         ...
 
 
@@ -63,7 +63,7 @@ class Leaving:
             tell(self._words.popleft())
 
     def attend(self, work: Coroutine[Any, Any, None], limit: float, tell: Tell) -> KeyboardInterrupt | None:
-        """Wait for the shutdown; an interrupt kills, and is returned."""
+        """Wait for the shutdown; an interrupt kills the kernels, and is returned."""
         end = time.monotonic() + limit
 
         def tick() -> None:

@@ -131,12 +131,12 @@ class PoolLifecycle:
         self.watchdog = self.supervisor.watchdog
         self.watchdog.beside = self._beside
         self.workers = PoolDask(self)
-        # The callback for a pool that ends by itself, as no cell may be running.
+        # Shows the message of a pool that ends by itself, as no cell may be running.
         self.farewell: Callable[[str], None] = silently
-        # Asks a person beside what runs; None if nobody is there.
+        # Asks the user while something runs; None if nobody can be asked.
         self.ask: AskUser | None = None
         self.expiry = Expiry(spec.lifetime, self.teardown.expire, given=spec.ttl is not None)
-        # Where the scheduler is reached from here, and where the hosts reach it.
+        # The scheduler's address as seen from here, and from the hosts.
         self.scheduler_address = self.scheduler_there = ""
         self.owner = os.getpid()
         # A fencing token: agents obey the manager with the highest.
@@ -153,34 +153,34 @@ class PoolLifecycle:
 
     @property
     def state(self) -> PoolState:
-        """Return the current state; `states` changes it."""
+        """The current state; `states` changes it."""
         return self.states.current
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken or has ended, or ""."""
+        """The reason why the pool is broken or has ended, or ""."""
         return self.states.why
 
     @property
     def control(self) -> Control:
-        """Return the agents' client; raise PoolError if there is none."""
+        """The client of the agents; PoolError if there is none."""
         if self._control is None:
             raise self.states.not_started()
         return self._control
 
     @property
     def has_control(self) -> bool:
-        """Return whether there is, or was, a client of the agents."""
+        """Whether there is, or was, a client of the agents."""
         return self._control is not None
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of its parts elsewhere."""
+        """The registry's records of its parts on other machines."""
         return Traces(self.registry, self.id, self.spec)
 
     @property
     def listener(self) -> Listener:
-        """Return the sender of events to the listener and the log."""
+        """The sender of events to the listener and the log."""
         return self._tell_of
 
     @listener.setter
@@ -241,9 +241,9 @@ class PoolLifecycle:
                 raise BootstrapError("agent", self.broken or "the pool was ended")
         except BaseException as error:
             self.logger.write(logging.ERROR, f"not started: {first_line(error)}")
-            # An interrupt does not reach threads: they are asked to stop.
+            # An interrupt does not reach threads, so they are asked to stop.
             self.stop_event.set()
-            # What is on the disks of a stopped pool is kept.
+            # The disks of a stopped pool are kept.
             self.teardown.keeps_machines = self.resumed
             self.down()
             if self.expiry.over and isinstance(error, Exception):
@@ -421,8 +421,8 @@ class PoolLifecycle:
         Parameters
         ----------
         tell : callable
-            Called in this thread with messages on ranks that take long to end, and on processes that stand still. An
-            interrupt kills them at once, and is raised when the pool has ended.
+            Called in this thread with messages on ranks that take long to end, and on stopped processes. An interrupt
+            kills them at once, and is raised when the pool has ended.
         """
         self._before_end()
         if self.guest is not None:
@@ -460,7 +460,7 @@ class PoolLifecycle:
 
     @contextlib.contextmanager
     def explaining_end(self) -> Iterator[None]:
-        """Raise why the pool ended or broke, instead of what that caused in the block.
+        """Raise why the pool ended or broke, instead of the error that this caused.
 
         The block may find folders removed and connections closed. For other threads than the loop's.
         """
@@ -483,7 +483,7 @@ class PoolLifecycle:
     def _find_gone(self) -> None:
         """Change the state, as the pool's folder is gone."""
         if self.host_events.end_if_time_is_over():
-            # The thread that ends it says so first.
+            # The thread that ends the pool changes the state first.
             end = time.monotonic() + _SAID
             while self.state is PoolState.READY and time.monotonic() < end:
                 time.sleep(_SAID_POLL)
@@ -561,22 +561,22 @@ class PoolLifecycle:
 
     @property
     def is_watched(self) -> bool:
-        """Return whether runs have listeners that hear of failures."""
+        """Whether runs have listeners that hear of failures."""
         return any(run.left for run in list(self.supervisor.runs.values()))
 
     @property
     def condition(self) -> str:
-        """Return the state in one word; see `StateMachine`."""
+        """The state in one word; see `StateMachine`."""
         return self.states.condition
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the unreachable machines, each with a description."""
+        """The unreachable machines, each with a description."""
         return {} if self.link is None else dict(self.link.away)
 
     @property
     def apart(self) -> dict[str, str]:
-        """Return the machines that the head does not reach, and why.
+        """The machines that the head does not reach, each with the reason.
 
         They are controlled through this machine.
         """

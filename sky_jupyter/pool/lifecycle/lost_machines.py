@@ -71,7 +71,7 @@ def _loss(spec: PoolSpec, record: MachineRecord, known: Mapping[str, str]) -> Lo
         return None
     if incarnations.is_another(record, known):
         return Loss(f"its machine has restarted{reason}", returns=True)
-    # A pending machine whose processes live is not seen: it was running when it was prepared.
+    # A machine was running when it was prepared: if it is pending now, its processes are gone.
     if record.state in (QUEUED, PENDING):
         return Loss(f"its machine was taken away{reason}; it restarts as soon as it is back", returns=True)
     return None

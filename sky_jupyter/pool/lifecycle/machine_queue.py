@@ -51,10 +51,10 @@ def wait(
     tell : callable
         Called with a line at each change; never if none is queued.
     is_over : callable
-        Asked now and then whether nobody needs the machines any more.
+        Polled; returns whether the machines are not needed any more.
     ended : mapping of str to str, optional
-        By id, incarnations that have ended: a machine that is still seen as this one is queued. If it is given, it
-        is waited for the first machines that are back.
+        By id, incarnations that have ended: a machine that is still listed with its ended incarnation counts as queued.
+        If given, the wait ends when the first machines are back.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def wait(
 
 
 def _asked(spec: PoolSpec, ids: Sequence[str], tell: Callable[[str], None] | None) -> Sequence[MachineRecord] | None:
-    """Return the machines' records; None if there is no answer now, which is told.
+    """Return the machines' records; without an answer, report that and return None.
 
     Without ``tell``, a missing answer is an error.
     """

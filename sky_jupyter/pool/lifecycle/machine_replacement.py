@@ -1,8 +1,8 @@
 """Replacement of machines that were taken away, while the other nodes go on.
 
 Another machine is made as soon as a notice comes, in the same zone, and prepared. When the old one is gone, its node
-restarts on the other: the supervisor then makes its kernels, and sets up what the others need again. A machine that
-comes back under its id, as another incarnation, is waited for instead.
+restarts on the new one. The supervisor then makes its kernels, and sets up the frameworks again. If a machine comes
+back under its id, as another incarnation, it is waited for instead.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _JOIN_TIMEOUT = TIMEOUTS.start.rejoin
 _END_PATIENCE = TIMEOUTS.end.others
 # How often a provider is asked whether a lost node's machine has ended, and the pause.
 _QUESTIONS, _PAUSE = 3, TIMEOUTS.liveness.dial
-# How long it is asked again where it may replace the machine by itself.
+# How long it is asked again if it may replace the machine by itself.
 _COMEBACK = TIMEOUTS.machines.comeback
 _LOOK = TIMEOUTS.polls.resize
-# How often new machines are prepared and started before it is given up.
+# How often new machines are prepared and started before the replacement is given up.
 _ATTEMPTS = 3
 
 
@@ -80,7 +80,7 @@ class ReplacementContext(PoolContext, Protocol):
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of its parts on other machines."""
+        """The registry's records of its parts on other machines."""
         ...
 
     def keep_link(self) -> None:
@@ -113,7 +113,7 @@ class MachineReplacement:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
-        # The question whether a node that was lost last has lost its machine.
+        # The task that finds out whether the node lost last has lost its machine.
         self._considering: asyncio.Task[None] | None = None
         # The lost nodes whose machines come back under their ids.
         self._returning: set[int] = set()
@@ -169,7 +169,7 @@ class MachineReplacement:
         pool = self.pool
         if node not in pool.control.lost or not self._may:
             return True
-        # Of a machine that was announced to be taken away, all is known, unless it may come back.
+        # After a notice, the loss is certain: the provider is asked only if the machine may come back.
         if not pool.supervisor.interruptions.is_taken(node) or has_queue(pool.spec.provider):
             loss = await asyncio.to_thread(loss_of, pool.spec, [pool.ids[node]], pool.incarnations)
             if node not in pool.control.lost or not self._may:
@@ -194,7 +194,7 @@ class MachineReplacement:
 
     @property
     def over(self) -> asyncio.Task[None] | None:
-        """Return the work that lost nodes wait for; None if there is none."""
+        """The work that lost nodes wait for; None if there is none."""
         works = (self._considering, self._task if self._lost else None)
         return next((work for work in works if work is not None and not work.done()), None)
 
@@ -276,7 +276,7 @@ class MachineReplacement:
     def _await_turn(self, tell: Callable[[str], None]) -> list[int]:
         """Return the nodes to replace now: those that need new machines, else those back."""
         pool, wanted = self.pool, set(self._wanted)
-        # What was to come back may have ended meanwhile.
+        # A machine that was to come back may have ended meanwhile.
         for node in wanted & self._returning:
             loss = loss_of(pool.spec, [pool.ids[node]], pool.incarnations)
             if loss is not None and not loss.returns:
@@ -302,7 +302,7 @@ class MachineReplacement:
     async def _obtain(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
         """Make machines for the nodes, and connect to them."""
         options = self.pool.spec.options
-        # With another zone for all there is no need to wait for this one.
+        # If all nodes can move to another zone, there is no need to wait for this one.
         most = 1 if zone_choice.needs_one_zone(self.pool.spec) else options.attempts(made=True)
 
         async def obtain() -> None:
@@ -327,7 +327,7 @@ class MachineReplacement:
             raise ProvisionError(f"another machine of pool {pool.spec.name!r} has ended")
 
     def _connect(self, nodes: Sequence[int], tell: Callable[[str], None]) -> None:
-        """Connect to the nodes' new machines, once they are in no queue any more."""
+        """Connect to the nodes' new machines, once none is queued any more."""
         pool = self.pool
         assert pool.link is not None
         session = pool.link.session(pool.prompts, self._stop)
@@ -348,7 +348,7 @@ class MachineReplacement:
 
         pool = self.pool
         machines, standing = [], {}
-        # As the nodes have them, since earlier replacements too.
+        # The addresses that the nodes have, with those of earlier replacements.
         addresses = self._host_of(0).config().addresses
         for node in range(pool.spec.nodes):
             if node in nodes:
@@ -400,7 +400,7 @@ class MachineReplacement:
         pool = self.pool
         assert pool.link is not None
         for node in set(nodes) & self._returning:
-            # Its disk may have come back with it, and what the old host left there.
+            # The disk may have come back with the machine, and the old host's files on it.
             old = self._host_of(node)
             script = remote_cleanup.script(pool.id, [old.there, old.blobs_there])
             with contextlib.suppress(SkyError, TimeoutError):
@@ -408,7 +408,7 @@ class MachineReplacement:
 
         def bring(host: launch.Host) -> None:
             take(host)
-            # What runs need that are under way: a call for this node may come as soon as it joins.
+            # Send what active runs need: a call for this node may come as soon as it joins.
             _send_again(host)
 
         remote_host.start_more(
@@ -449,7 +449,7 @@ class MachineReplacement:
             pool.traces.forget(host.there)
         pool.keep_link()
         if pool.link is not None:
-            # A machine that came back as it was is reached as before.
+            # A machine that came back unchanged keeps its connection.
             pool.link.forget([host.machine for host in old if host.machine not in pool.machines])
 
     def _give_up(self, error: Exception) -> None:
@@ -465,7 +465,7 @@ class MachineReplacement:
             pool.supervisor.tell(why)
 
     def _must_move(self, error: Exception) -> bool:
-        """Return whether all of the pool has to be made elsewhere."""
+        """Return whether the whole pool must be made elsewhere."""
         return isinstance(error, NoCapacity) and zone_choice.needs_one_zone(self.pool.spec)
 
     def _discard(self) -> None:
@@ -477,7 +477,7 @@ class MachineReplacement:
         if pool.link is not None and machines:
             pool.link.forget([machine for _, machine in machines])
         ids = [id for id in ids if id not in pool.ids]
-        # A change of the whole pool takes them over, and its end ends them.
+        # A change of the whole pool takes the machines over, and its end ends them.
         if ids and not self._stop.is_set():
             pool.provisioning.release(pool.spec, ids)
 
@@ -488,7 +488,7 @@ class MachineReplacement:
 
     @contextlib.contextmanager
     def _telling(self, text: str) -> Any:
-        """Show what is being done, for those who wait."""
+        """Show users who wait what is being done."""
         watchdog = self.pool.supervisor.watchdog
         loop = asyncio.get_running_loop()
 

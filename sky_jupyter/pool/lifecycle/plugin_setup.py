@@ -31,7 +31,7 @@ class PluginSetupContext(PoolContext, Protocol):
 
     @property
     def pythons(self) -> PoolPythons:
-        """Return the Python versions of the nodes."""
+        """The Python versions of the nodes."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class PluginSetupContext(PoolContext, Protocol):
 
     @property
     def generation(self) -> int:
-        """Return the number of the pool's manager."""
+        """The manager's fencing token."""
         ...
 
 
@@ -90,7 +90,7 @@ class PluginSetup:
         return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{who}.{self._epoch}"
 
     async def again(self, ended: Sequence[int]) -> bool:
-        """Reinitialize frameworks, ``ended`` in new kernels; return if ok."""
+        """Reinitialize the frameworks, with new kernels for ``ended``; return success."""
         control, epoch = self.pool.control, await self._new_epoch()
         living = [rank for rank in range(self.pool.spec.world_size) if rank not in ended]
 
@@ -104,7 +104,7 @@ class PluginSetup:
         try:
             if ended:
                 await self._make_kernels(ended)
-            # Both at once: the old and the new ranks wait for each other.
+            # Both at the same time, as the old and the new ranks wait for each other.
             await asyncio.gather(again(), *([self.enter(ended, epoch)] if ended else []))
         except BootstrapError:
             return False

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Rounds of listing the machines and buying the missing ones, in one attempt.
 _ROUNDS = 5
 # How often an order without an answer is sent again. The pauses double, from a fifth of the delay between attempts to
-# three of them.
+# three times the delay.
 _RESENT, _FIFTH, _MOST_DELAYS = 6, 5, 3
 _MARGIN = TIMEOUTS.machines.margin
 # How long a change that was given up waits for the call that it had sent.
@@ -66,7 +66,7 @@ class Provisioning:
         self._closed = self._given_up = self._adopts = False
         # The only machines to keep, once the call that is under way has returned.
         self._kept: Collection[str] | None = None
-        # The recorded orders, should the registry fail.
+        # The recorded orders, in case the registry fails.
         self._rows: dict[str, OrderRow] = {}
         # The order without an answer: it is sent again before any other.
         self._open: tuple[Order, int] | None = None
@@ -74,7 +74,7 @@ class Provisioning:
         # The machines that it has, as they were listed last.
         self._had: list[MachineRecord] = []
         self._account: str | None = None
-        # What the machines cost, and who is told of each order before it is sent.
+        # The costs of the machines; the function that reports each order before it is sent.
         self.bill = PoolBill(registry, pool)
         self._tell: Callable[[str], None] = _say_nothing
         self._deadline: float | None = None
@@ -238,7 +238,7 @@ class Provisioning:
         Returns
         -------
         list of str
-            What is not known to be gone, or why it is not known; empty when all machines are.
+            What is not known to be gone, or why it is not known; empty when all machines are gone.
         """
         self._closed = True
         self.stop()
@@ -290,7 +290,8 @@ class Provisioning:
         if not left:
             with contextlib.suppress(PoolError):
                 known = machine_orders.of(self._registry, self._pool)
-                # If `end` did not wait, the plan stays: a sweep finds the pool by it, which is recorded as ending.
+                # If `end` did not wait, the plan stays, by which a sweep finds the pool; the pool is recorded as
+                # ending.
                 machine_orders.forget(self._registry, [row for row in known if row.token or not self._given_up])
             self._rows.clear()
         return left
@@ -298,7 +299,7 @@ class Provisioning:
     def _keep_only(self, spec: PoolSpec, kept: Collection[str]) -> None:
         with contextlib.suppress(Exception):
             provider, rows, now = _provisioner(spec), self._known(), time.time()
-            # What was made just now may not be listed yet.
+            # Machines that were made just now may not be listed yet.
             fresh = [id for row in rows if now - row.touched <= provider.visible_within for id in row.ids]
             records = provider.list(self._pool, _regions(rows)) if rows else ()
             gone = {record.id for record in records if not record.is_there}
@@ -397,7 +398,7 @@ class Provisioning:
             offer, zone = place
             token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
             order = Order(self._pool, token, offer, zone, self.deadline(spec), owner, spec.name)
-            # With the last refusal: shown alone, it would be replaced at once.
+            # The line repeats the last refusal, which would be replaced at once if it had a line of its own.
             price = offer.hourly if has_prices(spec.provider) else 0.0
             ordered = purchase(count, offer.name, offer.market, zone or offer.region, price)
             self._tell("; ".join([*whys[-1:], ordered]))
@@ -461,7 +462,7 @@ class Provisioning:
             if not before:
                 self._write(replace(row, state=machine_orders.REFUSED))
             elif isinstance(error, NoCapacity):
-                # It is refused now; whether it succeeded before, only the list shows.
+                # It is refused now; only the list shows whether it succeeded before.
                 raise OrderSpent(str(error)) from error
             raise
         self._open = None

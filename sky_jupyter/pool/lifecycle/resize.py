@@ -102,17 +102,17 @@ class ResizeContext(PoolContext, Protocol):
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken or has ended; "" if it is neither."""
+        """The reason why the pool is broken or has ended; "" if it is neither."""
         ...
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the unreachable machines, each with a reason."""
+        """The unreachable machines, each with a reason."""
         ...
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of its parts on other machines."""
+        """The registry's records of its parts on other machines."""
         ...
 
     def keep_link(self) -> None:
@@ -154,7 +154,7 @@ class Resizing:
         self._addresses: list[str] = []
         # Machines that were created for the resize.
         self._bought: list[str] = []
-        # Whether the rollback was cancelled, which breaks the pool; and whether that was said before the end.
+        # Whether the rollback was cancelled, which breaks the pool; whether the pool was marked broken.
         self._abandoned = self._broken = False
         # Machines that did not answer when it began.
         self._missed: set[str] = set()
@@ -251,7 +251,7 @@ class Resizing:
         pool.provisioning.begin()
         try:
             with pool.phase("machines", f"{len(plan.added)} machine{several} of {plan.spec.provider}") as say:
-                # The pool lives: its machines are not made elsewhere.
+                # The pool is live, so its machines are not made elsewhere.
                 acquire = functools.partial(pool.provisioning.acquire, move=False)
                 ids = await self._in_thread(acquire, plan.spec, plan.spec.nodes, kept, say)
         finally:
@@ -431,7 +431,7 @@ class Resizing:
             with pool.phase("end", f"ending what runs on {names}"):
                 await self._in_thread(self._end, gone)
         await self._in_thread(pool.provisioning.release, pool.spec, [id for id in before.ids if id not in pool.ids])
-        # Also what was being prepared in place of a node that is gone now.
+        # Also machines that were being prepared in place of a node that is gone now.
         await self._in_thread(pool.provisioning.keep_only, pool.spec, pool.ids)
 
     def _end(self, hosts: Sequence[Host]) -> None:
@@ -491,7 +491,7 @@ class Resizing:
                 link.forget([machine for machine in self._connected if machine not in left])
         self.pool.provisioning.release(self.plan.spec, self._bought)
         if not self._ended:
-            # Also what was bought by a call that was given up.
+            # Also machines that were bought by a call that was given up.
             kept = self.pool.ids if self._before is None else self._before.ids
             self.pool.provisioning.keep_only(self.plan.spec, kept)
 

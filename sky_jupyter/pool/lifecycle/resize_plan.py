@@ -29,12 +29,12 @@ class Plan:
     kept: tuple[int, ...]
 
     def is_of(self, spec: PoolSpec) -> bool:
-        """Return whether a pool is like this already."""
+        """Return whether a pool of this spec has these nodes already."""
         return not self.added and len(self.kept) == spec.nodes
 
     @property
     def added(self) -> tuple[str, ...]:
-        """Return the ids of the new machines."""
+        """The ids of the new machines."""
         return self.ids[len(self.kept) :]
 
 

@@ -35,7 +35,7 @@ class RestartContext(PoolContext, Protocol):
     """The pool's lifecycle as seen by its restart, which may make all hosts again."""
 
     hosts: list[launch.Host]
-    # Set to cancel what is being made.
+    # Set to cancel the start of machines and hosts.
     stop_event: threading.Event
     states: StateMachine
     supervisor: Supervisor
@@ -53,7 +53,7 @@ class RestartContext(PoolContext, Protocol):
 
     @property
     def listener(self) -> Listener:
-        """Return the sender of events to the listener and the log."""
+        """The sender of events to the listener and the log."""
         ...
 
     @listener.setter
@@ -106,8 +106,8 @@ class PoolRestart:
         tick : callable
             Called every poll.
         ranks : sequence of int, optional
-            Ranks that get a new kernel, by default all; if the others cannot go on without them, all do. A restart of
-            all that the pool has begun by itself is waited for instead.
+            Ranks that get a new kernel, by default all; if the others cannot go on without them, all do. If the pool is
+            restarting by itself, a restart of all waits for that instead.
         """
         self.pool.refuse_guest("restarted")
         if ranks is None and self.pool.comeback.join(listener, tick):
@@ -153,7 +153,7 @@ class PoolRestart:
                 pool.become_ready()
         except BaseException as error:
             if whole:
-                # Else it would go on beside the next restart.
+                # Else this work would go on beside the next restart.
                 work.cancel()
                 self._end_half_made(error)
             raise

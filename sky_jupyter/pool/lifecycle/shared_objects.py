@@ -31,7 +31,7 @@ class PoolShares:
         self._pool = pool
         self._name = f"notebook-{secrets.token_hex(8)}"
         self.shares = SharedStateChannel(self._send, self._send_async, lambda: pool.spec.world_size, self._direct)
-        # The connection by which the scheduler knows this notebook; who closes what leads there directly.
+        # The connection by which the scheduler knows this notebook; the client that closes the direct requests.
         self._known: Any = None
         self._of: Control | None = None
         self._requests: DirectRequests | None = None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .teardown import Teardown
     from .ttl import Expiry
 
-# Lines of an error that say what was waited for.
+# The number of an error's lines that say what was waited for.
 _LAST = 5
 
 
@@ -44,7 +44,7 @@ class StartContext(PoolContext, Protocol):
     """The pool as its start sees it, and fills it."""
 
     ids: Sequence[str]
-    # Those of its machines that may come back, by id.
+    # The incarnations of its machines that may come back, by id.
     incarnations: dict[str, str]
     machines: list[Any]
     link: PoolLink | None
@@ -67,7 +67,7 @@ class StartContext(PoolContext, Protocol):
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of the pool's parts elsewhere."""
+        """The registry's records of the pool's parts on other machines."""
         ...
 
     @property
@@ -205,7 +205,7 @@ class PoolStart:
     def _not_connected(self, told: Sequence[str], waits: Mapping[str, str], why: str) -> BootstrapError:
         """Return the error of a connection that takes too long.
 
-        It has what was told of machines, and what is waited for and was not told yet.
+        It has the latest lines on machines, and the machines that are waited for and have no line yet.
         """
         lines = list(told[-_LAST:])
         lines += [f"{id}: {state}" for id, state in list(waits.items()) if not any(state in line for line in lines)]
@@ -214,7 +214,7 @@ class PoolStart:
         return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}", lines=lines[-_LAST:])
 
     def _connect(self, tell: Callable[[str], None], waits: dict[str, str]) -> None:
-        """Connect to the machines in one thread: interrupts lose none."""
+        """Connect to the machines in one thread, so that interrupts lose none."""
         pool = self.pool
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool.is_off)
@@ -223,7 +223,7 @@ class PoolStart:
             if has_queue(pool.spec.provider):
                 pool.machines, pool.incarnations = incarnations.connect(pool.spec, pool.ids, session)
             else:
-                # No machine comes back under its id with none of its processes.
+                # Such a provider brings no machine back under its id with its processes gone.
                 pool.machines, pool.incarnations = list(provider_of(pool.spec).connect(pool.ids, session)), {}
             if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
@@ -250,7 +250,7 @@ class PoolStart:
         def take(host: launch.Host) -> None:
             pool.host_events.take(host)
             if pool.stop_event.is_set() or pool.state == "ended":
-                # The pool ended while this host was starting, and may not have seen it.
+                # The pool ended while this host was starting, and may not have ended it.
                 host.end()
                 raise BootstrapError("agent", "stopped")
 

@@ -82,12 +82,12 @@ class StateMachine:
 
     @property
     def why(self) -> str:
-        """Return why the pool is broken or has ended, or ""."""
+        """The reason why the pool is broken or has ended, or ""."""
         return self._why
 
     @property
     def is_over(self) -> bool:
-        """Return whether this process manages the pool no more."""
+        """Whether this process manages the pool no more."""
         return self._state in (PoolState.ENDED, PoolState.TAKEN_OVER)
 
     def to(self, state: PoolState, why: str = "") -> None:
@@ -140,12 +140,12 @@ class StateMachine:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether a thread restarts, resizes or ends the pool."""
+        """Whether a thread restarts, resizes or ends the pool."""
         return self._change.locked()
 
     @property
     def condition(self) -> str:
-        """Return the state as users see it, as in ``restarting``."""
+        """The state as users see it, such as ``restarting``."""
         if self.is_changing and self._state is not PoolState.ENDED:
             words = {"restarted": "restarting", "resized": "resizing", "ended": "ending"}
             return words.get(self._changed, str(self._state))

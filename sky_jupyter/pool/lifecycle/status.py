@@ -89,7 +89,7 @@ class StatusCache:
         self.nodes = {numbers[node]: seen for node, seen in self.nodes.items() if node in numbers}
 
     async def look(self) -> None:
-        """Refresh the facts unless they are fresh or under way."""
+        """Refresh the facts unless they are fresh; share a refresh that is under way."""
         if self._asking is None:
             if time.monotonic() - self._at < _FRESH:
                 return
@@ -174,37 +174,37 @@ class StatusContext(PoolContext, Protocol):
 
     @property
     def ids(self) -> Sequence[str]:
-        """Return the ids of its machines, by node."""
+        """The ids of its machines, by node."""
         ...
 
     @property
     def condition(self) -> str:
-        """Return the state in one word, as users see it."""
+        """The state in one word, as users see it."""
         ...
 
     @property
     def broken(self) -> str:
-        """Return why the pool is broken; "" if it is not."""
+        """The reason why the pool is broken; "" if it is not."""
         ...
 
     @property
     def began(self) -> float:
-        """Return when its start began."""
+        """The time when its start began, on this process's clock."""
         ...
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the machines that cannot be reached."""
+        """The machines that cannot be reached."""
         ...
 
     @property
     def apart(self) -> dict[str, str]:
-        """Return the machines that the head does not reach."""
+        """The machines that the head does not reach."""
         ...
 
     @property
     def cost(self) -> PoolCost | None:
-        """Return what its machines cost; None if nothing is bought."""
+        """The cost of its machines; None if nothing is bought."""
         ...
 
     @property
@@ -218,7 +218,7 @@ class StatusContext(PoolContext, Protocol):
 
     @property
     def detached(self) -> Mapping[str, object]:
-        """Return the runs that nothing waits for, by id."""
+        """The runs that nothing waits for, by id."""
         ...
 
     def retry_links(self) -> None:
@@ -246,7 +246,7 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
     """
     status_cache = pool.status_cache
     if not since:
-        # A person asks, not a page that polls: retry unreachable machines at once.
+        # A user asks, not a page that polls: retry unreachable machines at once.
         pool.retry_links()
     with contextlib.suppress(FutureTimeout):
         loop().call(status_cache.look(), timeout=_WITHIN + 1)

@@ -56,7 +56,7 @@ def resume(pool: PoolLifecycle, row: PoolRow, ids: Sequence[str]) -> None:
         provider.start(ids)
         _wait(provider, ids, pool.spec.options.provision_timeout)
     except BaseException:
-        # What has started is stopped again, as far as can be.
+        # Machines that have started are stopped again, as far as possible.
         with contextlib.suppress(SkyError, OSError):
             provider.stop(ids)
         pool.registry.release(row.id)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from .ttl import Expiry
 
 _END_PATIENCE = TIMEOUTS.end.others
-# The ranks' shutdown besides their own time: plugins are left before.
+# The ranks' shutdown, in addition to their own time: plugins exit before.
 _LEAVE_PATIENCE = TIMEOUTS.end.ranks
-# The processes of destroyed machines are seen ending within this.
+# The time for the processes of destroyed machines to end visibly.
 _HOSTS_OF_ENDED = TIMEOUTS.machines.hosts
 _LOOK = TIMEOUTS.polls.machines
 
@@ -68,17 +68,17 @@ class TeardownContext(PoolContext, Protocol):
 
     @property
     def traces(self) -> Traces:
-        """Return the registry's records of its parts on other machines."""
+        """The registry's records of its parts on other machines."""
         ...
 
     @property
     def away(self) -> dict[str, str]:
-        """Return the unreachable machines, each with a description."""
+        """The unreachable machines, each with a description."""
         ...
 
     @property
     def is_watched(self) -> bool:
-        """Return whether runs have listeners that hear of failures."""
+        """Whether runs have listeners that hear of failures."""
         ...
 
     def off(self, hosts: Sequence[launch.Host]) -> set[str]:
@@ -115,7 +115,7 @@ class Teardown:
         self.unsure: list[str] = []
         # Hosts that could not be ended because they were unreachable; retried when they are back.
         self.unreachable: list[launch.Host] = []
-        # Whether it stops the pool's machines only.
+        # Whether it only stops the pool's machines, and does not destroy them.
         self.keeps_machines = False
         # Whether the pool's ttl is over, or it has ended by itself for another reason; and that reason, "" for the ttl.
         self.expired, self._why_expired = False, ""
@@ -133,7 +133,7 @@ class Teardown:
         pool.states.to(PoolState.ENDED, self._why_over)
         if not ours:
             if self._ender not in (0, threading.get_ident()):
-                # This process may exit next, and the rest of the pool with that thread.
+                # This process may exit next, which would end that thread before the pool.
                 self._has_ended.wait(pool.spec.options.shutdown_timeout)
             return
         try:
@@ -190,7 +190,7 @@ class Teardown:
             unended = pool.provisioning.end(pool.spec, limit)
         beside.join(_HOSTS_OF_ENDED if not unended else limit)
         if not unended:
-            # What still waits for their hosts has nothing more to say.
+            # Threads that still wait for their hosts have nothing more to report.
             self._are_machines_gone = not self.keeps_machines
             self.unreachable, self.unsure = [], []
             for trace in pool.traces.left():
@@ -305,7 +305,7 @@ class Teardown:
         link.finish(scripts, ended)
 
     async def leave(self, exit_timeout: float = 0.0) -> None:
-        """End all kernels, and close the client of the agents; ranks get so many seconds."""
+        """End all kernels, within ``exit_timeout`` seconds; close the agents' client."""
         pool = self.pool
         busy = pool.supervisor.busy
         # Threads that wait for a run go on.
@@ -321,12 +321,12 @@ class Teardown:
 
     @property
     def why_expired(self) -> str:
-        """Return why it has ended by itself."""
+        """The reason why it has ended by itself."""
         return self._why_expired or self.pool.expiry.text
 
     @property
     def _why_over(self) -> str:
-        """Return why it ends by itself, or ""."""
+        """The reason why it ends by itself, or ""."""
         return self._why_expired or (self.pool.expiry.text if self.pool.expiry.over else "")
 
     @property

@@ -33,20 +33,20 @@ class Expiry:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds until the pool ends; None for no limit."""
+        """The seconds until the pool ends; None for no limit."""
         if self.ttl is None:
             return None
         return self.ttl if self._at is None else max(0.0, self._at - time.monotonic())
 
     @property
     def over(self) -> bool:
-        """Return whether the ``ttl`` is over, or nearly."""
+        """Whether the ``ttl`` is over, or nearly."""
         left = self.left
         return self._at is not None and left is not None and left <= _MARGIN
 
     @property
     def text(self) -> str:
-        """Return the reason of the pool's end, for a message."""
+        """The reason of the pool's end, for messages."""
         if not self._given and self.ttl is not None:
             return f"the {self.ttl / 3600:g} h of machines that are made for a pool are over (`--ttl` gives them more)"
         return f"its ttl of {self.ttl:g} s is over"

@@ -33,8 +33,8 @@ def nearest(
     Returns
     -------
     list of tuple
-        The places; only those in the same zone if all must be in one. None in another region: the machines reach each
-        other by their private addresses.
+        The places; only those in the same zone if all must be in one. No place is in another region, as the machines
+        reach each other by their private addresses.
     """
     zones, regions = {one.zone for one in had}, {one.region for one in had}
 

@@ -44,7 +44,7 @@ class CostRow:
     dollars, at : float or None, float
         Dollars from ``began`` to ``at``; None if unknown.
     disk_gb, public : float or None, bool
-        As of `MachineRecord`.
+        As in `MachineRecord`.
     """
 
     pool: str

@@ -50,7 +50,7 @@ _MORE = {
         "notebook": "TEXT NOT NULL DEFAULT ''",
     },
 }
-# Added in the same way. What is asked while a cell runs, or a page looks, must not depend on how many rows there are.
+# Added in the same way. The time of queries during a cell, or from a page, must not depend on the number of rows.
 _INDICES = {
     "runs_by_pool": "runs (pool)",
     "runs_running": "runs (pool) WHERE state = 'running'",

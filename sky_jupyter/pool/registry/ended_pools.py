@@ -79,7 +79,7 @@ def _given(spec: PoolSpec) -> dict[str, object]:
         given["key"] = ",".join(getattr(provider, "key", ()))
     for name in dict.fromkeys((*_OF_PROVIDERS, *(key for key, one in _declared(provider) if one.metavar))):
         value = getattr(provider, name, None)
-        # A class has the default of its fields.
+        # The class attribute is the field's default.
         if value and value != getattr(type(provider), name, None):
             given[name.replace("_", "-")] = _text(value)
     given["region"] = spec.region or given.get("region")
@@ -125,7 +125,7 @@ def _declared(provider: object) -> list[tuple[str, LineOption]]:
 
 def _words(given: Mapping[str, object]) -> list[str]:
     texts = [(f"--{name}", str(value)) for name, value in given.items()]
-    # A value that looks like an option is joined to its own.
+    # A value that looks like an option is joined to its option.
     pairs = [[f"{name}={text}"] if text.startswith("-") else [name, text] for name, text in texts]
     return [shlex.quote(word) for pair in pairs for word in pair]
 

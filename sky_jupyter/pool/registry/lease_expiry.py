@@ -35,7 +35,7 @@ def has_ended(row: PoolRow, *, running: bool) -> bool:
         # The link has ended in order, because no manager came within the lease.
         return not running
     when, lease = sign
-    # Here: `%load_ext` reads the registry, and mostly no pool is remote.
+    # Imported here: `%load_ext` reads the registry, and mostly no pool is remote.
     from ...spec.pool_spec import DEFAULT_REMOTE_IDLE_TIMEOUT
 
     return not running and time.time() - when > (lease or DEFAULT_REMOTE_IDLE_TIMEOUT) + _MARGIN

@@ -109,7 +109,7 @@ def forget(registry: Registry, rows: Iterable[OrderRow]) -> None:
 
 @contextlib.contextmanager
 def _durably(registry: Registry) -> Iterator[sqlite3.Connection]:
-    """Write with full sync: no machine may be lost with the power."""
+    """Write with full sync, so that a loss of power loses no machine."""
     from .database import all_or_nothing
 
     with registry.connection() as connection:

@@ -1,6 +1,6 @@
 """Destruction of a provider's machines: at a pool's end, and by sweeps.
 
-A request to destroy a machine does not count: the machine is listed until it is seen going.
+A request to destroy a machine proves nothing: the provider is polled until it lists the machine as gone or going.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def end_machines(
     told: Callable[[Sequence[str]], None] = lambda ids: None,
     bill: PoolBill | None = None,
 ) -> list[str]:
-    """Destroy all machines of a pool, and wait until each is seen going.
+    """Destroy all machines of a pool, and wait until each is gone or going.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def end_machines(
     Returns
     -------
     list of str
-        What is not known to be gone, or why it is not known; empty when all machines are.
+        What is not known to be gone, or why it is not known; empty when all machines are gone.
     """
     from ...providers.base import account_of
 
@@ -178,11 +178,11 @@ def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT)
 
 
 def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
-    """Destroy the machines of abandoned pools, and of none; record the pools' end.
+    """Destroy machines of abandoned pools, and of no pool; record the pools' end.
 
     A pool is abandoned if its owner died during its start or end, its lease has expired, its row is gone, or its
-    deadline (`OrderRow.until`) has passed. Pools that are recorded on another machine are left to that. Machines of no
-    pool are those of `strays`; their providers are asked every few minutes only.
+    deadline (`OrderRow.until`) has passed. Pools that are recorded on another machine are left to that machine.
+    Machines of no pool are those of `orphaned_machines`; their providers are asked only every few minutes.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
 
 
 def sweep_pools(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
-    """Do the same for pools alone: not for machines of no pool."""
+    """Destroy the machines of abandoned pools only; see `sweep_machines`."""
     swept = Swept()
     pools = _by_pool(registry)
     if pools:
@@ -272,7 +272,7 @@ def _stop_again(registry: Registry, row: PoolRow, rows: Sequence[OrderRow], swep
             provider = provider_registry.restore(kind, recipe)
             regions = list(dict.fromkeys(one.region for one in rows if one.recipe == recipe and one.region))
             running = [record.id for record in provider.list(row.id, regions) if record.is_usable]
-            # Somebody may start it just now.
+            # A notebook may be starting the pool just now.
             if running and can_stop(provider) and _stays_stopped(_row(registry, row.id)):
                 provider.stop(running)
     except (SkyError, OSError, TimeoutError) as error:

@@ -37,7 +37,7 @@ class Stray:
     ends : bool
         Whether the sweep ends it.
     why : str
-        The reason, for a person.
+        The reason, for messages.
     dollars : float or None
         Cost so far; None if unknown.
     """
@@ -51,7 +51,7 @@ class Stray:
 def look(
     registry: Registry, provider: Provisioner, regions: Sequence[str], chosen: Collection[str] = ()
 ) -> list[Stray]:
-    """Return a provider's machines with our tag, each with what will become of it.
+    """Return a provider's machines with our tag, each with the decision on it.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def look(
     regions : sequence of str
         The regions to look in; empty for the provider's own.
     chosen : collection of str
-        Ids or names of pools whose machines are to be ended, whoever made them; not of pools that are here.
+        Ids or names of pools whose machines are to be ended, whoever made them, unless this registry has the pool.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def look(
     names, mine = {row.id: row.name for row in registry.pools()}, provider_accounts.owner(registry)
     judged = [(record, *_judged(record, known, names, mine, chosen)) for record in records]
     costs: list[float | None] = [None] * len(records)
-    # A price list that does not answer holds up no sweep.
+    # A price list that does not answer must not stop a sweep.
     with contextlib.suppress(Exception):
         costs = [charge.dollars for charge in machine_costs.of(provider, records, time.time())]
     return [Stray(record, ends, why, dollars) for (record, ends, why), dollars in zip(judged, costs, strict=True)]
@@ -115,7 +115,7 @@ def _judged(
 
 
 def end(provider: Provisioner, found: Sequence[Stray], limit: float) -> list[str]:
-    """End machines, and wait until each is going; return the ids of those that stay."""
+    """End machines, and wait until each is gone or going; return those that stay."""
     left = [stray.record.id for stray in found if stray.ends]
     regions = sorted({stray.record.region for stray in found if stray.ends and stray.record.region})
     began = time.monotonic()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class PoolBill:
     """Costs of one pool's machines; thread-safe.
 
-    A registry that cannot be written costs the account, and never the pool.
+    If the registry cannot be written, the costs are not recorded, but the pool goes on.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class PoolBill:
     def __init__(self, registry: Registry, pool: str) -> None:
         self._registry, self._pool = registry, pool
         self._lock = threading.Lock()
-        # The rows, should the registry fail; None until they are read.
+        # The rows, in case the registry fails; None until they are read.
         self._rows: dict[tuple[str, int], CostRow] | None = None
 
     def bought(self, name: str, kind: str, ids: Sequence[str], order: Order) -> None:
@@ -85,7 +85,7 @@ class PoolBill:
         if before is not None:
             number = before.number + 1
             if before.state == state:
-                # It was believed to have ended.
+                # This stay was believed to have ended.
                 began = before.ended or before.began
             elif state == STOPPED or began < before.began:
                 began = now
@@ -127,7 +127,7 @@ class PoolBill:
                     rows[key] = replace(row, ended=max(at, row.began))
 
     def now(self, name: str = "", budget: float | None = None) -> PoolCost:
-        """Return the account as of now; asks nobody."""
+        """Return the account as of now, without asking the provider."""
         return account(self._read(), name, budget)
 
     # -- rows --------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _machine(stays: Sequence[CostRow], now: float) -> MachineCost:
 
 
 def _updated(row: CostRow, record: MachineRecord, now: float) -> CostRow:
-    """Return a row with what a record knows besides, or otherwise."""
+    """Return a row with the facts that a record adds or corrects."""
     row = replace(
         row,
         kind=record.kind or row.kind,

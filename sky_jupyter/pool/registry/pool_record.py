@@ -1,7 +1,8 @@
 """Record in a pool's folder, for managers that attach and guests that join.
 
 The folder and the file are readable by their user only, like the pool's keys. The file is JSON, so that every version
-can read what kind of pool it is and how to end it; the user's own plugins are a pickle in it, which is loaded last.
+can read what kind of pool it is and how to end it. The spec, with the user's own plugins, is a pickle in it, which is
+only loaded if the protocol fits.
 """
 
 from __future__ import annotations

@@ -55,14 +55,14 @@ def note(connection: sqlite3.Connection, provider: str, recipe: str, region: str
 
 
 def of(registry: Registry, pause: float = 0.0) -> list[Purchase]:
-    """Return the providers that are to be asked now.
+    """Return the providers to ask now.
 
     Parameters
     ----------
     registry : Registry
         The registry.
     pause : float
-        Seconds for which one that was asked (`asked`) by any process is left out.
+        Providers that any process asked (`asked`) within this many seconds are left out.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def of(registry: Registry, pause: float = 0.0) -> list[Purchase]:
     now = time.time()
     with registry.connection() as connection:
         rows = _read(connection, now)
-    # A clock that was put back must not silence it.
+    # A clock that was set back must not leave a provider out.
     due = {(kind, recipe) for kind, recipe, _, looked in rows if not pause or not now - pause < looked <= now}
     found: dict[tuple[str, str], list[str]] = {}
     for kind, recipe, region, _ in rows:

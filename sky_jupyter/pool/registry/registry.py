@@ -42,10 +42,10 @@ _MAX_TOLD = 100
 # A pool without updates for this long counts as ended if its processes are visible from here; else it is not listed.
 _FORGOTTEN = 30 * 86_400.0
 _MAX_NODES, _MAX_WORDS = 1000, 10_000
-# What begins with a text is below the text with this after it.
+# Texts that begin with a prefix sort below the prefix with this appended.
 _LAST = "\U0010ffff"
 
-# Those of this process: who reads the runs through one of them sees what the others have queued.
+# The connections of this process: reads of runs through one include what the others have queued.
 _OPEN: weakref.WeakSet[Registry] = weakref.WeakSet()
 _opening = threading.Lock()
 
@@ -80,7 +80,7 @@ class Registry:
         self._writer = _writer()
         self._last: Future[None] | None = None
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque()
-        # Set to have what is queued written at once.
+        # Set to write at once what is queued.
         self._hurry = threading.Event()
         # By pool, the lock that shows to other containers that this process is alive.
         self._locks: dict[str, int] = {}
@@ -133,7 +133,7 @@ class Registry:
 
     @property
     def has_warnings(self) -> bool:
-        """Return whether there were warnings since the last `take_warnings`."""
+        """Whether there were warnings since the last `take_warnings`."""
         return bool(self._warnings)
 
     def take_warnings(self) -> list[str]:
@@ -147,7 +147,7 @@ class Registry:
             self._warnings.append(text)
 
     def has_rows(self, tables: Sequence[str]) -> bool:
-        """Return whether a table has rows or is unreadable; unneeded ones do not exist."""
+        """Return whether one of the tables exists and has rows, or is unreadable."""
         with self.connection() as connection:
             known = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             try:
@@ -214,8 +214,8 @@ class Registry:
     ) -> None:
         """Record a pool's state, and its other facts where given.
 
-        ``host`` is the pid of the pool's root process on this machine, and its `identity.started`. Raises PoolError
-        if another process owns the pool.
+        ``host`` is the pid of the pool's root process on this machine, and its `process_identity.started`. Raises
+        PoolError if another process owns the pool.
         """
         with self.transaction() as connection:
             row = self._find(connection, id)
@@ -323,7 +323,7 @@ class Registry:
         return None if runs else row.name
 
     def pool(self, name_or_id: str) -> PoolRow | None:
-        """Return the live pool of this id or name; prefer local, kept ones."""
+        """Return the live pool of this id or name; prefer visible, kept, new ones."""
         rows = self.pools()
         same = [row for row in rows if row.id == name_or_id] or [row for row in rows if row.name == name_or_id]
         order = {row.id: number for number, row in enumerate(same)}
@@ -362,7 +362,7 @@ class Registry:
             "VALUES (?, ?, 'running', ?, ?, ?, ?, ?)",
             (*values, began_by),
         )
-        # Who finds the pool after a kill is told of what runs there.
+        # After a kill, the process that finds the pool must learn what runs there.
         self._hurry.set()
 
     def run_ended(self, id: str, state: str, elapsed: float) -> None:
@@ -436,7 +436,7 @@ class Registry:
             # The file is untrusted input.
             if isinstance(phase, str) and len(phase) <= 64 and isinstance(seconds, float) and 0 <= seconds < _MOST_TOOK:
                 took.setdefault(phase, []).append(seconds)
-        # Here: it brings fractions and decimals, and each `%load_ext` would wait for them.
+        # Imported here: it brings fractions and decimals, and each `%load_ext` would wait for them.
         from statistics import median
 
         return {phase: median(found) for phase, found in took.items()}
@@ -519,10 +519,10 @@ def _writer() -> ThreadPoolExecutor:
 def sweep(registry: Registry) -> list[str]:
     """Remove the folders of dead pools, record their end; return the names.
 
-    Hosts and links remove their own folders; this is for a loss of power, or killed processes. Pools with a live
-    owner or host stay, as do those whose processes are not visible from here, unless their locks are free. A live
-    host without its owner loses the owner's name. Remote pools are judged by their lease. If the registry cannot be
-    used, that is a warning of its.
+    Hosts and links remove their own folders; this is for a loss of power, or killed processes. Pools with a live owner
+    or host stay, as do those whose processes are not visible from here, unless their locks are free. A live host
+    without its owner loses the owner's name. Remote pools are judged by their lease. If the registry cannot be used,
+    that becomes one of its warnings.
     """
     swept: list[str] = []
     try:
@@ -566,8 +566,8 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
 def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
     """End a local pool of a container that is gone; return whether it was.
 
-    The kernel releases the locks of dead processes. The owner's lock counts, without whom a pool that is not kept
-    ends by itself; for a kept pool, the host's. Without a lock, nothing is known.
+    The kernel releases the locks of dead processes: those of the owner and of the hosts must be free. The owner's lock
+    file must exist; for a kept pool, which does not end with its owner, a host's, too.
     """
     if not row.is_local:
         return False

@@ -66,13 +66,13 @@ class RemotePart:
 
     @property
     def host(self) -> str:
-        """Return the user's name of its machine."""
+        """The name of its machine, as the user gave it."""
         found = _facts(self.target).get("name")
         return found if isinstance(found, str) and found.isprintable() else "a host"
 
     @property
     def script(self) -> str:
-        """Return the shell script that ends it."""
+        """The shell script that ends it."""
         return remote_cleanup.script(self.pool, [self.folder, self.blobs])
 
     def reach(self) -> Target:
@@ -105,7 +105,7 @@ class Traces:
         self._name, self._lease = ("", 0.0) if spec is None else (spec.name, spec.lease or 0.0)
         provider = None if spec is None else spec.provider
         self._how = {name: getattr(provider, name, None) for name in ("user", "port", "jump")}
-        # What has no keys to log in with is no host, and `RemotePart.reach` refuses it.
+        # A provider without keys has no SSH hosts, and `RemotePart.reach` refuses its parts.
         keys = getattr(provider, "key", None)
         self._how["keys"] = None if keys is None else list(keys)
 

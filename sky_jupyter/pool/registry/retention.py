@@ -11,7 +11,7 @@ from ...errors import SpecError
 RUNS_VARIABLE, POOLS_VARIABLE = "SKY_KEEP_RUNS", "SKY_KEEP_POOLS"
 DEFAULT_RUNS, DEFAULT_POOLS = 1000, 200
 _MAX = 10_000_000
-# So many rows go at a time: a file that is to shrink by much must hold up no cell.
+# The limit of rows that are deleted at a time: a file that shrinks by much must not delay cells.
 _AT_ONCE = 5000
 
 
@@ -42,9 +42,9 @@ class Retention:
             connection.execute(statement, values)
 
     def statements(self) -> list[tuple[str, tuple[int, int]]]:
-        """Return what deletes ended rows, with its values.
+        """Return the statements that delete ended rows, with their values.
 
-        Only rows to be deleted are visited, and older ones that live: row numbers rise by one from run to run.
+        They only visit rows to delete, and older live ones: row numbers rise by one from run to run.
         """
         kept = (("runs", "running", "!=", self.runs), ("pools", "ended", "=", self.pools))
         return [

@@ -36,8 +36,8 @@ class PoolRow:
     generation : int
         Number of owners so far, a fencing token: requests with a smaller one are from an earlier owner.
     machine, machine_place : str
-        Where its local processes are, and ``host_pid`` among them (0 while there is none): the host's name,
-        and which processes see them (`PidNamespace.text`).
+        Where its local processes are, with ``host_pid`` (0 while there is none): the machine's name, and the namespace
+        in which they are visible (`PidNamespace.text`).
     owner_host, owner_place : str
         The same for the owner.
     """
@@ -74,7 +74,7 @@ class PoolRow:
 
     @property
     def heard(self) -> float:
-        """Return the Unix time of its last update."""
+        """The Unix time when it began or when its owner took it, the later one."""
         return max(self.began, self.owner_since)
 
     @property
@@ -93,18 +93,18 @@ class PoolRow:
 
     @property
     def is_here(self) -> bool:
-        """Return whether its local processes are visible from here."""
+        """Whether its local processes are visible from here."""
         return self._host_seen is not None
 
     @property
     def is_beside(self) -> bool:
-        """Return whether it is in another container of this machine."""
+        """Whether it is in another container of this machine."""
         boot = process_identity.PidNamespace.read(self.machine, self.machine_place).boot
         return not self.is_here and boot != "" and boot == process_identity.here().boot
 
     @property
     def host_lives(self) -> bool:
-        """Return whether the pool's root process is seen to be alive."""
+        """Whether the pool's root process is seen to be alive."""
         return self._host_seen is True
 
     def host_ends_within(self, seconds: float) -> bool:
@@ -116,31 +116,31 @@ class PoolRow:
 
     @property
     def owner_lives(self) -> bool:
-        """Return whether its manager is alive, or cannot be seen."""
+        """Whether its manager is alive, or cannot be seen."""
         return self.owner != 0 and self._owner_seen is not False
 
     @property
     def outlives(self) -> bool:
-        """Return whether a later notebook can attach to it."""
+        """Whether a later notebook can attach to it."""
         left = not self.is_local and self.state == "ready" and not self.owner_lives
-        # Nobody goes on with a local pool whose owner died during its start or end.
+        # A local pool whose owner died during its start or end is not continued.
         cut = self.is_local and self.state in ("starting", "ending") and not self.owner_lives
         return (self.keep or left) and not (cut or self.unfinished) and self.state != "stopped"
 
     @property
     def unfinished(self) -> bool:
-        """Return whether its owner died during its start or end."""
+        """Whether it is remote, and its owner died during its start or end."""
         begun = not self.is_local and self.state in ("starting", "ending")
         return begun and self.is_here and not self.owner_lives
 
     @property
     def is_mine(self) -> bool:
-        """Return whether this process manages it."""
+        """Whether this process manages it."""
         return (self.owner, self.owner_started) == process_identity.this() and self._owner_seen is True
 
     @property
     def where(self) -> str:
-        """Return its place for a message, if it is not here."""
+        """Its place, for messages on a pool that is not here."""
         place, here = process_identity.PidNamespace.read(self.machine, self.machine_place), process_identity.here()
         if place.boot and place.boot == here.boot:
             named = "" if place.host == here.host else f" ({place.host})"
@@ -151,7 +151,7 @@ class PoolRow:
 
     @property
     def who(self) -> str:
-        """Return its owner for a message."""
+        """Its owner, for messages."""
         if not self.owner:
             return "nobody"
         host = f" on host {self.owner_host}" if self.owner_host else ""
@@ -188,7 +188,7 @@ class RunRow:
 
     @property
     def title(self) -> str:
-        """Return its code in one line."""
+        """Its code in one line."""
         return title_of(self.code)
 
 

@@ -27,7 +27,7 @@ _SMALL, _MOST_SERVED_SMALL = 16 << 20, 16
 _MOST_ATTEMPTS = 6
 # An agent that ends is restarted; a node that is still lost after this long is left out.
 _ABSENCE = TIMEOUTS.transfers.absence
-# A stopped agent may continue.
+# How long to wait for a stopped agent, which may continue.
 _SILENCE = TIMEOUTS.transfers.silence
 _LOOK = TIMEOUTS.polls.copies
 
@@ -78,7 +78,7 @@ class BroadcastTree:
     size : int
         Bytes of all that is to be copied.
     places : mapping of int to NodePath
-        By node.
+        The data's path on each node.
     tell : callable
         Called with the bytes that each node has, when that changes.
     """
@@ -154,7 +154,7 @@ class BroadcastTree:
         )
 
     async def _dispatch(self, have: set[int], waiting: set[int]) -> bool:
-        """Assign free sources to waiting nodes; return if any were."""
+        """Assign free sources to waiting nodes; return whether any were assigned."""
         begun = False
         for node in sorted(waiting):
             if node in self._control.lost | self._control.silent:
@@ -165,7 +165,7 @@ class BroadcastTree:
             self._lost_since.pop(node, None)
             left = have - self._tried[node] - self._control.lost
             if (not left and not self._jobs) or self._attempts[node] >= _MOST_ATTEMPTS:
-                # No source is left for it; it has its failure.
+                # No source is left for it; its last failure stays.
                 self._failures.setdefault(node, Failure("source", "no other node has it"))
                 waiting.discard(node)
                 continue

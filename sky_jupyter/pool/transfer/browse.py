@@ -20,14 +20,14 @@ from .broadcast_tree import ask
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is known of a file or folder of a node.
+    """Facts of a file or folder on a node.
 
     Attributes
     ----------
     name : str
         Its name in its folder.
     kind : str
-        ``"file"``, ``"directory"``, ``"other"``, or ``"link"`` for a link that leads nowhere.
+        ``"file"``, ``"directory"``, ``"other"``, or ``"link"`` for a broken link.
     size : int
         Its bytes.
     mtime : float
@@ -35,7 +35,7 @@ class FileFacts:
     mode : int
         Its type and permissions.
     to : str or None
-        Where it leads if it is a link; the other facts are then of that.
+        The target if it is a link; the other facts are then the target's.
     """
 
     name: str
@@ -55,9 +55,9 @@ class FolderPage:
     path : str
         The absolute path.
     own : FileFacts
-        What is known of the path itself.
+        Facts of the path itself.
     entries : tuple of FileFacts
-        The entries, by name; none of a path that is no folder.
+        The entries, sorted by name; empty if the path is not a folder.
     more : int
         How many entries follow them.
     last : str
@@ -97,7 +97,7 @@ def list_folder(pool: TransferContext, rank: int, path: str, after: str = "", mo
     OSError
         As the node's system raises it: FileNotFoundError, PermissionError and others.
     PoolError
-        If the pool has ended, or its node does not answer or lists names that cannot be any.
+        If the pool has ended, or the node does not answer or lists invalid names.
     """
     found = _ask(pool, rank, rpc.LIST_FOLDER, path=to_wire(path), after=to_wire(after), most=most)
     entries = tuple(map(_entry, found["entries"]))
@@ -139,7 +139,7 @@ def _ask(pool: TransferContext, rank: int, call: AgentCall, *, path: bytes, **mo
 
 
 def _entry(facts: dict[str, Any]) -> FileFacts:
-    """Return the facts of a folder's entry, whose name leads nowhere else."""
+    """Return the facts of a folder's entry; raise PoolError if its name is a path."""
     found = _facts(facts)
     if found.name in ("", ".", "..") or "/" in found.name or "\0" in found.name:
         raise PoolError(f"the node lists a file whose name cannot be one: {found.name!r}")

@@ -53,7 +53,7 @@ class CopyContext(PullContext, Protocol):
     def submission(self) -> CellSubmission: ...
 
     def attend(self, run: Run, tick: Tick = ...) -> CellResult:
-        """Wait for a run and return its result; CellError where ranks failed."""
+        """Wait for a run and return its result; raise CellError if ranks failed."""
         ...
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ def copy(
     SpecError
         When the source lacks a name.
     PoolError
-        When the values cannot be brought, or not be built on a target.
+        When the values cannot be fetched, or cannot be rebuilt on a target.
     """
     wanted = sorted(names)
     content = {"names": wanted, "strict": True}
@@ -202,7 +202,7 @@ def copy(
     finally:
         pool.note_writes(run, namespace)
     if why:
-        # Not in the handler: IPython shows an error natively that has a group of errors as its context.
+        # Not raised in the handler: IPython shows an error natively if its context is a group of errors.
         raise PoolError(why.replace(f"'{_CARRIER}' could not", "a value could not"))
     return Copied(source, tuple(targets), tuple(there), found.left)
 

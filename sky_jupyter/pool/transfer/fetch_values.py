@@ -31,7 +31,7 @@ from .transfer_job import TransferJob
 # The timeout of a repr.
 _MOMENT = TIMEOUTS.transfers.repr
 _left = BackgroundTasks()
-# Numbers of calls, by which agents tell which of two is the later one.
+# Numbers of calls, by which agents see which of two is the later one.
 _turns = itertools.count()
 
 
@@ -48,7 +48,7 @@ class ValueView(Protocol):
 
 
 class ViewFactory(Protocol):
-    """Makes the view of a fetch, from its title and what it says at its end."""
+    """Factory of the view of a fetch, from its title and its text at the end."""
 
     def __call__(self, title: str, done: str = ...) -> AbstractContextManager[ValueView]:
         """Return the view as a context."""
@@ -102,17 +102,17 @@ class ValuesContext(TransferContext, log_reader.PagesContext, Protocol):
 
     @property
     def shows(self) -> ViewFactory:
-        """Return the factory of views of fetches."""
+        """The factory of views of fetches."""
         ...
 
     @property
     def wanted(self) -> set[str]:
-        """Return the keys of values that are under way."""
+        """The keys of values that are under way."""
         ...
 
     @property
     def held(self) -> dict[str, int]:
-        """Return the number of results that hold each run's values."""
+        """The number of results that hold each run's values."""
         ...
 
     def fetch(
@@ -264,7 +264,7 @@ class ValueFetch(TransferJob):
 
 
 def load(fetched: FetchedValue) -> Any:
-    """Load the value from a fetched file; remove the file, still mapped."""
+    """Load the value from a fetched file; remove the file, which stays mapped."""
     assert fetched.path is not None
     try:
         return pickling.load_blob(fetched.path)
@@ -325,7 +325,7 @@ class LazyValues:
         return "".join(log_reader.before(self.pool, self.run, rank, stream, before))
 
     def text(self, rank: int) -> str | None:
-        """Return the repr of a rank's value; None after a moment."""
+        """Return the repr of a rank's value; None if it fails or takes too long."""
         if self.shape != self.pool.shape:
             return None
         end = time.monotonic() + _MOMENT
@@ -340,7 +340,7 @@ class LazyValues:
         return None
 
     def hold(self) -> Callable[[], None]:
-        """Keep the values on the ranks until the result is called."""
+        """Keep the values on the ranks; return a function that releases them."""
         held = self.pool.held
         held[self.run] = held.get(self.run, 0) + 1
         there = loop().loop
@@ -361,7 +361,7 @@ class LazyValues:
 
     async def _release(self) -> None:
         for node in sorted({rank // self.pool.spec.ranks_per_node for rank in self.ranks}):
-            with contextlib.suppress(Exception):  # newer values push it out
+            with contextlib.suppress(Exception):  # newer values evict it
                 await self.pool.control.ask(rpc.RELEASE_VALUE, [node], run=self.run, ranks=list(self.ranks))
 
 

@@ -43,7 +43,7 @@ def put(
     if not os.path.exists(source):
         raise SpecError(shown(f"{local} is not there; put takes a file or folder of this machine"))
     name = Path(os.path.abspath(source)).name
-    # A name that begins with "~" is no home.
+    # A name that begins with "~" is not a home folder here.
     own = f"./{name}" if name.startswith("~") else name
     target = own if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
     if not target.strip():

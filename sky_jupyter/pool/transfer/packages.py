@@ -182,7 +182,7 @@ class PoolPackages:
 
     @functools.cached_property
     def _is_other(self) -> bool:
-        """Return whether the nodes' environment is not the notebook's own."""
+        """Whether the nodes' environment is not the notebook's own."""
         spec = self.pool.spec
         return spec.provider.survives_manager or not local_environment.is_own(spec.full_image)
 

@@ -44,7 +44,7 @@ class PoolCode:
         self._bringing = threading.Lock()
 
     def bring(self, code: CodeSnapshot, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
-        """See that hosts have code that has files; what their ranks are told of it.
+        """Send code with files to hosts that lack it; return what their ranks are told.
 
         Raises CaptureError if that fails.
         """
@@ -74,7 +74,7 @@ class PoolCode:
         control = self.pool.control
         nodes = [node for host in lacking for node in host.nodes]
         if self._gone:
-            # First, as a folder may have replaced a file.
+            # Deleted first, as a folder may have replaced a file.
             names = [to_wire(name) for name in sorted(self._gone)]
             loop().call(control.ask(rpc.DELETE_CODE, nodes, names=names))
         sending = Upload(self.pool, folder, nodes, on_send, code=True)
@@ -87,7 +87,7 @@ class PoolCode:
 
 def _write(code: CodeSnapshot, folder: Path) -> None:
     """Update a folder to the code, each file atomically; remove old ones."""
-    # The folder of a pool that has ended is not made anew: nobody would remove it.
+    # The folder of an ended pool is not recreated: nothing would remove it.
     to, whole = Receiver(folder, folder=True, spool=folder.with_name(f"{folder.name}-writing"), above=False), False
     try:
         forget(to.place, code.gone)

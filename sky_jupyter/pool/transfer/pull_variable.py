@@ -25,7 +25,7 @@ class PullContext(ValuesContext, Protocol):
     """The pool with its ranks."""
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
-        """Return the ranks, by default all; SpecError for others."""
+        """Return the ranks, by default all; raise SpecError for others."""
         ...
 
 

@@ -53,7 +53,7 @@ class PoolPythons:
 
     @property
     def reader(self) -> dict[str, Any]:
-        """Return what tells ranks which Python reads their values."""
+        """The request field that tells ranks which Python reads their values."""
         return {"python": PYTHON} if self.others else {}
 
     def fitting(self, capture: Capture) -> Capture:

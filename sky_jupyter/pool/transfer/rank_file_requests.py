@@ -26,10 +26,10 @@ MOST_TEXT = 512 << 10
 """Bytes of a text that are shown at a time."""
 MOST_PICTURE = 4 << 20
 """Bytes of a picture that is shown."""
-# What a file is told by: its first bytes.
+# The number of first bytes that tell a file's kind.
 _HEAD = 8192
 _PICTURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
-# Fetches at a time, and those that are over and still known.
+# Limits: fetches at a time, and finished ones that are remembered.
 _MOST_FETCHES = 4
 _MOST_OVER = 20
 _MOST_TRIES = 1000
@@ -52,7 +52,7 @@ class Fetchable(TransferContext, Protocol):
 
 
 def list_files(pool: TransferContext, rank: int, path: str, after: str = "") -> dict[str, Any]:
-    """Return a page of a folder for a page of the browser."""
+    """Return a page of a folder in JSON, for the browser."""
     with _in_words(path):
         page = browse.list_folder(pool, rank, path, after)
     if page.own.kind != "directory":
@@ -90,7 +90,7 @@ def _row(facts: FileFacts) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _in_words(path: str) -> Iterator[None]:
-    """Raise PoolError, with a message for a person, for an OSError."""
+    """Convert an OSError in the block to a PoolError with a message for users."""
     try:
         yield
     except OSError as error:
@@ -101,7 +101,7 @@ def _in_words(path: str) -> Iterator[None]:
 
 
 class _Stopped(Exception):
-    """Signal to a fetch's thread that a person has stopped it."""
+    """Signal to a fetch's thread that the user has stopped it."""
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _Fetch:
 class Fetches:
     """Fetches of this process that a page has begun. Thread-safe.
 
-    A page asks again how far each is.
+    The page polls the progress of each.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Fetches:
         with self._lock:
             if sum(one.state == "on" for one in self._known.values()) >= _MOST_FETCHES:
                 raise PoolError(f"{_MOST_FETCHES} files are being fetched; wait for one of them, or stop it")
-            # Nothing of the user's is written over, nor is what another fetch is about to write.
+            # Neither the user's files nor those that another fetch is about to write are overwritten.
             taken = {one.name for one in self._known.values() if one.state == "on"}
             fetch = _Fetch(_free_name(working_folder(), name, taken))
             self._count += 1
@@ -150,10 +150,10 @@ class Fetches:
                 del self._known[key]
         target = str(working_folder() / fetch.name)
         node = browse.node_of(pool, rank)
-        # A daemon: what hangs there does not keep the kernel from ending.
+        # A daemon: a fetch that hangs does not keep the kernel from ending.
         work = threading.Thread(target=_run, args=(fetch, pool, page.path, target, node), name="sky-fetch", daemon=True)
         work.start()
-        # Most are small: their first answer is the last.
+        # Most files are small: the first answer is the last.
         work.join(_SHORT)
         return fetch.status(id)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..runs.run import Run
 
 _SPARE_ROOM = 64 * 10**6
-# Letters of the values' names in the run's log.
+# The limit of characters of the values' names in the run's log.
 _MOST_NAMES = 200
 # The interval of progress reports.
 _TOLD = TIMEOUTS.polls.progress
@@ -66,7 +66,7 @@ def kept(pool: TransferContext) -> dict[str, int] | None:
 
 
 def discard(pool: TransferContext, run: Run) -> None:
-    """Remove a run's folders; kernels have mapped the blobs."""
+    """Remove a run's folders; kernels keep the blobs mapped."""
     if not pool.hosts:
         # The hosts have ended, and removed their folders.
         return

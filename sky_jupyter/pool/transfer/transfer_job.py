@@ -101,7 +101,7 @@ class TransferJob:
         except BaseException:
             self.stop.set()
             future.cancel()
-            # Until the nodes' copies have ended: the next transfer may be of the same files.
+            # Wait until the nodes' copies have ended: the next transfer may be of the same files.
             over.wait(_FAREWELL)
             raise
 
@@ -186,6 +186,6 @@ def is_itself(source: Path, target: Path) -> bool:
 
 
 def advice(root: ManifestEntry, target: str | Path) -> str:
-    """Return what to do about a target that is something else."""
+    """Return what to do about a target of another kind."""
     into = f"write {target}/ to have it in that folder, or " if root.kind == FILE else ""
     return f"{into}name another place"

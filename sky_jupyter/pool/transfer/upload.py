@@ -79,7 +79,7 @@ class Upload(TransferJob):
     async def put(self, target: str = "") -> Transfer:
         """Send it to all nodes, once over the link.
 
-        Errors that can be known are raised before anything is sent.
+        Errors that can be foreseen are raised before anything is sent.
         """
         await self._read()
         await self._look(target)
@@ -145,7 +145,7 @@ class Upload(TransferJob):
             raise self._unreadable(error) from None
 
     async def _bring(self, lacking: Sequence[int]) -> list[int]:
-        """Send it to one node and spread it; return nodes not reached so."""
+        """Send it to one node and spread it; return nodes that only this machine reaches."""
         listing = await self._listing()
         places = {node: NodePath(found["path"], found["spool"]) for node, found in self.found.items()}
         size = max(sum(self.entries[index].size for index in self.found[node]["absent"]) for node in lacking)
