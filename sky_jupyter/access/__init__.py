@@ -1,5 +1,5 @@
 """Pools of other processes, for the command line, Jupyter server and MCP server.
 
-A pool has one manager. Whoever else wants something of it reads the registry and the journals of this machine, or asks
-the manager's kernel on its control channel; nothing here takes a pool over.
+A pool has one manager. Other processes read the registry and the journals of this machine, or send requests to the
+manager's kernel on its control channel. Nothing here takes a pool from its manager.
 """

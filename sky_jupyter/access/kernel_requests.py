@@ -12,9 +12,9 @@ from typing import Any
 
 from ..errors import PoolError
 
-# In seconds: stacks of all ranks take the longest.
+# Seconds to wait for an answer; stacks of all ranks take the longest.
 PATIENCE = 15.0
-# The same where it waits behind a cell, and brings values.
+# The same for requests that wait behind a cell, and may return values.
 _SLOW = 32.0
 _SILENT = "the kernel does not answer such requests; `%load_ext sky_jupyter` in its notebook makes it"
 # How launchers name a kernel's connection file: as an option's value, or behind an equals sign.
@@ -28,7 +28,7 @@ async def ask(connection: Mapping[str, Any], content: Mapping[str, Any], patienc
     Parameters
     ----------
     connection : mapping
-        What the kernel's connection file has.
+        The content of the kernel's connection file.
     content : mapping
         The request; see docs/actions.md.
     patience : float
@@ -42,7 +42,7 @@ async def ask(connection: Mapping[str, Any], content: Mapping[str, Any], patienc
     Raises
     ------
     PoolError
-        When it refuses, or does not answer.
+        When the kernel refuses, or does not answer.
     """
     from jupyter_client.asynchronous import AsyncKernelClient
 
@@ -70,11 +70,11 @@ async def evaluate(
     Parameters
     ----------
     connection : mapping
-        What the kernel's connection file has.
+        The content of the kernel's connection file.
     request : mapping
         The request; see `magics.mcp_requests`.
     patience : float
-        Seconds to wait for its answer. What has not begun in a quarter of that never begins.
+        Seconds to wait for the answer. A request that has not begun within a quarter of this time is refused.
 
     Returns
     -------
@@ -84,7 +84,7 @@ async def evaluate(
     Raises
     ------
     PoolError
-        When it refuses, or is busy for that long.
+        When the kernel refuses, or does not answer in time.
     """
     from jupyter_client.asynchronous import AsyncKernelClient
 
@@ -129,7 +129,7 @@ async def _message(channel: Any, id: str, kind: str, patience: float) -> dict[st
 def connection_of(pid: int) -> dict[str, Any] | None:
     """Return the connection file's content of a kernel's process; None without one.
 
-    The file is for its user's eyes only: whoever can read it may ask the kernel.
+    Only its user can read the file: whoever can read it may send requests to the kernel.
     """
     import psutil
 

@@ -1,6 +1,6 @@
 """Pages of runs' output: from local journals, or through the manager's kernel.
 
-Both are what `pool.runs.log_reader` reads, as `Pool` is.
+`pool.runs.log_reader` reads either of them, as it reads a `Pool`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LocalPages:
 
     def __init__(self, row: PoolRow) -> None:
         self._row = row
-        # By file prefix, the sizes of the files that a journal was read from.
+        # By file prefix, a journal and the sizes of its files when it was read.
         self._read: dict[Path, tuple[tuple[tuple[str, int], ...], Journal]] = {}
 
     def page(
@@ -55,7 +55,7 @@ class LocalPages:
                 continue
             first = min(start if start >= 0 else max(0, journal.next + start), journal.next)
             data, following = journal.read(first, _MOST_BYTES)
-            # Without its first event it is not known whose ends there will be.
+            # The first event says which ranks' ends to expect; without it, the run is not over.
             over = journal.begin is not None and journal.ended >= _ranks_of(journal)
             answer = {"first": first, "data": data, "next": following, "end": journal.next, "over": over}
             found.append(journal_pages.read(node, answer, rank, count))
@@ -101,7 +101,7 @@ def _size(file: Path) -> int:
 
 
 def _ranks_of(journal: Journal) -> set[int]:
-    """Return the ranks of a node that a run is for."""
+    """Return the ranks of the journal's node that take part in the run."""
     mine = (journal.begin or {}).get("mine")
     return {rank for rank in mine if isinstance(rank, int)} if isinstance(mine, list) else set()
 
@@ -113,7 +113,7 @@ class KernelPages:
     Parameters
     ----------
     ask : callable
-        Sends it a request about the pool; see docs/actions.md.
+        Sends the kernel a request about the pool; see docs/actions.md.
     """
 
     ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -156,7 +156,7 @@ def follow(source: PagesContext, run: str, lines: int | None, wait: Callable[[],
     lines : int, optional
         How many earlier lines of each rank come first; None for all.
     wait : callable
-        Waits for the time of the next look.
+        Called between two looks at the output; returns when the next one is due.
 
     Yields
     ------
@@ -173,7 +173,7 @@ def follow(source: PagesContext, run: str, lines: int | None, wait: Callable[[],
     yield from ((rank, text) for rank, tail in sorted(tails.items()) if (text := tail.text()))
     over = False
     while not over:
-        # What is written between the look at the end and the last read comes with that read.
+        # The end is looked for before the events are read, so that the last read has all events.
         over = all(page.over for page in source.page(run, None, -1, 1))
         for node, start in _starts(source, run, at).items():
             for first in source.page(run, None, start, MOST_COUNT, nodes={node}):
@@ -185,7 +185,7 @@ def follow(source: PagesContext, run: str, lines: int | None, wait: Callable[[],
 
 
 def _starts(source: PagesContext, run: str, at: dict[int, int]) -> dict[int, int]:
-    """Return, of each node that has more by now, where that begins."""
+    """Return where new events begin, for each node that has any."""
     ends = {page.node: page.end for page in source.page(run, None, -1, 1)}
     return {node: at.get(node, 0) for node, end in ends.items() if end > at.get(node, 0)}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .terminal_client import TerminalLine
 
 Attach = Callable[[PoolRow], "Pool"]
-"""Becomes the manager of a pool that has none."""
+"""Function that attaches to a pool without a manager, and returns the pool."""
 _SHOWN = 50
 _UNMANAGED = "no notebook manages pool {0!r}: `%sky attach {0}` in a notebook attaches to it"
 
@@ -30,8 +30,8 @@ class PoolAccess:
     Parameters
     ----------
     attach : callable, optional
-        How a pool that nobody manages is attached to, for the moment that a look at it takes. Without it, such a pool
-        is refused unless its journals are local: attaching renews its lease and runs its plugins' code here.
+        Attaches to a pool without a manager, for as long as a request to it takes. Without it, requests to such a pool
+        are refused, except for journals on this machine: attaching renews its lease and runs its plugins' code here.
     """
 
     def __init__(self, attach: Attach | None = None) -> None:
@@ -44,7 +44,7 @@ class PoolAccess:
 
     def rows(self) -> list[PoolRow]:
         """Return the live pools, the oldest first; forget those that are gone."""
-        # Nobody who has no pools gets a file.
+        # Create no registry for a user without pools.
         if not self.registry.path.exists():
             return []
         sweep(self.registry)
@@ -53,7 +53,7 @@ class PoolAccess:
     def find(self, name: str | None = None) -> PoolRow:
         """Return the live pool of this name or id; without one, the only pool.
 
-        Raises PoolError, with the names there are, unless exactly one pool is meant.
+        Raises PoolError, which lists the pools' names, unless exactly one pool matches.
         """
         rows = self.rows()
         chosen = [row for row in rows if row.id == name] or [row for row in rows if name in (None, row.name)]
@@ -82,7 +82,7 @@ class PoolAccess:
     def run(self, row: PoolRow, run: str | None = None) -> RunRow:
         """Return a pool's run of this id, or prefix of one; without one, the newest.
 
-        Raises PoolError if there is none, or several begin like this.
+        Raises PoolError if no run matches, or several do.
         """
         found = self.registry.run(run, row.id) if run else next(iter(self.registry.runs(row.id, 1)), None)
         if found is not None:
@@ -145,7 +145,8 @@ class PoolAccess:
     async def terminals(self, row: PoolRow) -> AsyncIterator[tuple[TerminalLine, float | None]]:
         """Yield the way to a pool for terminals; the pool stays with its manager.
 
-        With it comes how long nobody may type: None where somebody else manages the pool.
+        The second value is the number of seconds without input after which a terminal ends: the pool's lease if this
+        process manages the pool meanwhile, None if another does.
         """
         from .terminal_client import KernelLine, PoolLine
 
@@ -158,9 +159,10 @@ class PoolAccess:
 
     @contextlib.contextmanager
     def attached(self, row: PoolRow) -> Iterator[Pool]:
-        """Manage a pool without a manager while the block runs; it goes on without one.
+        """Manage a pool that has no manager while the block runs; then release it.
 
-        Raises PoolError if somebody manages it by now, it cannot be reached, or this access attaches to none.
+        Raises PoolError if another process manages it by now, it cannot be reached, its machines are stopped, it is
+        about to end, or this object was made without ``attach``.
         """
         refuse_elsewhere(row)
         if row.state == STOPPED:

@@ -1,6 +1,6 @@
 """Facts of pools and runs from the registry, as JSON.
 
-They have no folders, keys or tokens, and nothing that code printed.
+They contain no folders, keys or tokens, and no output of code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def of_pool(registry: Registry, row: PoolRow, kernel: str | None = None, path: s
     Parameters
     ----------
     registry : Registry
-        Of which the pool is.
+        The registry that has the pool.
     row : PoolRow
         The pool.
     kernel : str, optional
@@ -48,9 +48,9 @@ def of_pool(registry: Registry, row: PoolRow, kernel: str | None = None, path: s
         "state": row.state,
         "keep": row.keep,
         "began": row.began,
-        # None stands for nobody: a pool that costs, and that no notebook shows.
+        # None if there is no manager: the pool costs money, and no notebook shows it.
         "manager": manager,
-        # Only where its processes and its keys are can it be ended or attached to.
+        # A pool can be ended or attached to only where its processes and keys are.
         "here": here,
         "running": of_runs(active(registry, row)),
         "cost": _cost(registry, row.id),
@@ -76,11 +76,11 @@ def of_runs(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
 
 
 def active(registry: Registry, row: PoolRow) -> list[RunRow]:
-    """Return the runs that go on on a pool, as far as is known here."""
+    """Return a pool's running runs, as far as this machine knows."""
     on = registry.running_runs(row.id, SHOWN_RUNS)
     if row.owner_lives or not row.is_local:
         return on
-    # Nobody was there to record how they ended; their nodes know.
+    # Without a manager, nobody recorded the ends of runs; the nodes know them.
     left = running(row)
     return [run for run in on if run.id in left]
 

@@ -16,15 +16,15 @@ from ..pool.base.event_loop import loop
 if TYPE_CHECKING:
     from ..pool.context import PoolContext
 
-# In seconds: what opens a terminal is answered soon; the rest is answered once a broken link is back, which may take as
-# long as the agent keeps a terminal that nobody reads.
+# Seconds to wait, for the opening of a terminal and for all else. The latter is answered once a broken link is back,
+# which may take as long as the agent keeps a terminal that nobody reads.
 _OPENING, PATIENCE = 30.0, 75.0
 _POLL = 1.0
 _SILENT = "the kernel that manages the pool does not answer such requests: it has ended, or is of an earlier version"
 
 
 class TerminalLine(Protocol):
-    """Way to a pool for a terminal's requests, of which several may be under way."""
+    """Sender of a terminal's requests to a pool; several may be under way."""
 
     async def ask(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return its answer; see `terminal_requests`."""
@@ -109,7 +109,7 @@ class KernelLine:
 
 
 class PoolLine:
-    """Way to a pool that this process manages.
+    """Sender of a terminal's requests to a pool that this process manages.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from ..errors import BootstrapError
 
 PHASE = "system"
 _PATIENCE = 60.0
-# Another's apt is waited for: a machine that has just come up may be updating itself.
+# Seconds to wait for another process's apt: a machine that has just booted may be updating itself.
 _LOCK_PATIENCE = 600
 _QUESTIONS = "env LC_ALL=C DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l"
 _REQUEST = re.compile(r"(?P<package>[^=]+)(=(?P<version>.+))?")
@@ -27,7 +27,7 @@ class Findings:
     missing : tuple of str
         Missing packages, as requested.
     has_apt : bool
-        True if packages can be installed on the machine.
+        True if the machine has apt-get and dpkg-query.
     become : str or None
         Prefix of commands that need root: empty for root itself; None if the user cannot become root.
     """
@@ -38,7 +38,7 @@ class Findings:
 
     @property
     def by_hand(self) -> str:
-        """Command that a person types there."""
+        """Command by which a user installs the missing packages."""
         return shlex.join(["sudo", "apt-get", "install", *self.missing])
 
 
@@ -55,7 +55,7 @@ def question(packages: Iterable[str], *, root: bool = True) -> str:
         pattern = shlex.quote(wanted) if version else "'installed '*"
         steps.append(f'case "$({query})" in {pattern}) ;; *) _sky_m=1; echo {shlex.quote(f"missing {asked}")};; esac')
     if root:
-        # sudo reports refused attempts to the machine's owner: it runs only if it is needed.
+        # sudo reports refused attempts to the administrator: run it only if packages are missing.
         steps.append(
             '[ -z "$_sky_m" ] || if [ "$(id -u)" = 0 ]; then echo "become "; '
             "elif command -v sudo >/dev/null && sudo -n true >/dev/null 2>&1; then echo 'become sudo -n '; fi"
@@ -132,7 +132,7 @@ def check_here(packages: Iterable[str]) -> None:
 
 
 def _parts(asked: str) -> tuple[str, str]:
-    """Split a package into name, architecture, and version."""
+    """Split a request into the package, with its architecture, and the version."""
     found = _REQUEST.fullmatch(asked)
     assert found is not None
     return found["package"], found["version"] or ""

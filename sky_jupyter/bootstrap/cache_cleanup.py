@@ -1,7 +1,7 @@
-"""Remove what is kept from pool to pool, on hosts and here, if no pool uses it.
+"""Removal of caches that pools share, on hosts and here, if no pool uses them.
 
-It goes away at once, under another name, and is looked at again before it is removed for good: a pool
-that came up in between has it back.
+The cache folder is renamed, and checked again before it is removed: if a pool has come up in between, the folder gets
+its name back.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ def check_host(machine: Machine, names: Mapping[str, str]) -> None:
 def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
     """Remove environments, packages, uv, its Pythons and our code from a host.
 
-    Return the number of bytes removed. Raise PoolError if a pool is there, MachineError if the removal fails.
+    Return the number of bytes removed. Raise PoolError if a pool or an installation uses them, MachineError if the
+    removal fails.
     """
     check_host(machine, names)
     gone = f"{_CACHE_THERE}.gone-{secrets.token_hex(4)}"
     script = (
         f"if [ -d {_CACHE_THERE} ]; then mv -T -- {_CACHE_THERE} {gone} || exit 1; _sky_b=$({_look()}); "
-        # (A build that had just begun may have made a new folder: the old one is removed in any case.)
+        # A build that began just before may have made a new cache folder; the old one is removed all the same.
         f'if [ -n "$_sky_b" ]; then mv -T -- {gone} {_CACHE_THERE}; echo "$_sky_b"; exit 0; fi; fi; '
         f'for g in {_CACHE_THERE}.gone-*; do [ -d "$g" ] || continue; echo "freed $(du -sk -- "$g")"; '
         'rm -rf -- "$g" || exit 1; done'
@@ -75,7 +76,7 @@ def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
 def clean_here(names: Mapping[str, str], cache: Path | None = None) -> int:
     """Remove environments of local pools, and packages for hosts, from this machine.
 
-    Return the number of bytes removed. Raise PoolError if a pool uses them.
+    Return the number of bytes removed. Raise PoolError if a pool or an installation uses them.
     """
     cache = cache or platformdirs.user_cache_path("sky_jupyter")
     _refuse("this machine", "\n".join([*_users(cache), *_builders(cache)]), names)
@@ -99,7 +100,7 @@ _LOCKED = '( flock -n 9 || echo "locked $l" ) 9<"$l"'
 def _look(*, everywhere: bool = False) -> str:
     """Return shell text that prints the command lines of host processes.
 
-    Those out of the cache, or all of the user's.
+    They are those that run from the cache, or with ``everywhere`` all of the user's.
     """
     # The brackets keep the pattern from matching its own command line.
     pattern = HOST_PROCESS.replace(".", "[.]")
@@ -112,7 +113,7 @@ def _look(*, everywhere: bool = False) -> str:
 
 
 def _users(cache: Path) -> Iterator[str]:
-    """Return for this machine what `_look` prints."""
+    """Yield for this machine what `_look` prints."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
@@ -121,7 +122,7 @@ def _users(cache: Path) -> Iterator[str]:
 
 
 def _builders(cache: Path) -> Iterator[str]:
-    """Return the locks that somebody holds."""
+    """Yield the locks of environments that are being built."""
     for path in cache.glob("environments/*.lock"):
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             try:
@@ -157,7 +158,7 @@ def _pools(ids: Iterable[str], names: Mapping[str, str]) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Return bytes on the disk, hard links once."""
+    """Return a folder's bytes on the disk; count hard links once."""
     seen: dict[tuple[int, int], int] = {}
     for root, _, files in os.walk(folder):
         for path in [root, *(os.path.join(root, name) for name in files)]:

@@ -2,7 +2,7 @@
 
 uv gives git its URL as an argument, which all users of the machine see.
 
-So a URL goes without its login, and git is told of that by variables, as a header for this one URL.
+So a URL is passed without its login. Variables pass the login to git, as a header for this one URL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def without(requirement: str) -> str:
 
 
 def variables(requirements: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that tell git the logins which `without` removes.
+    """Return variables that give git the logins which `without` removes.
 
     ``env`` is git's environment so far.
     """
@@ -35,7 +35,7 @@ def variables(requirements: Iterable[str], env: Mapping[str, str]) -> dict[str, 
         if match is None:
             continue
         name, _, word = match["login"].partition(":")
-        # (The revision follows the path.)
+        # A revision may follow the path.
         url = match["scheme"] + match["rest"].partition("@")[0]
         code = base64.b64encode(f"{unquote(name)}:{unquote(word)}".encode()).decode()
         found[f"http.{url}.extraHeader"] = f"Authorization: Basic {code}"

@@ -1,4 +1,4 @@
-"""Probe a host before anything is made there, and refuse an unfit one."""
+"""Probe of a host before anything is made there; it refuses an unfit one."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CACHE = ".cache/sky_jupyter"
 _PATIENCE = 60.0
 _SKEW = 5.0
 _SHARED = "/dev/shm"
-# A container's own has 64 MB.
+# Bytes below which there is a warning; a container's own /dev/shm has 64 MB.
 _LEAST_SHARED = 256 << 20
-# A file system may count its size in blocks.
+# Share of the wanted size that suffices, since a file system may count its size in blocks.
 _NEARLY = 0.95
 _MORE_SHARED = f"give it more (in a pod an emptyDir with medium Memory at {_SHARED}, with Docker --shm-size)"
 _SMI_PATIENCE = 20
 _HANGS = "hangs"
 _NEEDS = "import ssl, ctypes, sqlite3, asyncio, multiprocessing, zlib"
-# What later steps run; an image may have a shell and little else.
+# Programs that later steps run; an image may have a shell and little else.
 _TOOLS = ("flock", "gzip", "head", "tar")
 _NO_SHELL = re.compile(r"""\bsh['"]?: (executable file not found|(stat [^:]*: )?no such file)""", re.IGNORECASE)
 _NEEDS_SHELL = (
@@ -43,7 +43,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 _MIN_GLIBC = (2, 17)
 # An agent alone has about forty open; the rest is for kernels and what they run.
 _MIN_FILES = 64
-# uv names the systems that it can resolve for; of these the highest that a host's own is not below.
+# Minor versions of glibc that uv has platforms for; a host's platform is the highest that its glibc is not below.
 _MANYLINUX = (17, 28, *range(31, 41))
 
 
@@ -60,21 +60,21 @@ class HostFacts:
     home : str
         The user's home folder there.
     free : int
-        Bytes that are left where environments are kept.
+        Free bytes where environments are kept.
     runtime : str
         A folder for the pool's own files: short, writable, and not removed when the login ends.
     shared : str
         A folder in memory for blobs; ``runtime`` where there is none.
     address : str
-        The host's own address on the way to us; empty where it does not say.
+        The host's own address in the SSH connection; empty if unknown.
     skew : float
         Seconds by which its clock is ahead of ours.
     python : str
         The host's own interpreter of the required version; empty if there is none.
     python_version : str
-        That one's whole version.
+        The full version of ``python``.
     pythons : tuple of str
-        All versions that it has.
+        The versions of all interpreters found.
     has_uv : bool
         True if the required uv is in its cache.
     devices : Devices
@@ -84,7 +84,7 @@ class HostFacts:
     path : tuple of str
         Folders of its PATH.
     shared_size : int
-        Bytes that the memory behind `shared` may hold; 0 where there is none.
+        Size in bytes of the host's /dev/shm; 0 if it has none.
     """
 
     machine: str
@@ -159,7 +159,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
         return facts.get(name, [""])[0]
 
     def number(name: str) -> int:
-        # What a host does not count, such as a file system's free space, counts as none.
+        # A number that a host does not report, such as a file system's free space, is 0.
         return int(one(name)) if one(name).isdecimal() else 0
 
     if not facts and done.status in (126, 127):
@@ -214,7 +214,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Host
 
 
 def warnings(facts: HostFacts, wanted: int = 0) -> list[str]:
-    """Return what is odd about a host that can take part.
+    """Return warnings about a host that can be a node.
 
     ``wanted`` is the size of shared memory in bytes that its provider has asked for; 0 if none.
     """
@@ -228,7 +228,7 @@ def warnings(facts: HostFacts, wanted: int = 0) -> list[str]:
 
 
 def _about_shared_memory(facts: HostFacts, wanted: int) -> list[str]:
-    """Say where there is less shared memory than values and data loaders use."""
+    """Warn if a host has less shared memory than values and data loaders use."""
     if not facts.shared.startswith(_SHARED):
         return [f"it has no {_SHARED} that can be written: values go by its disk; {_MORE_SHARED}"]
     has = format_size(facts.shared_size)
@@ -286,13 +286,13 @@ def _script(python: str, uv: str) -> str:
         'echo "files $(ulimit -n)"',
         'echo "path $PATH"',
         'set -- $SSH_CONNECTION; echo "address ${3:-}"',
-        # (By cat, which says why it cannot be written where a shell of its own may not.)
-        # It writes and runs a file: this detects a full disk, a read-only one, and one mounted noexec.
+        # Pipe through cat, which reports why the file cannot be written, where the shell itself may not. The file is
+        # also run: this detects a full disk, a read-only one, and one mounted noexec.
         f"_sky_e=$( {{ mkdir -p -m 700 -- {cache} && printf '#!/bin/sh\\nexit 0\\n' | cat >{probe} && "
         f'chmod 700 {probe} && {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo "refused $_sky_e"',
         f"rm -f -- {probe}",
         f'echo "free $(df -Pk {cache} 2>/dev/null | tail -n 1 | {{ read -r _ _ _ f _; echo $f; }})"',
-        # (A job's own folders, which end with it; a socket's path must be short.)
+        # Prefer a job's own folders, which are removed with it. A socket's path must be short.
         'for _sky_d in "${SKY_JOB_FOLDER:-}" /tmp /var/tmp; do [ -n "$_sky_d" ] && [ ${#_sky_d} -le 48 ] && '
         '[ -w "$_sky_d" ] && echo "runtime $_sky_d" && break; done',
         'for _sky_d in "${SKY_JOB_SHARED:-}" /dev/shm; do [ -n "$_sky_d" ] && [ -d "$_sky_d" ] && [ -w "$_sky_d" ] && '
@@ -302,7 +302,7 @@ def _script(python: str, uv: str) -> str:
         f'"$_sky_x" -I -c {shlex.quote(ask)} 2>/dev/null; done',
         f"[ -x {cache}/bin/{shlex.quote('uv-' + uv)} ] && echo uv yes",
         '[ -z "${CUDA_VISIBLE_DEVICES+x}" ] || echo "visible =$CUDA_VISIBLE_DEVICES"',
-        # A driver that hangs takes its tool with it.
+        # With a driver that hangs, nvidia-smi hangs too.
         f"_sky_t=; command -v timeout >/dev/null && _sky_t='timeout -s KILL {_SMI_PATIENCE}'; "
         f"command -v nvidia-smi >/dev/null && {{ $_sky_t nvidia-smi {' '.join(gpus.QUERY)} 2>/dev/null; "
         f"[ $? -ne 137 ] || echo {_HANGS}; }} | "

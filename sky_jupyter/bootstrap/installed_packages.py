@@ -1,7 +1,7 @@
 """Packages that a machine has already, and what an environment adds to them.
 
-uv plans here, against the names, versions and requirements that the machine reports: a build that no index has, such as
-a vendor's torch, counts as it is, and the machine needs no index of its own.
+uv plans here, with the names, versions and requirements that the machine reports. So a build that no index has, such as
+a vendor's torch, is used as it is, and the machine needs no index.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .satisfied_requirements import parse
 from .uv import OnLine, run_uv
 from .wheels import TargetPlatform
 
-# Runs on the machine, in its own Python; of packages of one name the first counts, as for an import.
+# The machine's own Python runs it. Of several packages with one name the first counts, as for an import.
 _ASK = """
 import importlib.metadata as metadata, json, os, site, sys
 folders = [path for path in sys.path if path.rstrip("/").endswith(("site-packages", "dist-packages"))]
@@ -50,7 +50,7 @@ class InstalledPackages:
     Parameters
     ----------
     folders : tuple of str
-        Where they are there.
+        Their folders on the machine.
     packages : tuple
         Name, version, requirements and extras of each.
     """
@@ -64,7 +64,7 @@ class InstalledPackages:
         return hashlib.blake2b(json.dumps([self.folders, self.packages]).encode(), digest_size=12).hexdigest()
 
     def paths(self) -> str:
-        """Return a ``.pth`` file that puts them behind an environment's own packages."""
+        """Return a ``.pth`` file that adds these packages behind an environment's own."""
         return "".join(f"import site; site.addsitedir({folder!r})\n" for folder in self.folders)
 
 
@@ -74,7 +74,7 @@ def question(python: str) -> str:
 
 
 def read(said: str) -> InstalledPackages | None:
-    """Return what `question` has printed; None if it did not."""
+    """Parse the output of `question`; return None if the script did not print it."""
     for line in said.splitlines():
         if line.startswith(_MARK):
             folders, rows = json.loads(line.removeprefix(_MARK))
@@ -94,8 +94,8 @@ def lacking(
 ) -> list[str]:
     """Return the requirements that installed packages do not meet, with versions.
 
-    What is installed keeps its version, unless it is asked for in another. Raise BootstrapError, with uv's message, if
-    there is no such set.
+    Installed packages keep their versions, except those that ``asked`` names. Raise BootstrapError, with uv's message,
+    if there is no such set.
     """
     named = {canonicalize_name(parse(item).name) for item in asked}
     with tempfile.TemporaryDirectory(prefix="sky-installed-") as folder:

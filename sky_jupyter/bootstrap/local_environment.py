@@ -1,10 +1,10 @@
 """Image -> environment on this machine, for local nodes.
 
-The notebook's own environment serves as it is when it has all that the image asks for. Otherwise
-uv builds one in the user's cache folder, named by what is in it, and the next pool finds it there:
+The notebook's own environment is used if it has all that the image asks for. Otherwise uv builds one in the user's
+cache folder, named by what it is built from, and later pools reuse it:
 
-- same Python: an *overlay* with the missing packages only; the notebook's packages show through
-  behind them, at the same versions, so that values travel between the two;
+- same Python: an *overlay* with the missing packages only. The notebook's packages come after them in ``sys.path``,
+  at the same versions, so that values can be exchanged;
 - another Python: a *whole* environment with what a node needs and what the image asks for.
 """
 
@@ -49,7 +49,7 @@ NODE_NEEDS = (
     "orjson>=3.10",
     "psutil",
 )
-# Of what has a URL some releases of uv print ``name==version (from url)``, others ``name @ url``.
+# For a requirement with a URL, some releases of uv print ``name==version (from url)``, others ``name @ url``.
 PLANNED = re.compile(
     r" [+~] (?P<name>[\w.-]+)(?:==(?P<version>\S+))?(?: @ (?P<at>\S+)| \(from (?P<from>.+)\))?\Z", re.ASCII
 )
@@ -141,13 +141,13 @@ def is_own_python(asked: str | None) -> bool:
 
 
 def pinned() -> list[str]:
-    """Return the requirements that hold the nodes to the versions that are here."""
+    """Return requirements that pin the control plane's packages to the versions here."""
     return [f"{name}=={metadata.version(name)}" for name in _SAME_ON_NODES]
 
 
 def _key(image: Image, beside: list[str]) -> str:
     machine = [platform.python_version(), sys.prefix, sys.base_prefix, sysconfig.get_platform(), platform.libc_ver()]
-    # One of an earlier version may lack what nodes need now.
+    # An environment of an earlier version of this package may lack what nodes need now.
     facts = json.dumps([image.digest, machine, beside, NODE_NEEDS])
     return hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
 
@@ -183,8 +183,8 @@ def _build_overlay(
     constraints = part / "constraints.txt"
     constraints.write_text("\n".join([*beside, ""]), encoding="utf-8")
 
-    # uv plans against the notebook's own environment, where it changes nothing, so that it takes
-    # what is there as given; then only what that lacks goes into the overlay.
+    # uv plans against the notebook's own environment, which a dry run does not change, so that uv keeps what is
+    # installed there. Then only what is missing goes into the overlay.
     command = ["pip", "install", "--dry-run", "--break-system-packages", "--python", sys.executable]
     with package_indexes.arguments(wanted, image) as (asked, lines):
         plan = run_uv(
@@ -206,7 +206,7 @@ def _build_whole(part: Path, image: Image, pins: list[str], on_line: OnLine, sto
     run_uv(_venv(part, image.python or ""), phase=PHASE, on_line=on_line, stop=stop)
     asked = [*pins, *NODE_NEEDS, *package_indexes.wanted(image)]
     _install(part, image, [], asked, on_line, stop)
-    # (uv evaluates markers for another Python.)
+    # uv evaluates markers for the other Python.
     _check_installed(part, [text for text in asked if parse(text).marker is None])
 
 
@@ -230,14 +230,14 @@ def _install(
     for record in part.glob("lib/python3*/site-packages/*.dist-info/direct_url.json"):
         text = record.read_text(encoding="utf-8")
         if without_secrets(text) != text:
-            # (uv leaves out logins, and not tokens in the query.)
+            # uv removes logins, but not tokens in the query.
             record.write_text(without_secrets(text), encoding="utf-8")
 
 
 def _additions(plan: list[str], wanted: list[str]) -> list[str]:
     """Return what the overlay needs: requirements with a URL as given, and uv's plan.
 
-    uv prints a URL in one form or another, by its release, and without the password.
+    The form in which uv prints a URL depends on its release; the password is missing.
     """
     direct = {canonicalize_name(item.name): f"{item.name} @ {item.url}" for item in map(parse, wanted) if item.url}
     additions = list(direct.values())
@@ -283,7 +283,7 @@ def _site_folders() -> list[str]:
 
 
 def _site_packages(part: Path) -> Path:
-    """Return where an overlay of this interpreter's Python holds its packages."""
+    """Return the site-packages folder of an overlay, for this interpreter's Python."""
     return Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(part), "platbase": str(part)}))
 
 
@@ -304,7 +304,8 @@ def _locked(path: Path, on_line: OnLine, stop: threading.Event | None) -> Iterat
                 if stop is None:
                     time.sleep(0.1)
                 continue
-            # Who held it before has removed the file, and a third may have made it anew: then this is not the lock.
+            # The former holder has removed the file, and another process may have recreated it: then this is not the
+            # lock.
             if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 continue
             try:

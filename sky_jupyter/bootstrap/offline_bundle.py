@@ -23,7 +23,7 @@ from .prepared_host import PATIENCE, PreparedHost
 from .standalone_python import Standalone, archive, standalone
 from .uv import OnLine, run_uv
 
-# The wheels, what is made of them, and what Python makes of that.
+# Room that an environment needs, in sizes of its wheels: the wheels, their files, and the compiled files.
 _ROOM = 6
 _UV_SIZE = 40_000_000
 _PYTHON_SIZE = 200_000_000
@@ -37,9 +37,9 @@ class OfflineBundle:
     asked : sequence of str
         The requirements of the environment.
     stop : threading.Event
-        When set, what can end ends.
+        Set to stop what can be stopped.
     image : Image, optional
-        Whose indexes count.
+        The image whose indexes count.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class OfflineBundle:
         return found
 
     def bundle(self, target: wheels.TargetPlatform, tell: OnLine) -> list[wheels.Wheel]:
-        """Return the wheels of those packages."""
+        """Return the wheels of the environment's packages."""
         with self.finding:
             if target not in self._bundles:
                 lock, folder = self.lock(target, tell), own_cache() / "wheels"
@@ -165,7 +165,7 @@ class OfflineBundle:
     def _uv_archive(self, site: PreparedHost, target: wheels.TargetPlatform, tell: OnLine) -> Path:
         """Return uv's program for a host, compressed.
 
-        This environment's own if both machines are alike.
+        It is this environment's own uv if both machines have the same architecture.
         """
         folder = own_cache() / "uv"
         folder.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def _unpacked(python: Standalone | None, incoming: str) -> str:
     if python is None:
         return ":"
     part, whole = (shlex.quote(f"python/{python.name}{end}") for end in (f".tmp-{os.urandom(4).hex()}", ""))
-    # Another pool may have put it there meanwhile, and use it.
+    # Another pool may have unpacked it meanwhile, and use it.
     return (
         f"mkdir -p {part} && gzip -dc <{incoming}/python.tar.gz | tar -xof - -C {part} && "
         f"{{ mv -T -- {part} {whole} 2>/dev/null || {{ rm -rf -- {part}; [ -d {whole} ]; }}; }}"
@@ -203,7 +203,7 @@ def _unpacked(python: Standalone | None, incoming: str) -> str:
 
 
 def own_cache() -> Path:
-    """Return the folder that keeps here what is sent."""
+    """Return the folder here that caches what hosts are sent."""
     folder = platformdirs.user_cache_path("sky_jupyter") / "hosts"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder

@@ -1,8 +1,9 @@
 """Indexes for some packages only, for uv: a pyproject.toml, and variables.
 
-Of a private index the user name and password are in uv's environment only: neither in a file nor on a command line.
-A package that such an index names comes from there whoever needs it, and so is asked for by name: uv would take
-what only another package needs from the usual index, where somebody else may have put one of that name.
+The user name and password of a private index are only in uv's environment, neither in a file nor on a command line. A
+package that such an index lists always comes from there, whichever package needs it. So it is asked for by name:
+otherwise uv would take a package that only another one needs from the usual index, where somebody else may have
+published one of that name.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ FILE = "pyproject.toml"
 
 
 def wanted(image: Image) -> list[str]:
-    """Return all requirements of an image, and what its indexes name besides.
+    """Return an image's requirements, and the other packages that its indexes name.
 
-    Logins of git are taken out.
+    Logins of git repositories are removed.
     """
     asked = {canonicalize_name(parse(item).name) for item in image.pip}
     named = [name for index in image.pip_indexes for name in index.packages]
@@ -62,9 +63,9 @@ def project(requirements: Sequence[str], image: Image) -> str:
 
 
 def parts(requirements: Sequence[str], image: Image) -> tuple[str, str]:
-    """Split requirements into a pyproject.toml as of `project`, and uv's input.
+    """Split requirements into a pyproject.toml (see `project`) and uv's input.
 
-    What is given by its URL is never in the first, which lies in a file: there may be a password in it.
+    Requirements with a URL are never in the pyproject.toml, which is a file: a URL may hold a password.
     """
     lines = [item for item in requirements if "://" in item]
     text = project([item for item in requirements if "://" not in item], image)
@@ -73,7 +74,7 @@ def parts(requirements: Sequence[str], image: Image) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def arguments(requirements: Sequence[str], image: Image) -> Iterator[tuple[list[str], str]]:
-    """Return uv's arguments and input; no argument names a requirement."""
+    """Yield uv's arguments and input; no argument names a requirement."""
     text, lines = parts(requirements, image)
     if not text:
         yield ["-r", "-"], lines
@@ -90,5 +91,5 @@ def environment(image: Image, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _array(items: Sequence[str]) -> str:
-    # TOML's basic strings are JSON's, as far as requirements go.
+    # For requirements, TOML's basic strings are the same as JSON's.
     return json.dumps(list(items))

@@ -1,7 +1,6 @@
 """Distributions that the notebook's code uses and nodes lack, for one pool.
 
-What is added goes into a folder of the pool's own: environments are shared by pools, and named by what
-they were made from.
+Added packages go into a folder of the pool: environments are shared by pools, and named by what they were made from.
 """
 
 from __future__ import annotations
@@ -36,12 +35,13 @@ if TYPE_CHECKING:
 
 @functools.lru_cache(1)
 def _providers(stamp: object) -> Mapping[str, Sequence[str]]:
-    """Return which distributions have modules of which first names.
+    """Return the distributions of each top-level module name.
 
     Cached until something is installed.
     """
     if sys.version_info < (3, 11):
-        # Python's own knows only distributions that list their modules, as few do today. Dask requires this one there.
+        # Python 3.10's own function knows only distributions that list their modules, as few do today. Dask requires
+        # importlib_metadata there.
         import importlib_metadata
 
         return importlib_metadata.packages_distributions()
@@ -49,7 +49,7 @@ def _providers(stamp: object) -> Mapping[str, Sequence[str]]:
 
 
 def _stamp() -> tuple[tuple[str, int], ...]:
-    """Return what changes when something is installed or removed."""
+    """Return a stamp that changes when something is installed or removed."""
     return tuple((place, os.stat(place).st_mtime_ns) for place in sys.path if os.path.isdir(place))
 
 
@@ -64,7 +64,7 @@ def behind(modules: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for top in tops:
         several = {name: one for name in sorted(set(every.get(top, ()))) if (one := _distribution(name)) is not None}
-        # Several may share a first name, such as google.
+        # Several distributions may share a top-level name, such as google.
         used = _owners(several, [name for name in names if name.startswith(f"{top}.")])
         found.update(
             {canonicalize_name(name): several[name].version for name in used if not _is_editable(several[name])}
@@ -87,7 +87,7 @@ def _is_editable(distribution: metadata.Distribution) -> bool:
 
 
 def _owners(several: Mapping[str, metadata.Distribution], modules: Sequence[str]) -> set[str]:
-    """Return which of the distributions that share a first name have the modules."""
+    """Return which of the distributions that share a top-level name have the modules."""
     if len(several) == 1:
         return set(several)
     files = {name: [str(path) for path in one.files or ()] for name, one in several.items()}
@@ -114,9 +114,9 @@ def differs(here: str, there: str) -> bool:
 
 
 def additions(wanted: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Return what a node lacks of distributions, as ``name==version``.
+    """Return the distributions that a node lacks, as ``name==version``.
 
-    What they require is added where the node lacks it, or has a version that does not do.
+    Their own requirements are added if the node lacks them, or has versions that do not satisfy them.
     """
     added: dict[str, str] = {}
     left = [(name, version) for name, version in wanted.items() if differs(version, there.get(name, ""))]
@@ -160,7 +160,7 @@ def lacking(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
 
 
 def _pins(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
-    """Return lines for uv that pin on a node all but what is asked for."""
+    """Return constraints that pin a node's distributions, except those asked for."""
     asked = {canonicalize_name(parse(text).name) for text in requirements}
     return [
         f"{name}=={version}" for name, version in sorted(there.items()) if name not in asked and _is_version(version)
@@ -176,9 +176,9 @@ def _is_version(text: str) -> bool:
 
 
 def _planned(lines: Iterable[str], requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
-    """Return what a node lacks of uv's plan.
+    """Return what a node lacks of the distributions in uv's plan.
 
-    What has a URL is as it was given, since uv prints no password.
+    A requirement with a URL is returned as it was given, since uv prints no password.
     """
     direct = {canonicalize_name(one.name): f"{one.name} @ {one.url}" for one in map(parse, requirements) if one.url}
     found = list(direct.values())
@@ -202,7 +202,7 @@ def plan_here(
     ``python`` is their interpreter, ``there`` has the versions that they see, and the indexes are those of ``image``.
     Raise BootstrapError, with uv's message, if there is no such set.
     """
-    # Of an overlay uv sees the packages that it adds to the notebook's, and not the notebook's.
+    # In an overlay, uv sees the packages that the overlay adds, but not the notebook's.
     seen = sys.executable if local_environment.is_own_python(image.python) else python
     with tempfile.NamedTemporaryFile("w", prefix="sky-asked-", suffix=".txt") as file:
         file.write("".join(f"{line}\n" for line in _pins(requirements, there)))
@@ -303,7 +303,7 @@ class Addition(HostPreparation):
         return planned
 
     def _plan(self, site: PreparedHost, requirements: Sequence[str], pins: Sequence[str], say: OnLine) -> list[str]:
-        """Return uv's plan for a host, in its words."""
+        """Return the lines of uv's plan for a host."""
         python, folder = self.places[site.node]
         site.environment = folder
         cache = site.facts.cache
@@ -321,7 +321,7 @@ class Addition(HostPreparation):
         python, folder = self.places[site.node]
         tell = functools.partial(self._tell, site, say=say)
         cache, target = site.facts.cache, self._target(site)
-        # It names what is on its way there.
+        # The folder that is uploaded to is named after it.
         site.environment = folder
         sent = []
         if self.offline:

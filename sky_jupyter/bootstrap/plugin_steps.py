@@ -52,7 +52,7 @@ def _run_one(
     stop: threading.Event,
 ) -> None:
     program, *rest = step.command
-    # A system's own interpreter may have no other name than python3.
+    # A system's own interpreter may be called python3 only.
     argv = [str(python) if program == "python" else program, *rest]
     with tempfile.TemporaryDirectory(prefix="sky-step-") as folder:
         log = Path(folder) / "stderr"

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass
 class PreparedHost:
-    """One host, with what has been found and made there so far.
+    """Host that is being prepared, with what has been found and made there so far.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class PreparedHost:
     machine : Machine
         The connection.
     known : str
-        Its address, where the pool's hosts know it by one already.
+        Its address, if the pool's hosts know one already.
     installed : InstalledPackages, optional
-        What its Python has, where that counts: the environment adds to it.
+        The packages of its Python, if the environment adds to them.
     """
 
     node: int
@@ -123,7 +123,7 @@ def _one_error(faults: Sequence[tuple[PreparedHost, BaseException]], phase: str)
 
 
 def _message(error: BaseException) -> str:
-    """Return what happened, without where."""
+    """Return an error's message without the host's name."""
     if isinstance(error, BootstrapError):
         return error.message
     if isinstance(error, LinkLost):

@@ -1,8 +1,8 @@
 """From an image to an environment on hosts, over SSH, phase by phase.
 
-What is kept there, in ``~/.cache/sky_jupyter``: uv, wheels, environments and this package's code, each
-named by its content or by what it was made from. It is built beside its place under a lock and renamed
-when it is whole, so that what has its name can be trusted, whoever was ended in between.
+A host keeps, in ``~/.cache/sky_jupyter``, uv, wheels, environments and this package's code, each named by its content
+or by what it was made from. Each is built beside its place under a lock, and renamed when it is complete: what has its
+final name can be trusted, even if a build was killed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .uv import LAST_LINES, OnLine
 if TYPE_CHECKING:
     from ..machines.base import Machine
 
-# Another way to build gives other environments.
+# Raise it when environments are built in another way, so that they get other names.
 _RECIPE = 1
 _LISTING = ".listing"
 _PATHS = "_sky_jupyter_image.pth"
@@ -61,21 +61,21 @@ class HostPreparation:
     Parameters
     ----------
     machines : sequence of Machine
-        By node.
+        The machines, by node.
     spec : PoolSpec
         The pool.
     offline : bool
         True to send hosts everything from here.
     stop : threading.Event
-        When set, what can end ends.
+        Set to stop what can be stopped.
     standing : mapping of int to tuple of str
-        Nodes that are part of the pool already, each with its interpreter and address: they are looked at,
-        and nothing is done there.
+        Nodes that are part of the pool already, each with its interpreter and address. They are probed, but nothing is
+        done there.
     absent : collection of int
-        Those of them that are lost, and are not looked at.
+        Those of them that are lost; they are not probed.
     on_node : callable
-        Told what each node is at: its number, ``"on"``, ``"done"`` or ``"failed"``, and a line that it said. In any
-        thread.
+        Called with the progress of each node: its number, ``"on"``, ``"done"`` or ``"failed"``, and a line of output.
+        In any thread.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class HostPreparation:
         self._there = [site for site in self.sites if site.node not in absent]
         self.spec, self.image = spec, spec.full_image
         self.offline, self.stop, self.on_node = offline, stop, on_node
-        # What is installed on the machines counts where they are made from an image that somebody chose for it.
+        # Packages that are installed on the machines count if these are made from an image that the user chose for
+        # them.
         self.overlays = getattr(spec.provider, "image_packages", False)
         self._plans: dict[str, list[str] | BootstrapError] = {}
         asked = self.image.python or platform.python_version()
@@ -133,8 +134,8 @@ class HostPreparation:
         host_probe.check_alike({site.name: site.facts for site in self._there}, self.spec)
         if self.image.apt:
             self._see_to_packages(say)
-        # As the notebook has them, so that values travel between the two. What it has as a build of its own, such
-        # as torch's +cpu, hosts may not find for themselves, and is not meant for those with accelerators.
+        # Prefer the notebook's versions, so that values can be exchanged. Hosts may not find a local build, such as
+        # torch's +cpu, and it is not meant for hosts with accelerators.
         builds = self.offline and not any(site.facts.devices.all for site in self._there)
         self.offline_bundle.prefer = [item for item in frozen() if builds or "+" not in item]
 
@@ -161,7 +162,7 @@ class HostPreparation:
         self.each(one, "python")
 
     def make_environments(self, say: OnLine) -> None:
-        """Make the environment on each host; later pools use it again."""
+        """Make the environment on each host; later pools reuse it."""
 
         def warm(site: PreparedHost) -> bool:
             site.environment = f"{site.facts.cache}/environments/{self._key(site)}"
@@ -218,7 +219,7 @@ class HostPreparation:
                     return
                 tell(f"installing Debian packages: {', '.join(found.missing)}")
                 script, env = apt.installation(found), dict(self.image.env)
-                # It goes on without us: half an installation would be in the way of all later ones.
+                # It continues without our connection: half an installation would block all later ones.
                 self._stream(site, script, env, apt.PHASE, say, shown=found.by_hand, survive=True)
 
         lacking = zip(self.fresh, self.each(check, apt.PHASE), strict=True)
@@ -234,14 +235,14 @@ class HostPreparation:
         site.python = f"{site.facts.cache}/python/{site.standalone.name}/{site.standalone.program}"
 
     def _other_python(self, there: str) -> str:
-        """Say that an image's packages are of no use for this pool."""
+        """Return a warning that this pool cannot use the packages of an image."""
         minor = there.rpartition(".")[0]
         why = f"this pool asks for {self.image.python}" if self.image.python else f"the notebook runs {self.minor}"
         way = f"; with --python {minor} they are" if _SUPPORTED.match(there) else ""
         return f"the image has Python {there}, and {why}: the image's packages are not used{way}"
 
     def _no_python(self, site: PreparedHost) -> str:
-        """Say what a host lacks, and what can be done about it."""
+        """Return what a host lacks, and what can be done about it."""
         why = "the image asks for" if self.image.python else "the notebook runs"
         fitting = [found for found in site.facts.pythons if _SUPPORTED.match(found)]
         minor = fitting[0].rpartition(".")[0] if fitting else ""
@@ -270,7 +271,7 @@ class HostPreparation:
     def _lock(self, site: PreparedHost, tell: OnLine) -> list[str]:
         """Return the packages to install on a host, each with its version.
 
-        Where those that are installed there cannot stay, all are, and it is said why.
+        If a host's installed packages cannot stay, return all packages, and report why.
         """
         target = self._target(site)
         if site.installed is None:
@@ -310,7 +311,7 @@ class HostPreparation:
     def _make_environment(self, site: PreparedHost, say: OnLine) -> None:
         tell = functools.partial(self._tell, site, say=say)
         packages = self._lock(site, tell)
-        # (Without the image's packages it is another one.)
+        # Without the image's packages, the key is another one.
         site.environment = f"{site.facts.cache}/environments/{self._key(site)}"
         cache, folder, target = site.facts.cache, site.environment, self._target(site)
         lock = f"{folder}.lock"
@@ -324,8 +325,8 @@ class HostPreparation:
             part = f"{folder}.tmp-{os.urandom(4).hex()}"
             given = shlex.quote(f"{part}.asked")
             names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
-            # Names and versions, and where each may come from: who may take it from there is in the environment, and
-            # what has a URL, and so a password perhaps, goes by a file that is gone as soon as it is opened.
+            # The file has names, versions and indexes; logins are in the environment. A requirement with a URL may hold
+            # a password: it is passed by a file that is removed as soon as it is opened.
             text, lines = ("", "") if self.offline else package_indexes.parts(packages, self.image)
             if self.offline:
                 install = ["--no-config", "--offline", "--no-index", "--no-deps", *names]
@@ -354,7 +355,7 @@ class HostPreparation:
                 ]
             )
             variables = {
-                # A proxy or an index: the host's own settings apply too.
+                # For a proxy or an index; the host's own settings apply too.
                 **self.image.env,
                 "UV_CACHE_DIR": f"{cache}/uv",
                 "UV_PYTHON_INSTALL_DIR": f"{cache}/python",
@@ -368,7 +369,7 @@ class HostPreparation:
             advice = (
                 "" if self.offline else "; a host without a way to the package index needs --offline (offline=True)"
             )
-            # (A build that was killed may leave it; the next build removes it.)
+            # A build that was killed may leave the file; the next build removes it.
             done = site.machine.run(
                 f"umask 077; head -c {len(lines.encode())} >{given}", stdin=[lines.encode()], timeout=PATIENCE
             )
@@ -395,9 +396,9 @@ class HostPreparation:
         survive: bool = False,
         hide: Callable[[str], str] = str,
     ) -> list[str]:
-        """Run a script on a host, and pass on its lines; it ends with our connection.
+        """Run a script on a host, pass on its lines, and return them.
 
-        Unless it is to survive it.
+        It ends with our connection, unless ``survive`` is true.
         """
         log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")
         command = site.machine.exec(
@@ -405,7 +406,7 @@ class HostPreparation:
         )
         lines: list[str] = []
         for line in map(hide, command.lines()):
-            # Of a line that was written over several times, the last state.
+            # Keep the last state of a line that was overwritten, such as a progress bar.
             text = without_secrets(line.rstrip("\r").rpartition("\r")[2])
             lines.append(text)
             # uv ends with a line for each package.
@@ -476,8 +477,8 @@ def _forget_tokens(folder: str) -> str:
 
 def _is_ready(folder: str) -> str:
     quoted = shlex.quote(folder)
-    # The interpreter is a link: it dangles once the Python that it was made from is gone. Of packages it is looked
-    # whether all are there; one that was made by an earlier version has no list of them.
+    # The interpreter is a link: it dangles once its Python is gone. All listed packages must be there; an environment
+    # of an earlier version has no list.
     return (
         f"[ -f {quoted}/.ok ] && [ -x {quoted}/bin/python ] && {{ [ ! -f {quoted}/{_LISTING} ] || "
         f"( cd {quoted}/lib/python3*/site-packages && "
@@ -486,7 +487,7 @@ def _is_ready(folder: str) -> str:
 
 
 def _list_packages(folder: str) -> str:
-    """Return shell text that stores the names of what is in an environment."""
+    """Return shell text that stores the names of an environment's packages."""
     quoted = shlex.quote(folder)
     return f"( cd {quoted}/lib/python3*/site-packages && ls -1A | grep -v __pycache__ ) >{quoted}/{_LISTING}"
 

@@ -46,7 +46,7 @@ def _check_url(requirement: Requirement) -> None:
 def missing(requirements: Iterable[str]) -> list[str]:
     """Return the requirements that this interpreter does not satisfy, as given.
 
-    Markers are evaluated here; where a requirement names extras, what those ask for counts too.
+    Markers are evaluated here. If a requirement names extras, their requirements count too.
 
     Parameters
     ----------
@@ -74,10 +74,10 @@ def frozen(leaving_out: Iterable[str] = ()) -> list[str]:
     names = {canonicalize_name(name) for name in leaving_out}
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        # Each look at an attribute of it would parse its file again.
+        # Each access to the property parses its file again.
         about = distribution.metadata
         name, version = about["Name"], about["Version"]
-        # A half-removed distribution has no name; a version that is none cannot be a constraint.
+        # A half-removed distribution has no name; an invalid version cannot be a constraint.
         if name and canonicalize_name(name) not in names and _is_version(version):
             found.setdefault(canonicalize_name(name), version)
     return sorted(f"{name}=={version}" for name, version in found.items())
@@ -126,7 +126,7 @@ def _came_from(distribution: metadata.Distribution, url: str) -> bool:
 
     Only archives count: a commit or a folder may have changed since.
 
-    Installers leave the login out, and what we have recorded lacks tokens too.
+    Installers record no login, and our own records have no tokens either.
     """
     recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
     return "archive_info" in recorded and without_secrets(str(recorded.get("url"))) == without_secrets(url)

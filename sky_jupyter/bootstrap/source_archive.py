@@ -37,7 +37,7 @@ def own() -> Package:
         for path in files:
             data = path.read_bytes()
             info = tarfile.TarInfo(f"{root.name}/{path.relative_to(root)}")
-            # A date of its own would make the same code look new; 1980 is the first that a zip could have.
+            # With real dates, the same code would look new; 1980 is the earliest date of a zip file.
             info.size, info.mode, info.mtime = len(data), 0o600, 315_532_800
             archive.addfile(info, io.BytesIO(data))
     plain = buffer.getvalue()
@@ -52,7 +52,7 @@ def unpack_script(folder: str, size: int) -> str:
     folder : str
         Folder to make; another process may make it meanwhile.
     size : int
-        Bytes of the archive. With fewer, as where the connection breaks, tar may take a part of the files for all.
+        Bytes of the archive. If fewer arrive because the connection breaks, tar may take them for the whole archive.
 
     Returns
     -------

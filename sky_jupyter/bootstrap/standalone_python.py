@@ -62,7 +62,7 @@ def standalone(version: str, machine: str, *, on_line: OnLine, stop: threading.E
 
 
 def _found(place: Path, version: str, machine: str) -> Standalone | None:
-    """Return the newest one that fits."""
+    """Return the newest Python in a folder that fits; None without one."""
     fitting = []
     for folder in place.glob("cpython-*"):
         match = _NAME.match(folder.name)
@@ -74,7 +74,7 @@ def _found(place: Path, version: str, machine: str) -> Standalone | None:
 
 
 def archive(python: Standalone, cache: Path) -> Path:
-    """Return its files as one archive, made once."""
+    """Return a Python's files as one archive; make it once."""
     path = cache / f"{python.name}.tar.gz"
     if path.is_file():
         return path

@@ -1,4 +1,4 @@
-"""Run uv: pass on its lines, quote it when it fails, leave secrets out of both."""
+"""Runs of uv: pass on its lines, quote them on failure, leave secrets out."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def run_uv(
     stop : threading.Event, optional
         When set, uv is ended and the phase fails.
     env : mapping of str to str, optional
-        Variables besides.
+        Additional variables.
     stdin : str
-        What uv reads where its arguments say ``-``: for what may hold passwords, which all users of the machine see
-        in arguments.
+        uv's input, for the argument ``-``. It is for what may hold passwords, since all users of the machine see
+        arguments.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def run_uv(
     BootstrapError
         When uv fails, is stopped or is not there; with its last lines.
     """
-    # Nodes have no such package, and may import the API.
+    # Nodes lack this package, and may import the API.
     import uv
 
     command = without_secrets(shlex.join(["uv", *arguments]))
@@ -75,7 +75,7 @@ def run_uv(
     if (foreign := foreign_settings()) is not None:
         folder = "/"
         on_line(f"{foreign} is not used: other users of this machine may write it, and it says where packages are from")
-    # A session of its own: what uv itself starts ends with it, and an interrupt of the terminal reaches us first.
+    # uv gets its own session, so that its child processes end with it, and a terminal's interrupt reaches us first.
     with tempfile.TemporaryFile() as given:
         given.write(stdin.encode())
         given.seek(0)

@@ -1,4 +1,4 @@
-"""Translate uv's failures into a person's words."""
+"""Explanations of uv's failures in plain words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PYTHON = re.compile(r"python-build-standalone|No interpreter found for Python|c
 
 
 def of(lines: Sequence[str]) -> str:
-    """Explain why uv failed, from what it printed; empty if that says it best."""
+    """Explain why uv failed, from what it printed; empty if its own words suffice."""
     text = " ".join(" ".join(lines).split())
     if _OFFLINE.search(text):
         what = "the Python that was asked for is not on this machine" if _PYTHON.search(text) else "packages are needed"

@@ -13,8 +13,8 @@ _SETTINGS = ("uv.toml", "pyproject.toml")
 def foreign_settings() -> Path | None:
     """Return a settings file that uv would find and that others may write.
 
-    Where many users have folders of their own in a common one, anybody can put one there. Whoever owns the working
-    folder is no stranger: the notebook imports modules from it.
+    In a common parent of many users' folders, anybody can create one. The owner of the working folder is trusted: the
+    notebook imports modules from it.
     """
     try:
         here = Path.cwd()
@@ -23,7 +23,7 @@ def foreign_settings() -> Path | None:
         return None
     for path in (folder / name for folder in (here, *here.parents) for name in _SETTINGS):
         with contextlib.suppress(OSError):
-            # A link, and what it leads to.
+            # Of a link itself, and of its target.
             facts = (path.lstat(), path.stat())
             writable = facts[1].st_mode & stat.S_IWOTH
             if writable or not owners.issuperset(one.st_uid for one in facts):

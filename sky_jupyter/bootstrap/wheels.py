@@ -1,7 +1,7 @@
 """Wheel files made here for an environment on another machine.
 
-uv resolves and fetches for the other machine's Python, architecture and C library, and puts what it
-fetched into a folder; uv keeps no wheel files, so that they are made again from that folder, once for each content.
+uv resolves and fetches for the other machine's Python, architecture and C library, and installs into a folder. uv keeps
+no wheel files, so wheels are made from that folder, once for each content.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TargetPlatform:
     def arguments(self) -> list[str]:
         """Arguments of uv.
 
-        Only wheels: what must be built would be built for this machine.
+        Only wheels: a source distribution would be built for this machine.
         """
         return ["--python-version", self.python, "--python-platform", self.platform, "--only-binary", ":all:"]
 

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from ..pool.pool import Pool
 
 _TITLE = 50
-# As `%sky logs` shows; and for so many lines as were asked for.
+# Most bytes of output that are shown, by default (as in `%sky logs`) and if a number of lines is given.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20
 _FOLLOWED = 10
-# Between two looks at a run's output. A look at much output takes long, and may take a fifth of a processor.
+# Least seconds between two looks at a run's output, and the pause in durations of the last look: a long look may use a
+# fifth of a processor.
 _LOOK, _IDLE = 0.5, 4
 _HOUR = 3600.0
 
 
 @contextlib.contextmanager
 def opened() -> Iterator[PoolAccess]:
-    """Yield access to the pools; tell the registry's warnings at its end."""
+    """Yield access to the pools; at its end, print the registry's warnings."""
     access = PoolAccess(_attach)
     try:
         yield access
@@ -195,7 +196,7 @@ def down(given: argparse.Namespace) -> int:
         else:
             from ..magics.end_leftovers import end_left
 
-            # Also of a pool that has ended something may be left on other machines.
+            # A pool that has ended may have left something on other machines.
             text = end_left(given.pool if row is None else row.id)
     if given.json:
         _print_json({"message": text, "done": done})

@@ -12,7 +12,7 @@ from ..errors import SkyError
 from ..util.text import visible
 from . import commands, script_command
 
-# As other programs end that a Ctrl-C stopped.
+# The status of programs that a Ctrl-C has stopped.
 _INTERRUPTED = 130
 _FAILED = 1
 
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 1 for what could not be done, 2 for a wrong command line, 130 after a Ctrl-C.
+        0, or 1 after a failure, 2 for a wrong command line, 130 after a Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # All behind the dashes is a program's on the node.
+    # All words after the dashes belong to the program on the node.
     end = words.index("--") if words[:1] == ["shell"] and "--" in words else len(words)
     given = _script(words) or parser().parse_args(words[:end])
     given.program = words[end + 1 :]
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader, such as `head`, has gone. Python flushes once more at its exit, and must find no pipe there.
+        # The reader, such as `head`, has gone. Python flushes standard output once more at its exit, which must not
+        # fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     except (SkyError, OSError, TimeoutError) as error:
@@ -68,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     mcp = _verb(verbs, "mcp", commands.mcp, "serve the pools to an agent, by the Model Context Protocol over stdio")
     mcp.add_argument("--allow-run", action="store_true", help="let the agent run cells; otherwise it may look")
     for name, help in script_command.VERBS.items():
-        # What stands behind these is read as `%sky` reads it; see `_script`.
+        # Their arguments are parsed as those of `%sky`; see `_script`.
         verbs.add_parser(name, help=help)
     for verb in (pools, runs, logs, where, down):
         verb.add_argument("--json", action="store_true", help="print JSON")
@@ -88,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _script(words: list[str]) -> argparse.Namespace | None:
-    """Return what a line that runs a script asks for; None for another one."""
+    """Return the parsed line if it runs a script, else None."""
     if not words or words[0] not in script_command.VERBS:
         return None
     return argparse.Namespace(command=script_command.script, verb=words[0], words=words[1:])

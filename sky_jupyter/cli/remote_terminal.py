@@ -18,13 +18,13 @@ from typing import Any
 from ..access.terminal_client import TerminalLine
 from ..errors import PoolError
 
-# As ssh ends where the connection breaks.
+# The status of ssh after its connection has broken.
 BROKEN = 255
 _SIGNALLED = 128
-# Rows and columns where there is no terminal.
+# Rows and columns if there is no terminal.
 _SIZE = 24, 80
 _PIECE = 16 << 10
-# Input that waits to be sent; the terminal keeps more.
+# Most bytes of input that wait to be sent; the terminal keeps more.
 _MOST_INPUT = 64 << 10
 _PAUSE = 0.05
 _LOOK = 5.0
@@ -36,7 +36,7 @@ class RemoteTerminal:
     Parameters
     ----------
     line : TerminalLine
-        The way to the pool.
+        The sender of requests to the pool.
     rank : int
         The rank.
     command : str, optional
@@ -57,7 +57,7 @@ class RemoteTerminal:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def open(self) -> None:
-        """Have the node start the program."""
+        """Start the program on the node."""
         size, term = _size(), os.environ.get("TERM") or "dumb"
         about = {"command": self._command} if self._command is not None else {}
         await self._ask("open", size=size, term=term, **about)
@@ -72,7 +72,7 @@ class RemoteTerminal:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in self._tasks:
                     if task.done() and not task.cancelled():
-                        # What went wrong.
+                        # Raise what went wrong.
                         task.result()
                 if self._why or not reading.done():
                     raise PoolError(self._why or "the terminal was closed")
@@ -109,7 +109,7 @@ class RemoteTerminal:
                 continue
             taken = (await self._ask("write", at=self._sent, data=base64.b64encode(data).decode()))["taken"]
             if taken == self._sent:
-                # The program does not read.
+                # The program does not read its input now.
                 await asyncio.sleep(_PAUSE)
             del self._input[: taken - self._sent]
             self._sent = taken
@@ -120,7 +120,7 @@ class RemoteTerminal:
         while True:
             await self._resized.wait()
             self._resized.clear()
-            # A size that did not arrive ends nothing.
+            # A size that did not arrive is no reason to end.
             with contextlib.suppress(PoolError):
                 await self._ask("resize", size=_size())
 
@@ -193,13 +193,13 @@ def _raw() -> Iterator[None]:
     try:
         yield
     finally:
-        # It may be gone.
+        # The terminal may be gone.
         with contextlib.suppress(termios.error):
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _size() -> list[int]:
-    # (shutil's function believes COLUMNS and LINES, which stay as the window changes.)
+    # shutil's function trusts COLUMNS and LINES, which do not follow the window.
     with contextlib.suppress(OSError):
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
         if rows and columns:

@@ -55,7 +55,7 @@ def run(access: PoolAccess, verb: str, words: Sequence[str]) -> int:
     verb : str
         ``run``, ``torchrun`` or ``accelerate``.
     words : sequence of str
-        What stands behind it.
+        The words after it.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def _follow(access: PoolAccess, row: PoolRow, run: str) -> int:
 
 def _require_live(access: PoolAccess, row: PoolRow, run: str) -> None:
     """Raise PoolError if a run's pool has ended, and the run with it."""
-    # Looked for only after the manager's death: nobody else records the end of what died with it.
+    # Sweep only after the manager's death: then nobody else records the end of a pool that died with it.
     rows = access.registry.pools() if row.owner_lives else access.rows()
     if row.id not in [one.id for one in rows]:
         raise PoolError(f"pool {row.name!r} has ended, and run {run} with it")
@@ -170,39 +170,39 @@ class RunEnds:
     Parameters
     ----------
     source : PagesContext
-        Brings the pages.
+        The source of the pages.
     """
 
     def __init__(self, source: PagesContext) -> None:
         self._source = source
-        # By rank; None for an end by anything but its script.
+        # Exit status by rank; None if a rank ended otherwise than by its script.
         self._statuses: dict[int, int | None] = {}
         self._failures: dict[int, str] = {}
 
     def status(self, ranks: Iterable[int]) -> int:
-        """Return the exit status that the ends of these ranks stand for.
+        """Return the exit status of the run, from the ends of its ranks.
 
         Parameters
         ----------
         ranks : iterable of int
-            Those that the run was for, of which one on a lost node has no end.
+            The ranks that the run was for; a rank on a lost node has no end.
 
         Returns
         -------
         int
-            Of the lowest rank whose script has one other than 0; else 1 if a rank did not end well.
+            The script's status of the lowest rank where it is not 0; else 1 if a rank did not end well, else 0.
         """
         of_scripts = (status for _, status in sorted(self._statuses.items()) if status)
         bad = None in self._statuses.values() or not self._statuses.keys() >= set(ranks)
         return next(of_scripts, _FAILED if bad else 0)
 
     def failures(self) -> dict[str, list[int]]:
-        """Return how scripts failed, each in a line, and on which ranks.
+        """Return a line for each way in which scripts failed, and the ranks.
 
         Returns
         -------
         dict of str to list of int
-            Without those that were interrupted.
+            The ranks by line; interrupted ranks are left out.
         """
         found: dict[str, list[int]] = {}
         for rank, text in sorted(self._failures.items()):
@@ -265,7 +265,7 @@ def _shell_status(code: Any) -> int:
 
 
 def _managed(access: PoolAccess, row: PoolRow, given: ParsedLine) -> int:
-    """Run it on a pool that nobody manages, as its manager for that time."""
+    """Run a script on a pool without a manager, and manage the pool meanwhile."""
     from ..magics.cell_runs import cell_of
     from ..pool.runs.result import CellError
     from ..session.script_runs import run_script

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LATE = 0.5
 # The names of pools whose functions run without a view.
 _muted: set[str] = set()
-# A transfer of this size is shown sooner.
+# Transfers from this size on are shown sooner.
 _LARGE, _LATE_LARGE = 50_000_000, 0.1
 
 
@@ -51,7 +51,7 @@ class StartView(Protocol):
         """Draw what is new; main thread."""
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
-        """Say how it ended, and whether it succeeded."""
+        """Show how it ended, and whether it succeeded."""
 
 
 class DelayedView:
@@ -139,7 +139,7 @@ def run_view(
     cost : callable, optional
         Returns what the pool costs, or how long it may be used, for the header; None for neither.
     elapsed : float
-        Seconds for which the run has gone on already.
+        Seconds for which the run has been running already.
     outliving : Outliving, optional
         How the pool outlives this process; None if it does not.
 
@@ -174,13 +174,13 @@ def _run_view(title: str, ranks: Sequence[int], *, results: bool, pool: str, uns
         from IPython import get_ipython
 
         kernel = get_ipython().kernel
-        # No extension of ours draws in VS Code and Colab.
+        # Our extension does not draw in VS Code and Colab.
         usual = "widget" if front in ("vscode", "colab") else "html"
         if os.environ.get("SKY_VIEW", usual) == "widget":
             from .base import prompts
             from .notebook import anywidget_view
 
-            # Headless executors have no stdin: without the widget, they do not save its state in the notebook.
+            # Headless executors have no stdin. They get no widget, so that they do not save its state in the notebook.
             if prompts.can_ask() and anywidget_view.available():
                 return anywidget_view.WidgetRunView(kernel, title, ranks, pool, unseen)
         from .notebook.run_view import LiveRunView
@@ -198,7 +198,7 @@ def _run_view(title: str, ranks: Sequence[int], *, results: bool, pool: str, uns
 def can_be_let_go(view: RunView) -> bool:
     """Tell whether another thread may draw a view after ``view.let_go()``.
 
-    Other views need a cell that waits.
+    Other views need a waiting cell.
     """
     return hasattr(view, "let_go")
 
@@ -206,7 +206,7 @@ def can_be_let_go(view: RunView) -> bool:
 def mute(pool: str, *, off: bool = False) -> None:
     """Show no view of a pool's function calls; ``off`` shows them again.
 
-    For a notebook's cell, which has a view of its own.
+    It is for a notebook's cell, which has its own view.
     """
     (_muted.discard if off else _muted.add)(pool)
 

@@ -1,8 +1,8 @@
-"""Wait script: the command of a pool's container, which ends when it is unused.
+"""Wait script: the command of a pool's container, which ends if it is unused.
 
-It is a POSIX shell script, the first process of the container. It needs ``sh``, ``sleep``, ``mkdir`` and ``/proc``, no
-root, and a place where it may write. It reads the power file (`sky_jupyter.node.host.power_file`), as the watchdog of
-whole machines does (`power_watchdog`), and says on its output why it ends:
+It is a POSIX shell script, the first process of the container. It needs ``sh``, ``sleep``, ``mkdir`` and ``/proc``, a
+folder that it can write to, and no root. It reads the power file (`sky_jupyter.node.host.power_file`), as the watchdog
+of whole machines does (`power_watchdog`), and prints why it ends:
 
 ========================================================  ===========
 The pool has ended, or no longer has this container       status 0
@@ -11,8 +11,8 @@ The deadline has passed                                   status 0
 Something else ends the container, which it asks by TERM  status 143
 ========================================================  ===========
 
-Status 0 means that the work is done, so that no controller replaces the container. A container that was evicted is
-replaced, and it must not seem to be done.
+Status 0 means that the work is done, so that no controller replaces the container. An evicted container must be
+replaced, so its status must not mean that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 from ..node.host.power_file import GRACE
 from .power_watchdog import CLOCK
 
-# Kubernetes replaces $$ and $(NAME) in a command: the script has neither.
+# Kubernetes replaces $$ and $(NAME) in a command, so the script has neither.
 _SCRIPT = """\
 file=$1; grace=$2; until=$3; pause=$4
 end() { echo "sky: $2"; exit "$1"; }
@@ -61,7 +61,7 @@ def command(
 ) -> list[str]:
     """Return the program and arguments of the container.
 
-    They depend on the arguments alone: an order that is sent again has the same.
+    They depend on the arguments alone: a repeated order is the same.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ _DIAL = 30.0
 
 
 class ByteStream(Protocol):
-    """Connection to the address that a forward leads to."""
+    """Connection to the target address of a forward."""
 
     @property
     def closed(self) -> bool:
@@ -112,7 +112,7 @@ class LocalForward:
             except OSError:
                 if self._closed:
                     return
-                continue  # the caller is gone, or too many files are open: try again
+                continue  # the caller has disconnected, or too many files are open: try again
             if self._room is not None and not self._room.acquire(blocking=False):
                 refuse(near)
                 continue
@@ -143,7 +143,7 @@ class LocalForward:
 
 
 def listen(wish: int) -> socket.socket:
-    """Return a socket that listens on 127.0.0.1, at this port if it is free."""
+    """Return a socket that listens on 127.0.0.1, at this or another free port."""
     if wish:
         with contextlib.suppress(OSError):
             return socket.create_server(("127.0.0.1", wish), backlog=_BACKLOG)
@@ -159,7 +159,7 @@ def join(near: socket.socket, far: Any) -> None:
         while data := far.recv(_READ):
             near.sendall(data)
         whole = not far.closed
-    # After an orderly end the other direction may go on; after a break it cannot.
+    # After an orderly end, the other direction may continue; after a break, it cannot.
     with contextlib.suppress(OSError):
         near.shutdown(socket.SHUT_WR if whole else socket.SHUT_RDWR)
     up.join()
@@ -177,7 +177,7 @@ def _up(near: socket.socket, far: Any) -> None:
 
 
 def refuse(near: socket.socket) -> None:
-    """Reset a connection, so that the caller sees an error instead of end of file."""
+    """Reset a connection, so that the caller sees an error, not an end of file."""
     with contextlib.suppress(OSError):
         near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     near.close()

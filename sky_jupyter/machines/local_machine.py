@@ -23,8 +23,8 @@ from .forwards import LocalForward, dial
 from .process_handle import ProcessHandle
 
 _LOOK = 0.5
-# Commands that may be running, whoever still knows them: a Popen that is dropped before its process has ended warns of
-# it, and the process stays a zombie until another one is started.
+# Commands that may still be running, also those that nobody refers to. If a Popen is dropped before its process has
+# ended, Python warns of it, and the process stays a zombie until another one is started.
 _started: set[subprocess.Popen[str]] = set()
 
 
@@ -110,7 +110,7 @@ class LocalProcess(ProcessHandle):
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
+        """Whether it runs."""
         return process_identity.lives(*self.identity)
 
     def lines(self) -> Iterator[str]:

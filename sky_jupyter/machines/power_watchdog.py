@@ -1,9 +1,9 @@
 """Watchdog that powers a pool's machine off when nobody uses it.
 
-It is a shell script that a provider has started as root at each boot of the machine, before anything else, such as by
-cloud-init's ``bootcmd``. It needs ``sh``, ``sleep`` and ``/proc``. It powers off when the time in the power file
-(`sky_jupyter.node.host.power_file`) is over, and in any case when the machine's deadline is. Both are compared with
-``/proc/uptime``: a clock that is changed later does not matter.
+It is a shell script that a provider starts as root at each boot of the machine, before anything else, such as by
+cloud-init's ``bootcmd``. It needs ``sh``, ``sleep`` and ``/proc``. It powers the machine off when the time in the power
+file (`sky_jupyter.node.host.power_file`) or the machine's deadline has passed. Both are compared with ``/proc/uptime``,
+so later changes of the clock do not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shlex
 from ..node.host.power_file import GRACE
 
 POWER_FILE = "/run/sky_jupyter/power"
-# What systemd does not finish within two minutes is cut short.
+# If systemd has not powered off within two minutes, force it.
 POWER_OFF = "shutdown -P now || poweroff; sleep 120; poweroff -f"
 # Shell functions: `uptime` sets $up; `read_end` sets $said to the text of $file, and $end if that is a time since the
 # boot, which has ten digits at most. Sets $up, and $last to the deadline ($until), as a time since the boot.
@@ -47,7 +47,7 @@ while :; do
     sleep "$pause"
 done
 """
-# The same file, written by a shell: the machine is still being prepared.
+# A shell writes the same file while the machine is still being prepared.
 _KEEP = 'read -r up rest < /proc/uptime; [ ! -e {file} ] || {{ echo "$((${{up%%.*}} + {grace}))" > {file}.new && '
 _KEEP += "chmod 666 {file}.new && mv -f {file}.new {file}; }}"
 
@@ -62,7 +62,7 @@ def command(
 ) -> str:
     """Return the shell line that starts the watchdog in the background.
 
-    The line depends on its arguments alone: an order that is sent again has the same.
+    The line depends on its arguments alone: a repeated order is the same.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def command(
 def keep_line(file: str, grace: float = GRACE) -> str:
     """Return the shell line that lets a machine stay on for ``grace`` seconds.
 
-    A file that begins with a variable, such as ``$FOLDER/power``, is below that variable's value there.
+    If the path begins with a variable, such as ``$FOLDER/power``, the machine's shell expands it.
     """
     folder, slash, rest = file.partition("/")
     word = f'"{folder}"{shlex.quote(slash + rest)}' if folder.startswith("$") else shlex.quote(file)

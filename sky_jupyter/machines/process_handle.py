@@ -27,12 +27,12 @@ class ProcessHandle:
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
+        """Whether it runs."""
         raise NotImplementedError
 
     @property
     def place(self) -> str:
-        """Machine, as an error message names it."""
+        """The machine, as an error message names it."""
         return ""
 
     def lines(self) -> Iterator[str]:

@@ -18,8 +18,8 @@ _ORDERLY, _PATIENCE = 10, 60.0
 def script(pool: str, folders: Sequence[str] = ()) -> str:
     """Return a script that ends a pool's processes of this user and removes folders.
 
-    Its status is 0 once no process is left. A host process that still waits for a slow login finds its folder removed
-    and does not start. ``pool`` is the pool's id; ``folders`` are the pool's on that machine.
+    Its status is 0 once no process is left. A host process that still waits for a slow login finds its folder removed,
+    and does not start. ``pool`` is the pool's id; ``folders`` are its folders on that machine.
     """
     assert _ID.match(pool)
     # The brackets keep the pattern from matching its own command line.
@@ -29,7 +29,8 @@ def script(pool: str, folders: Sequence[str] = ()) -> str:
         "c=$(tr '\\000' ' ' 2>/dev/null <\"$f\"); "
         f'case $c in (*"{HOST_PROCESS} "*/sky-{pool}-*) f=${{f#/proc/}}; echo "${{f%/cmdline}}";; esac; done; }}'
     )
-    # Agents and kernels are its children, and have its command line: the root process ends them all in order.
+    # Agents and kernels are children of the root process, and have its command line: only the root gets the signal, and
+    # ends them in order.
     roots = (
         "_sky_r() { a=\" $(_sky_l | tr '\\n' ' ')\"; for p in $a; do t=$(cat /proc/$p/stat 2>/dev/null); "
         'set -- ${t##*)}; case $a in (*" ${2:-0} "*) ;; (*) echo $p;; esac; done; }'

@@ -19,7 +19,7 @@ from .pool_list import Listing
 from .registry_watcher import RegistryWatcher
 
 EVENT = "urn:sky-jupyter:pools:v1"
-# Seconds that a sweep waits for the machines of a pool to be seen ending; the next one goes on.
+# Seconds that a sweep waits for the machines of a pool to end; the next sweep continues.
 _MACHINES_LIMIT = 10.0
 _SCHEMA = Path(__file__).with_name("pools.yaml")
 
@@ -41,7 +41,7 @@ class SkyApp(ExtensionApp):
         """Start the watcher and the sweep."""
         assert self.serverapp is not None
         self.registry = Registry()
-        # Which machines that do not end were told of: they are tried again at each sweep.
+        # Machines whose failed ends were reported; they are tried again at each sweep.
         self._told: set[tuple[str, str]] = set()
         kernels = Kernels(self.serverapp.kernel_manager, self.serverapp.session_manager)
         listing = Listing(self.registry, kernels)
@@ -72,9 +72,9 @@ class SkyApp(ExtensionApp):
         self.serverapp.event_logger.emit(schema_id=EVENT, data={"number": number})
 
     async def _reap(self) -> None:
-        """End pools whose lease has run out.
+        """End pools whose lease has expired, and machines without a pool.
 
-        Kernels do the same; the registry lets one of them do it.
+        Kernels do the same; the registry makes sure that only one process does it at a time.
         """
         if not self.registry.path.exists():
             return

@@ -1,4 +1,4 @@
-"""End a pool that nobody manages, by a program: the server holds no pool."""
+"""End of a pool without a manager, by another program: the server holds no pool."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from ..errors import PoolError
 from ..pool.registry.registry import PoolRow
 
-# Machines that are far and do not answer take the longest.
+# Seconds: distant machines that do not answer take the longest.
 _PATIENCE = 120.0
-# Where this package is used from a checkout, the program finds it there too.
+# If this package runs from a checkout, the program must find it there too.
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Ends:
-    """Ends that are under way; one object per server.
+    """Tasks that end pools; one object per server.
 
     A second request for the same end waits for the first.
     """
@@ -30,12 +30,12 @@ class Ends:
         return pool in self._tasks
 
     async def end(self, row: PoolRow) -> str:
-        """End a pool, or wait for the end that is under way; see `end`."""
+        """End a pool, or wait for its end if that is running; see `end`."""
         task = self._tasks.get(row.id)
         if task is None:
             task = self._tasks[row.id] = asyncio.create_task(end(row))
             task.add_done_callback(lambda _: self._tasks.pop(row.id, None))
-        # A page that goes meanwhile does not stop it for the others.
+        # If a page disconnects meanwhile, the end continues for the others.
         return await asyncio.shield(task)
 
 
@@ -50,12 +50,12 @@ async def end(row: PoolRow) -> str:
     Returns
     -------
     str
-        What was ended.
+        A text about what was ended.
 
     Raises
     ------
     PoolError
-        When somebody manages it by now, or it cannot be reached.
+        When the pool has a manager by now, or cannot be reached.
     """
     if not row.is_here:
         raise PoolError(f"pool {row.name} has its processes or keys on machine {row.machine}, and is ended there")

@@ -1,7 +1,7 @@
 """REST below ``/sky-jupyter/``, behind Jupyter's authentication and XSRF check.
 
 ``GET pools``, ``GET pools/ID/runs``, ``GET pools/ID/log?run=RUN``, ``POST pools/ID/terminal`` with a ``rank``, and
-``POST pools/ID/ACTION`` with an action of `ACTIONS`. Of what a kernel answers only `SHOWN` leaves.
+``POST pools/ID/ACTION`` with an action of `ACTIONS`. Of a kernel's answer, only the fields in `SHOWN` are returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .manager_kernels import Kernel, Kernels, manager_of
 from .pool_list import Listing
 
 ACTIONS = ("interrupt", "restart", "down", "where", "files", "file", "fetch")
-# What a page may say beside the action, and what of the kernel's answer it gets.
+# Fields that a page may send besides the action, and fields of the kernel's answer that it gets.
 GIVEN = ("rank", "path", "after", "from", "fetch", "stop")
 SHOWN = (
     *("message", "done", "text", "runs"),
@@ -36,14 +36,14 @@ SHOWN = (
 _ID = r"(?P<pool>[A-Za-z0-9_-]{1,64})"
 _PAGE = 2000
 _MOST_RANKS = 1 << 20
-# 1 and 255 say that the terminal was not opened, or has broken. A page closes its tab when the program ends.
+# Status 1 and 255 mean that the terminal was not opened, or has broken. A page closes its tab when the program ends.
 _READ_FIRST = """"$@"
 case $? in 1|255) printf 'Enter closes this terminal. '; read _ ;; esac"""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the handlers work on."""
+    """Objects that the handlers use."""
 
     registry: Registry
     kernels: Kernels
@@ -52,16 +52,16 @@ class Parts:
 
 
 class Refused(web.HTTPError):
-    """An answer that says why something was not done, in words for a person."""
+    """An answer with the reason why something was not done, in words for a person."""
 
     def __init__(self, status: int, text: str) -> None:
-        # tornado formats the message and doubles each % of it; as an argument it stays as it is.
+        # tornado formats the message, in which each % must be doubled; an argument is not changed.
         super().__init__(status, "%s", text)
         self.text = text
 
 
 class SkyHandler(APIHandler):
-    """What the handlers share."""
+    """Base class of the handlers."""
 
     auth_resource = "sky_jupyter"
 
@@ -97,7 +97,7 @@ class SkyHandler(APIHandler):
 
 
 class PoolsHandler(SkyHandler):
-    """The list."""
+    """The list of pools."""
 
     @web.authenticated
     @authorized
@@ -110,7 +110,7 @@ class PoolsHandler(SkyHandler):
 
 
 class RunsHandler(SkyHandler):
-    """What ran on a pool."""
+    """The runs of a pool."""
 
     @web.authenticated
     @authorized
@@ -122,7 +122,7 @@ class RunsHandler(SkyHandler):
 class LogHandler(SkyHandler):
     """Newest output of a run.
 
-    Read here for local nodes, else asked of the kernel that manages the pool.
+    For local nodes it is read here, else requested from the kernel that manages the pool.
     """
 
     @web.authenticated
@@ -152,7 +152,7 @@ class LogHandler(SkyHandler):
 
 
 class TerminalHandler(SkyHandler):
-    """A terminal of this server on a rank's node, where this server has terminals."""
+    """A terminal of this server on a rank's node, if this server has terminals."""
 
     @web.authenticated
     @authorized
@@ -173,14 +173,14 @@ class TerminalHandler(SkyHandler):
 
 
 def terminal_command(pool: str, rank: int) -> list[str]:
-    """Return the program of a rank's terminal; after an error it waits to be read."""
+    """Return the program of a rank's terminal; after an error it waits for a key."""
     program = Path(sys.executable).with_name("sky-jupyter")
     words = [str(program)] if program.exists() else [sys.executable, "-m", "sky_jupyter"]
     return ["/bin/sh", "-c", _READ_FIRST, "sh", *words, "shell", pool, str(rank)]
 
 
 class ActionHandler(SkyHandler):
-    """Something that is done to a pool."""
+    """An action on a pool."""
 
     @web.authenticated
     @authorized
@@ -190,7 +190,7 @@ class ActionHandler(SkyHandler):
         row, body = await self.row(pool), self.get_json_body()
         given = {name: body[name] for name in GIVEN if name in body} if isinstance(body, dict) else {}
         try:
-            # The program that ends a pool owns it meanwhile.
+            # While a program ends the pool, that program is its owner.
             if action == "down" and (row.id in self.parts.ends or not row.owner_lives):
                 reply = {"message": await self.parts.ends.end(row)}
             elif row.owner_lives:

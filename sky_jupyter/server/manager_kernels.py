@@ -1,4 +1,4 @@
-"""The server's kernels: which one manages a pool, and requests to it."""
+"""The server's kernels: find the one that manages a pool, and send it requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Kernel:
     Attributes
     ----------
     path : str
-        Its notebook, below the server's root; empty where it has none.
+        Its notebook, below the server's root; empty if it has none.
     """
 
     id: str
@@ -25,14 +25,14 @@ class Kernel:
 
 
 class Kernels:
-    """Those that the server's own managers know.
+    """The kernels that the server's managers know.
 
     Parameters
     ----------
     kernel_manager : Any
         The server's manager of kernels.
     session_manager : Any
-        The server's manager of sessions: which notebook has which kernel.
+        The server's manager of sessions, which knows each notebook's kernel.
     """
 
     def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
@@ -72,7 +72,7 @@ class Kernels:
         Raises
         ------
         PoolError
-            When it refuses, or does not answer.
+            When the kernel refuses, or does not answer.
         """
         try:
             connection = self._kernels.get_kernel(id).get_connection_info()

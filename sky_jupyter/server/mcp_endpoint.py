@@ -17,9 +17,9 @@ from tornado import web
 from ..access.pool_access import PoolAccess
 from .handlers import Refused, SkyHandler
 
-# Jupyter's own, which no tool needs.
+# Jupyter's own credentials, which no tool needs.
 _CREDENTIALS = ("authorization", "cookie", "x-xsrftoken")
-# Seconds that requests under way have to end.
+# Seconds that running requests have to end.
 _ENDS = 5.0
 _MISSING = "the MCP server needs a package more: pip install 'sky-jupyter[mcp]'"
 Message = Mapping[str, Any]
@@ -48,7 +48,7 @@ class McpEndpoint:
         """
         async with self._lock:
             if self._manager is None or (self._task is not None and self._task.done()):
-                # It takes seconds; the server goes on meanwhile.
+                # The import takes seconds; the server continues meanwhile.
                 await asyncio.to_thread(importlib.import_module, "sky_jupyter.mcp_server.tools")
                 running: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 self._task = asyncio.create_task(self._run(running))
@@ -63,9 +63,9 @@ class McpEndpoint:
         access = PoolAccess()
         try:
             server = build(access, allow_run=self._allow_run)
-            # Jupyter has looked at a request's host and origin when it comes to the handler.
+            # Jupyter has checked a request's host and origin before it reaches the handler.
             looked_at = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-            # (It makes the session manager; its routes are not used.)
+            # This call makes the session manager; its routes are not used.
             server.streamable_http_app(json_response=True, stateless_http=True, transport_security=looked_at)
             async with server.session_manager.run():
                 running.set_result(server.session_manager)
@@ -73,7 +73,7 @@ class McpEndpoint:
         except Exception as error:
             if running.done():
                 raise
-            # The request that wanted it gets this, and the next one tries again.
+            # The request that started it gets the error, and the next one tries again.
             running.set_exception(error)
         finally:
             await asyncio.to_thread(access.close)
@@ -89,7 +89,7 @@ class McpHandler(SkyHandler):
     """Requests of MCP clients."""
 
     def initialize(self, **more: Any) -> None:
-        """Note when the client goes."""
+        """Prepare to note when the client disconnects."""
         super().initialize(**more)
         self._gone = asyncio.Event()
         self._read = False
@@ -125,7 +125,7 @@ class McpHandler(SkyHandler):
         await manager.handle_request(self._scope(), self._receive, self._sender())
 
     def _scope(self) -> dict[str, Any]:
-        """Return the request as ASGI has it, without what it was authenticated by."""
+        """Return the request in ASGI's form, without its credentials."""
         request = self.request
         headers = [(name.lower(), value) for name, value in request.headers.get_all()]
         return {
@@ -137,7 +137,7 @@ class McpHandler(SkyHandler):
             "path": request.path,
             "raw_path": request.path.encode(),
             "root_path": "",
-            # It may have a token.
+            # The query string may contain a token.
             "query_string": b"",
             "headers": [
                 (name.encode("latin-1"), value.encode("latin-1")) for name, value in headers if name not in _CREDENTIALS

@@ -1,6 +1,6 @@
-"""The list of pools as the side panel gets it.
+"""The list of pools for the side panel.
 
-It has no folders, keys or tokens, and nothing that code printed.
+It contains no folders, keys or tokens, and no output of code.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .manager_kernels import Kernel, Kernels, manager_of
 
 
 class Listing:
-    """Made once for a server.
+    """The list of pools; one object per server.
 
     Parameters
     ----------
     registry : Registry
-        Of which the pools are.
+        The registry of the pools.
     kernels : Kernels
-        Whose notebooks are shown as managers.
+        The server's kernels, whose notebooks are shown as managers.
     """
 
     def __init__(self, registry: Registry, kernels: Kernels) -> None:
@@ -41,7 +41,7 @@ class Listing:
         PoolError
             When the registry cannot be read.
         """
-        # Nobody who has no pools gets a file.
+        # Create no registry for a user without pools.
         if not await asyncio.to_thread(self.registry.path.exists):
             return []
         kernels = await self.kernels.by_process()

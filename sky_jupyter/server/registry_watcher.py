@@ -1,4 +1,4 @@
-"""Poll the registry's file, and the processes in it, for changes."""
+"""Watcher of the registry's file, and of the processes in it, for changes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from ..errors import SkyError
 from .pool_list import Listing
 
-# Nothing is written when a manager dies: so often the list is read although the file is as it was.
+# Seconds after which the list is read even if the file is unchanged: the death of a manager writes nothing.
 _ANYWAY = 3.0
 
 
 class RegistryWatcher:
-    """Made once for a server, which calls `look` again and again.
+    """Watcher for one server, which calls `look` periodically.
 
     Parameters
     ----------
     listing : Listing
-        What is watched.
+        The list to watch.
     tell : callable
-        Called with how many changes there were, after each.
+        Called after each change with the number of changes so far.
     """
 
     def __init__(self, listing: Listing, tell: Callable[[int], None]) -> None:
@@ -30,18 +30,18 @@ class RegistryWatcher:
         self._read = 0.0
         self._last: list[dict[str, Any]] | None = None
         self.number = 0
-        """How many changes there were."""
+        """The number of changes so far."""
 
     async def look(self) -> None:
-        """Tell whether the list has changed since the last call."""
+        """Report whether the list has changed since the last call."""
         file, now = self._stamp(), time.monotonic()
-        # Where there are no pools, none can lose its manager.
+        # Without pools, no manager can die.
         if file == self._file and (not self._last or now - self._read < _ANYWAY):
             return
         try:
             pools = await self._listing.pools()
         except SkyError:
-            return  # who asks for the list is told
+            return  # whoever requests the list gets the error
         self._file, self._read = file, now
         if pools != self._last:
             first, self._last = self._last is None, pools
@@ -50,7 +50,7 @@ class RegistryWatcher:
                 self._tell(self.number)
 
     def _stamp(self) -> tuple[Any, ...]:
-        """Return what changes with a write: SQLite writes into its journal file first."""
+        """Return values that change with a write, which goes into the -wal file first."""
         path = self._listing.registry.path
         found: list[Any] = []
         for name in (path, path.with_name(f"{path.name}-wal")):

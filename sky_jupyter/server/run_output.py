@@ -11,7 +11,7 @@ from ..node.journal.journal import Journal, lines_of
 from ..node.protocol.journal_events import text_of
 from ..pool.registry.registry import PoolRow
 
-# So much of the end of each node's journal is read; so much of it is shown of each rank.
+# Bytes that are read from the end of each node's journal; characters that are shown of each rank.
 _READ = 1 << 20
 SHOWN = 64 << 10
 _MAX_NODES = 256
@@ -27,7 +27,7 @@ def local(row: PoolRow, run: str) -> list[dict[str, Any]] | None:
 
 
 def by_rank(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events as text, the end of each rank's."""
+    """Return events as text, cut to the end of each rank's."""
     texts: dict[int, list[str]] = {}
     for event in events:
         rank, text = event.get("rank"), text_of(event)
@@ -51,7 +51,7 @@ def _tail(path: Path) -> list[dict[str, Any]]:
 
 
 def _end(file: Path, size: int) -> bytes:
-    """Return the last whole lines of a file, of about so many bytes."""
+    """Return a file's last complete lines, of about so many bytes."""
     try:
         with file.open("rb") as opened:
             start = max(0, os.fstat(opened.fileno()).st_size - size)

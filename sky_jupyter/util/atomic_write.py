@@ -1,4 +1,4 @@
-"""Write files that others read at the same time."""
+"""Atomic writes of files that others read at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 def atomic_write(path: Path, *, prefix: str = ".part-", buffering: int = -1) -> Iterator[IO[Any]]:
     """Open a binary file that appears at `path` atomically, mode 0600.
 
-    It replaces a file there. It is written under a name that begins with ``prefix``, in the same folder, which must
+    It replaces an existing file. It is written under a name that begins with ``prefix``, in the same folder, which must
     exist; if the block raises, it is removed. ``buffering`` is that of `open`.
     """
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=prefix)  # mode 0600

@@ -1,4 +1,4 @@
-"""Run tasks of an event loop in the background, and calls in threads."""
+"""Tasks of an event loop in the background, and calls in threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 A = TypeVar("A")
 T = TypeVar("T")
 
-# Thread limit of `run_all`: each thread waits for a machine, and none computes.
+# Thread limit of `run_all`: each thread only waits for a machine.
 MOST_THREADS = 32
 
 

@@ -1,7 +1,7 @@
 """Requests on a kernel's control channel, answered while a cell runs.
 
-A comm's message waits until the cell has ended. Each type of request has one handler; its replies, errors
-among them, are sent here and have one form.
+A comm's message would wait until the cell has ended. Each type of request has one handler. All replies, including
+errors, are sent from here and have one form.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _INFO, _OURS = "kernel_info_request", "sky_"
 _log = logging.getLogger(__name__)
 Content = dict[str, Any]
 Reply = tuple[Content, Sequence[bytes]]
-"""What a reply says, and its buffers."""
+"""A reply's content, and its buffers."""
 Handler = Callable[[Content, dict[str, Any]], "Reply | Awaitable[Reply]"]
-"""Called with what a request says and with the whole request, on the kernel's control thread."""
+"""Called with a request's content and the request, on the control thread."""
 
 
 def register(kernel: Any, name: str, handler: Handler) -> bool:
@@ -36,8 +36,8 @@ def register(kernel: Any, name: str, handler: Handler) -> bool:
     name : str
         The request's type, ``sky_..._request``; the reply's is ``sky_..._reply``.
     handler : callable
-        Returns the reply, or a coroutine of it: the channel takes one request at a time, and what takes long
-        must not keep the next one waiting. What it raises is the reply.
+        Returns the reply, or a coroutine of it: the channel handles one request at a time, and slow work must not delay
+        the next one. An exception of it becomes the reply.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def register(kernel: Any, name: str, handler: Handler) -> bool:
         try:
             kernel.session.send(stream, kind, content, request, ident=ident, buffers=list(buffers) or None)
         except Exception:
-            # Nobody is there to be told, and the kernel goes on.
+            # Nobody can be told, and the kernel continues.
             _log.exception("an answer could not be sent")
 
     handlers[name] = handle
@@ -97,7 +97,7 @@ async def _later(found: Awaitable[Reply], send: Callable[[Reply], None]) -> None
 
 
 def refusal(why: Exception | str) -> Reply:
-    """Return the reply to a request that is not fulfilled: a sentence, or an error."""
+    """Return the reply to a request that was refused or has failed."""
     return {"status": "error", "message": why if isinstance(why, str) else f"{type(why).__name__}: {why}"}, ()
 
 

@@ -1,4 +1,4 @@
-"""Locks of asyncio that are taken without waiting."""
+"""asyncio's locks, taken without waiting."""
 
 from __future__ import annotations
 

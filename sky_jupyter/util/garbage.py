@@ -1,4 +1,4 @@
-"""Python's collection of garbage, around what makes many objects and no garbage."""
+"""Pauses of garbage collection, for work that makes objects but no garbage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 def collections_paused() -> Iterator[None]:
     """Collect no garbage inside the context.
 
-    What is made stays: a collection meanwhile would find nothing, and look at all that the process has.
+    It is for work whose objects stay: a collection would find nothing, but visit all objects of the process.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 try:
-    # `signal.signal` makes enumerations around it. A call sets handlers four times: they took a tenth of its time.
+    # `signal.signal` converts its values to enumerations. A call sets handlers four times: that took a tenth of its
+    # time.
     from _signal import signal as _signal  # type: ignore[import-not-found]
 except ImportError:
     _signal = signal.signal

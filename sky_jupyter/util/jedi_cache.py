@@ -1,4 +1,4 @@
-"""Protection of jedi's cache files from processes that are killed as they write."""
+"""Protection of jedi's cache files from processes that are killed while writing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .atomic_write import atomic_write
 def protect() -> None:
     """Make this process write jedi's cache files atomically and skip broken ones.
 
-    parso, which parses for jedi, writes them in place, and `parso.cache` raises for a file that ends too early: IPython
-    then shows no completions, in each process of this user until the file's source changes. Nothing is done for a
-    version of parso that works in another way. Loads parso; call it before jedi is used.
+    parso, which parses for jedi, writes them in place, and `parso.cache` raises for a truncated file. Then IPython
+    shows no completions, in each process of this user, until the file's source changes. A version of parso that works
+    differently is left unchanged. Loads parso; call it before jedi is used.
     """
     try:
         import parso.cache as cache
-    except ImportError:  # IPython does without jedi, too.
+    except ImportError:  # IPython also works without jedi.
         return
     read = getattr(cache, "_load_from_file_system", None)
     path_of = getattr(cache, "_get_hashed_path", None)
@@ -32,7 +32,7 @@ def protect() -> None:
             return read(*args, **options)
         except OSError:
             raise
-        except Exception:  # Anything may come out of such a file; the source is parsed, and the file written anew.
+        except Exception:  # A broken file may raise anything; the source is parsed, and the file written again.
             return None
 
     def save(grammar: str, path: Any, item: Any, cache_path: Any = None) -> None:
@@ -42,7 +42,7 @@ def protect() -> None:
         except PermissionError:
             raise  # parso warns of it.
         except OSError:
-            pass  # The disk may be full: the cache is in memory all the same.
+            pass  # The disk may be full; the cache in memory works all the same.
 
     cache._load_from_file_system = load
     cache._save_to_file_system = save

@@ -1,6 +1,6 @@
 """JSON for journals, by orjson, and by `json` for values that only it supports.
 
-Those are lone surrogates, integers of more than 64 bits (which orjson reads as floats) and keys that are no strings.
+Those are lone surrogates, integers of more than 64 bits (which orjson reads as floats), and keys that are not strings.
 Numbers that JSON does not have, such as NaN, become null. jupyter_client encodes kernels' messages in the same way.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-# What is no plain JSON is refused, as Python's module does.
+# Other types are refused, as Python's module does.
 _PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 

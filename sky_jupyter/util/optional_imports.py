@@ -11,9 +11,9 @@ from collections.abc import Iterator
 def left_out(*names: str) -> Iterator[None]:
     """Make imports of these packages fail in the context, unless imported already.
 
-    Later imports find them. A library that is imported inside has noted that they are missing.
+    Later imports find them. But a library that is imported inside has noted that they are missing.
     """
-    # None has an import fail: https://docs.python.org/3/reference/import.html#the-module-cache
+    # None makes an import fail: https://docs.python.org/3/reference/import.html#the-module-cache
     absent = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:

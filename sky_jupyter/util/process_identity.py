@@ -1,7 +1,7 @@
 """Identity of processes: process id, start time, and place.
 
-A process id alone is reused. A process can be seen by the processes of its own PID namespace only: a container
-does not see those of another.
+A process id alone may be reused. A process can be seen only by processes of its own PID namespace: a container does not
+see those of another.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PidNamespace(NamedTuple):
 
     @classmethod
     def read(cls, host: str, text: str) -> PidNamespace:
-        """Return a place from its recorded text; without a boot if that is unknown."""
+        """Return a place from its recorded text; only the host if that is incomplete."""
         parts = text.split("/")
         return cls(host, *parts) if len(parts) == 3 else cls(host)
 
@@ -96,7 +96,7 @@ def look(process: ProcessIdentity, place: PidNamespace, since: float) -> bool | 
         # then the process was known to be alive after this machine's boot.
         same = (place.host, place.machine) == (mine.host, mine.machine) and mine.machine != ""
         return False if same and since < time.time() - time.clock_gettime(_SINCE_START) - _START_MARGIN else None
-    # Recorded by a version that knew the host name only.
+    # An earlier version recorded only the host name.
     if place.host not in ("", mine.host):
         return None
     return lives(*process) or (False if _sees_all() else None)
@@ -120,7 +120,7 @@ def send(process: ProcessIdentity, number: signal.Signals) -> None:
 
 
 def _held(pid: int) -> int | None:
-    """Return a pidfd, which stays this process's; None if the system has none."""
+    """Return a pidfd, which always means this process; None if there are none."""
     if sys.platform != "linux":
         return None
     try:
@@ -134,7 +134,7 @@ def _held(pid: int) -> int | None:
 def started(pid: int) -> float:
     """Return a process's start time; 0.0 if there is no such process.
 
-    On Linux it is in seconds since boot: dates would change when the machine's clock is set.
+    On Linux it is in seconds since boot: dates would change whenever the machine's clock is set.
     """
     if _LINUX:
         return _ticks(pid) / os.sysconf("SC_CLK_TCK")
@@ -149,7 +149,7 @@ def lives(pid: int, began: float) -> bool:
     if pid <= 0 or began <= 0:
         return False
     if _LINUX and began < _EPOCH:
-        # (Not psutil's time as well: it moves with the clock, and could match by chance.)
+        # Not psutil's time as well: it changes with the clock, and could match by chance.
         return started(pid) == began
     return started(pid) == began or abs(_born(pid) - began) < _NEAR
 
@@ -236,7 +236,7 @@ def _machine() -> str:
                 continue
     else:
         found = _darwin(_host_uuid)
-    # (Some images have this word instead of an id.)
+    # Some images have this word instead of an id.
     known = found and found != "uninitialized"
     return hashlib.sha256(f"sky_jupyter {found}".encode()).hexdigest()[:16] if known else ""
 

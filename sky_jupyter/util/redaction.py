@@ -1,11 +1,11 @@
-"""Redact texts that are shown or stored: logins in URLs, and tokens."""
+"""Redaction of texts that are shown or stored: logins in URLs, and tokens."""
 
 from __future__ import annotations
 
 import re
 
 HIDDEN = "…"
-# A login as the URL standard has it; and one whose password has a slash in it, which is not a host's port.
+# A login in the URL standard's form; and one whose password contains a slash, which is not a host's port.
 _LOGIN = re.compile(r"""(?<=://)(?:[^/\s'"]+|[^/\s'"@:]*:(?!\d+(?:[/\s'"]|\Z))[^\s'"]+)@""")
 _TOKEN = re.compile(
     r"""([?&;][^=&#\s'"]*(?:token|secret|passw|pwd|key|sig|auth|credential)[^=&#\s'"]*=)[^&#\s'"]+""", re.IGNORECASE

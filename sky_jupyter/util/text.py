@@ -83,7 +83,7 @@ _UNSAFE = re.compile(
     r"|\r(?!\n)(?P<line>)"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-# They change the direction of the following text, so that it reads differently.
+# Characters that change the direction of the following text, so that it reads differently.
 _TURNS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 

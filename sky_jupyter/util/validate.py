@@ -1,4 +1,4 @@
-"""Validate what users and peers send: a bool is no number, nan in no range."""
+"""Validation of users' and peers' input: a bool is no number, nan in no range."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 from ..errors import SpecError
 
 Check = Callable[[Any], bool]
-"""Whether a value may be given."""
+"""Function that returns whether a value is valid."""
 Fields = Mapping[str, tuple[Check, str]]
-"""What the value of each name must be, and how a message says that."""
+"""By name, the check of its value, and its description in messages."""
 
 
 def is_whole(value: Any, low: float = 0, high: float = math.inf) -> TypeGuard[int]:

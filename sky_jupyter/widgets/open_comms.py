@@ -1,7 +1,7 @@
 """Open comms with the state of their widgets, up to a size limit.
 
-The agent holds those of its ranks, so that a later manager finds them complete; the notebook's side holds all of them
-for its pages.
+The agent holds the comms of its ranks, so that a later manager finds them complete; the notebook's side holds all of
+them for its pages.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class OpenComms:
         return self._comms.get(id)
 
     def take(self, message: CommMessage, run: str = "") -> bool:
-        """Apply a message; return True if its comm is open, and it is to be forwarded."""
+        """Apply a message; return True if its comm is open and it must be forwarded."""
         comm = self._comms.get(message.comm)
         before: frozenset[str] = frozenset()
         if message.kind == "open":
@@ -117,7 +117,7 @@ class OpenComms:
     def use(self, id: str, run: str = "", *, anew: bool = False) -> None:
         """Mark a comm as used, with all that it refers to and all that contain it.
 
-        This is done once per run, unless its references are ``anew``.
+        This is done once per run, unless its references are new (``anew``).
         """
         comm = self._comms.get(id)
         if comm is not None and not anew and run in ("", comm.run):

@@ -1,7 +1,7 @@
 """Questions beside a run: the answer may come late or never; nothing waits.
 
-A front end has one line for an answer, which belongs to the cell that runs: it is asked for while the main thread waits
-for a run, and again by the next run if there was no answer. Output goes on meanwhile.
+A front end has one line for an answer, which belongs to the running cell. So a question is asked while the main thread
+waits for a run, and asked again by the next run if there was no answer. Output continues meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Line(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True as long as the line belongs to what runs now."""
+        """Whether the line belongs to what runs now."""
 
 
 class BackgroundPrompts:
@@ -54,7 +54,7 @@ class BackgroundPrompts:
         self._line: _Line | None = None
 
     def ask(self, text: str, *, password: bool = False, verbatim: bool = False) -> Future[str | None]:
-        """Ask a person, from any thread; the future's answer is None if nobody can be.
+        """Ask a person, from any thread; the answer is None if nobody can be asked.
 
         Cancel the future to withdraw the question.
 
@@ -63,10 +63,10 @@ class BackgroundPrompts:
         text : str
             The question.
         password : bool
-            Whether the answer is not to be seen.
+            Whether to hide the answer.
         verbatim : bool
-            Whether the answer is wanted with its spaces, and the end of file as the character 4; else it is
-            stripped, and the end of file is an empty answer.
+            Whether to keep the answer's spaces, and return an end of file as the character 4. Otherwise the answer is
+            stripped, and an end of file is an empty answer.
 
         Returns
         -------
@@ -152,7 +152,7 @@ class _KernelLine:
 
     def take(self) -> str | None:
         while (reply := self._receive()) is not None:
-            # Not every front end says what it answers. A box of an earlier question may still be there.
+            # Not every front end says which request it answers. The input box of an earlier question may still be open.
             if (reply.get("parent_header") or {}).get("msg_id", self._id) == self._id:
                 return str((reply.get("content") or {}).get("value", ""))
         return None
@@ -184,7 +184,7 @@ class _TerminalLine:
             line = sys.stdin.readline()
             return line.removesuffix("\n") if line else _END_OF_FILE
         except (OSError, ValueError):
-            # It is closed.
+            # Standard input is closed.
             return _END_OF_FILE
 
     def close(self) -> None:

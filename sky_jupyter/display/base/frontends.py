@@ -23,7 +23,7 @@ def front_end() -> Front:
         return "none"
     if "google.colab" in sys.modules:
         return "colab"
-    # A Jupyter server that was started in a terminal of VS Code has its variables, and a session's name.
+    # A Jupyter server that was started in VS Code's terminal has VS Code's variables, and a session's name.
     local = "VSCODE_PID" in os.environ and "JPY_SESSION_NAME" not in os.environ
     return "vscode" if local or "__vsc_ipynb_file__" in shell.user_ns else "jupyter"
 
@@ -40,9 +40,9 @@ def in_marimo() -> bool:
 
 
 def drawable(bundle: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a bundle this front end may get.
+    """Return the parts of a bundle that this front end may get.
 
-    VS Code and Colab take no extension of ours, and VS Code prefers ``application/vnd.*`` to all else.
+    VS Code and Colab load no extension of ours, and VS Code prefers ``application/vnd.*`` to all else.
     """
     if front_end() not in ("vscode", "colab"):
         return dict(bundle)
@@ -57,9 +57,9 @@ class Slot:
         self._send: Callable[[dict[str, Any]], object] | None = None
 
     def let_go(self, kernel: Any) -> None:
-        """Update the output from any one thread from now on, also once its cell is over.
+        """Let any one thread update the output from now on, also after its cell.
 
-        IPython's way takes the cell that runs then for the output's, and a capture of output takes the update.
+        IPython would update an output of the cell that runs then, and a capture of output would take the update.
         """
         self._send = functools.partial(_publish, kernel, kernel.get_parent("shell"), self._id, update=True)
 
@@ -87,7 +87,7 @@ def _publish(kernel: Any, parent: Any, id: str, bundle: dict[str, Any], *, updat
 def _is_direct(shell: Any) -> bool:
     """Tell whether an output may be sent as it is: no hook, nothing left to flush.
 
-    Its own way waits until another thread has flushed both streams, which takes longer than all else of an output.
+    IPython's own way waits until another thread has flushed both streams, which takes longer than the rest.
     """
     publisher = shell.display_pub
     return (

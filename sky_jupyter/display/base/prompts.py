@@ -1,8 +1,7 @@
 """Prompts: passphrases of keys, unknown hosts, and what may be lost.
 
-Connections are made in threads, and only the main thread can ask: a kernel's front end has one line
-for an answer, and belongs to the cell that runs. So questions wait until the main thread, which waits
-for the pool, looks for them.
+Connections are made in threads, but only the main thread can ask: a kernel's front end has one line for an answer,
+which belongs to the running cell. So questions wait until the main thread, which waits for the pool, polls them.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class _Question(Generic[T]):
 class UserPrompts:
     """Prompts of a process; there is one, `person`.
 
-    It asks inside `answering` only, and not where a line cannot be typed.
+    It asks only inside `answering`, and only where a line can be typed.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,7 @@ class UserPrompts:
 
     @property
     def prompts(self) -> Prompts:
-        """For those who connect; none where nobody can be asked."""
+        """Prompts for code that connects; none where nobody can be asked."""
         return Prompts(self._passphrase, self._accept) if can_ask() else Prompts()
 
     @contextlib.contextmanager
@@ -143,7 +142,7 @@ class UserPrompts:
 def can_ask() -> bool:
     """Tell whether a person can answer here.
 
-    Not in scripts, nor where the front end takes no answers, as nbconvert.
+    A person cannot in scripts, nor where the front end takes no answers, as in nbconvert.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -2,7 +2,7 @@
 
 The HTML suits light and dark pages.
 
-Libraries for this fix one palette for one background, so the palette here is our own.
+Libraries for this have one fixed palette for one background, so this module has its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 # CSI, then OSC with its terminator, then any other escape; the first two groups are a CSI's parameters and end.
 ESCAPE = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]?")
 
-# A terminal has no such codes: text of stderr is marked with them, from the view's model to what is drawn.
+# Terminals have no such code: it marks text of stderr between the view's model and the drawing.
 STDERR = 1002
 _SET = {
     STDERR: "stderr",
@@ -197,7 +197,7 @@ def _colour(name: str, code: str, on_colour: bool) -> str:
             return f"{name}:{_of_256(rest[1])}"
         first = rest[1] + (30 if rest[1] < 8 else 82)
     index = first % 10
-    # Black and white are used only on a coloured background; alone, one of them would be invisible on the page.
+    # Black and white are used only on a coloured background: alone, one of them would be invisible on the page.
     if on_colour and first in (30, 37, 97):
         return f"{name}:{'#000000' if first == 30 else '#ffffff'}"
     if first == 97:

@@ -17,7 +17,7 @@ def fold(items: Mapping[int, Item]) -> list[tuple[list[int], Item]]:
 
 
 def common_start(sequences: Sequence[Sequence[Any]]) -> int:
-    """Return how many items all of `sequences` begin with alike."""
+    """Return the number of equal items at the start of all `sequences`."""
     shortest = min(map(len, sequences), default=0)
     first = sequences[0] if sequences else ()
     for index in range(shortest):
@@ -27,5 +27,5 @@ def common_start(sequences: Sequence[Sequence[Any]]) -> int:
 
 
 def common_end(sequences: Sequence[Sequence[Any]]) -> int:
-    """Return how many items all of `sequences` end with alike."""
+    """Return the number of equal items at the end of all `sequences`."""
     return common_start([sequence[::-1] for sequence in sequences])

@@ -8,10 +8,11 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True)
 class Outliving:
-    """How a pool outlives the kernel of the notebook that began a run on it.
+    """Way in which a pool outlives the kernel of the notebook that began a run on it.
 
-    ``how`` is ``kept`` for a pool of ``--keep``, ``joined`` for one that another notebook manages, and ``lease`` for
-    one that ends with its kernel in order, and with its lease of so many seconds where the kernel dies.
+    ``how`` is ``kept`` for a pool of ``--keep``, and ``joined`` for one that another notebook manages. It is ``lease``
+    for a pool that ends with its kernel if the kernel ends in order, and after its lease of so many seconds if the
+    kernel dies.
     """
 
     how: Literal["kept", "joined", "lease"]

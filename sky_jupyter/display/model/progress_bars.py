@@ -1,6 +1,6 @@
 """Progress bars of tqdm and Keras in a rank's output.
 
-``labextension/src/run/parse-progress.ts`` finds the same ones.
+``labextension/src/run/parse-progress.ts`` finds the same bars.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A run's view as HTML for notebooks and as text for terminals.
 
-Pure functions: the display calls them up to ten times a second with what it knows. HTML uses only
-tags and inline styles that survive the sanitizer of an untrusted notebook; what themes decide
-(text, background) is inherited.
+These are pure functions: the display calls them up to ten times a second with its present state. HTML uses only tags
+and inline styles that survive the sanitizer of an untrusted notebook. Text and background colours are inherited from
+the theme.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RunViewModel:
     unseen : tuple of RankView
         Other ranks of the run, without their output.
     cost : str
-        What its pool costs; empty if nothing is bought.
+        The costs of its pool; empty if nothing is bought.
     """
 
     title: str
@@ -103,7 +103,7 @@ Atom = str | Shown
 
 
 class Block(NamedTuple):
-    """Output that `ranks` have in common, and how many lines were left out before."""
+    """Output that `ranks` have in common, after a number of lines that were left out."""
 
     ranks: list[int]
     atoms: tuple[Atom, ...]
@@ -113,13 +113,13 @@ class Block(NamedTuple):
 # Jupyter's order of preference, but an image before the text that describes it.
 _KINDS = ("text/html", "image/svg+xml", "image/png", "image/jpeg", "image/gif")
 _TEXTS = ("text/markdown", "text/latex", "text/plain")
-# The states of ranks that did not end well; what is most likely the cause comes first.
+# The states of ranks that did not end well, the most likely cause first.
 TROUBLES: tuple[State, ...] = ("died", "failed", "timed out", "interrupted")
 _COLOURS = {"running": "34", "done": "32", "failed": "31", "died": "31", "interrupted": "33", "timed out": "33"}
 _STYLES = {state: ansi.css(colour) for state, colour in _COLOURS.items()}
 # Jupyter indents its own text outputs slightly more than HTML.
 _OUTER = "margin:0;padding:0 0 0 8px"
-# Where a page has no such variable, or a sanitizer drops it, the size before it holds.
+# The fixed size counts if a page has no such variable, or a sanitizer drops it.
 _CODE = (
     "font-size:13px;font-size:var(--jp-code-font-size,13px);"
     "font-family:monospace;font-family:var(--jp-code-font-family,monospace)"
@@ -127,15 +127,15 @@ _CODE = (
 # Mark of stderr, visible on light and dark pages and without colours.
 _BESIDE = "border-left:2px solid #e03e3e;padding-left:6px"
 _MUTED = "opacity:0.75;font-size:85%"
-# So many groups may fill their share of lines; more groups share what these have.
+# Most groups that get their full share of lines; more groups share the lines of so many.
 _FULL_GROUPS = 4
-# Whoever reads a saved notebook opens what has more lines.
+# A saved notebook shows more lines folded; its reader unfolds them.
 _OPEN_LINES = 100
-# A line that is so much longer counts for several.
+# A line counts once more for each so many characters.
 _LINE = 500
 _EMPTY_LINE = re.compile(r"(?<=\n)([ \t]*)\n")
 _KEEPS_LINES = re.compile(r"<(pre|textarea|script)\b", re.IGNORECASE)
-# No image that is shown is larger.
+# Images have fewer pixels in each direction.
 _MOST_PIXELS = 100_000
 
 
@@ -248,7 +248,7 @@ def _shared(groups: Sequence[Block], finished: bool) -> tuple[int, int]:
     if len(groups) < 2:
         return 0, 0
     start = end = 0
-    # Where different numbers of lines are left out, the first lines that are left do not belong together.
+    # If different numbers of lines are left out, the first remaining lines do not belong together.
     if len({block.left_out for block in groups}) == 1:
         start = common_start([block.atoms for block in groups])
         start *= _worth(groups[0].atoms[:start])
@@ -266,7 +266,7 @@ def _worth(atoms: Sequence[Atom]) -> bool:
 def _cut(block: Block, limit: int) -> tuple[Block, int]:
     """Cut a block to its last lines; return also how many of the limit it took.
 
-    Rich items stay.
+    All rich items are kept.
     """
     kept: list[Atom] = []
     used, gone = 0, 0
@@ -323,17 +323,17 @@ def _status(model: RunViewModel) -> list[str]:
         return [f"running, {done} of {len(model.all)} done" if done else "running", *words]
     if len(troubles) == 1 and len(troubles[0][0]) == len(model.all):
         return [troubles[0][1]]
-    # Nobody waits for its end here any more.
+    # The view is over, but the run may go on.
     return words or ["goes on" if _is_running(model) else "done"]
 
 
 def _is_running(model: RunViewModel) -> bool:
-    """Return whether the run goes on, though its view may be over."""
+    """Return whether the run is running, though its view may be over."""
     return not model.finished or any(view.state == "running" for view in model.all)
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as people say them: ``1.3 s``, ``2 min 5 s``."""
+    """Format seconds for people: ``1.3 s``, ``2 min 5 s``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -385,7 +385,7 @@ def _size(metadata: Any) -> str:
     if not isinstance(metadata, Mapping):
         return ""
     sizes = [(name, metadata.get(name)) for name in ("width", "height")]
-    # No infinite ones, which JSON can hold too.
+    # JSON may also hold infinite sizes.
     fit = [(name, size) for name, size in sizes if isinstance(size, (int, float)) and 0 < size < _MOST_PIXELS]
     return "".join(f' {name}="{int(size)}"' for name, size in fit)
 
@@ -450,7 +450,7 @@ def _html_block(block: Block) -> str:
 
 
 def _kind(atom: Atom) -> str:
-    """Return what tells which neighbours may share one element."""
+    """Return the kind of an atom; neighbours of one kind may share an element."""
     if not isinstance(atom, str):
         return "item"
     return "stderr" if ansi.is_stderr(atom) else "stdout"
@@ -464,13 +464,13 @@ def _pre(content: str, *, stderr: bool = False) -> str:
     )
     if stderr:
         style += f";{_BESIDE}"
-    # Markdown, which nbconvert can make of a notebook, takes HTML for ended at an empty line.
+    # In Markdown, which nbconvert makes of a notebook, an empty line ends HTML.
     return _EMPTY_LINE.sub(r"\1&#10;", f'<pre style="{style}">{content}</pre>')
 
 
 def _html_shown(shown: Shown) -> str:
     if shown.kind == "text/html":
-        # As above, for values in which empty lines have no meaning.
+        # The same for values in which empty lines have no meaning.
         value = shown.value if _KEEPS_LINES.search(shown.value) else _EMPTY_LINE.sub("", shown.value)
         return f'<div style="overflow-x:auto">{value}</div>'
     if shown.kind.startswith("image/"):

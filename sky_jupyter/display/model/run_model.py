@@ -21,7 +21,7 @@ from .troubles import Troubles
 
 # Limit of recorded changes from one rank to another in the order of lines.
 _KEPT_TURNS = 20_000
-# With more ranks than this, each has a part of what so many have.
+# With more ranks than this, each gets a part of the lines of so many ranks.
 _WHOLE_OUTPUTS, _LEAST_LINES = 64, 400
 # Marks a rich item in the order, in place of a number of lines.
 ITEM = -1
@@ -43,7 +43,7 @@ class StartModel:
     def __init__(self) -> None:
         self.done: list[PhaseEvent] = []
         self._headings: dict[str, str] = {}
-        # The phase that is on, and when it began.
+        # The current phase, and when it began.
         self._now: tuple[PhaseEvent, float] | None = None
         self._troubles = Troubles()
 
@@ -80,13 +80,13 @@ class StartModel:
 
 @dataclasses.dataclass(frozen=True)
 class RankState:
-    """State of one rank for a page, with output to which more can come."""
+    """State of one rank for a page that appends further output."""
 
     view: RankView
     parts: tuple[OutputPart, ...]
     dropped: int
     stream: str
-    # The journal's number of what comes next.
+    # The journal's number of the next event.
     next: int
 
 
@@ -94,8 +94,8 @@ class RankState:
 class RunState:
     """State of a run for a page.
 
-    ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`. ``outliving`` is None where the pool
-    ends with the notebook's kernel, however that ends.
+    ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`. ``outliving`` is None if the pool ends
+    with the notebook's kernel, however the kernel ends.
     """
 
     title: str
@@ -113,7 +113,7 @@ class RunState:
 
 
 class RunModel:
-    """One a run view. `on_event` is its listener; `snapshot` is what to draw.
+    """Model of a run for one view. `on_event` is its listener; `snapshot` is drawn.
 
     Parameters
     ----------
@@ -131,21 +131,21 @@ class RunModel:
         self.title, self.pool = title, pool
         self.began = time.perf_counter()
         self.notices: list[str] = []
-        # How many characters a saved notebook keeps; None for as many as it keeps unless asked.
+        # How many characters a saved notebook keeps; None for the default.
         self.most_text: int | None = None
-        # Returns what the pool costs, or how long it may be used; None if nothing is bought, and it has no end.
+        # Returns what the pool costs, or how long it may be used; None if nothing is bought, and the pool has no end.
         self.cost: Callable[[], PoolCost | TimeLeft | None] | None = None
         # How the pool outlives the notebook's kernel; None if it does not.
         self.outliving: Outliving | None = None
         self.version = 0
-        # The run's id, once something has come of it.
+        # The run's id, once an event of it has come.
         self.run = ""
         self._heard = self.began
         self._next = dict.fromkeys(ranks, 0)
         self._order: deque[tuple[int, int]] = deque(maxlen=_KEPT_TURNS)
         self._lock = threading.Lock()
         self._elapsed: float | None = None
-        # Twice a page's window; notebooks are saved with as much, if asked.
+        # Twice a page's window; a notebook can be saved with as much.
         share = max(1, len(ranks) // _WHOLE_OUTPUTS)
         most = {"max_lines": max(_LEAST_LINES, 10_000 // share), "max_chars": 16_000_000 // share}
         self._outputs = {rank: RankOutput(**most) for rank in ranks}
@@ -164,7 +164,7 @@ class RunModel:
     def shows(self, event: OutputEvent) -> bool:
         """Tell whether an event is shown.
 
-        All of the ranks whose output is shown, and of others how they end, and when they wait for the user.
+        Of ranks whose output is shown, all events are. Of the others, only their end, and that they wait for the user.
         """
         return event.rank in self._outputs or (event.rank in self._unseen and event.event["kind"] in ("end", "waits"))
 
@@ -204,7 +204,7 @@ class RunModel:
         """Mark the run as over, with its seconds."""
         with self._lock:
             self._elapsed = elapsed
-            # From now on it is this run's header that says so, and not how the pool goes on.
+            # From now on, the header shows the cost at the run's end, although the pool's cost rises.
             last = self._cost()
             self.cost = None if last is None else lambda: last
             self.version += 1
@@ -221,7 +221,7 @@ class RunModel:
             return RunViewModel(self.title, self._time(), tuple(ranks), *said, "" if cost is None else str(cost))
 
     def state(self, max_lines: int) -> RunState:
-        """Return the run as it is now for a page; deltas go on from it."""
+        """Return the run as it is now for a page, which then appends deltas."""
         with self._lock:
             ranks = []
             for rank, view in self._views.items():
@@ -258,6 +258,6 @@ def ended(end: dict[str, Any]) -> dict[str, Any]:
         state = "timed out"
     note = str(end.get("text", "")) if state == "died" else ""
     lines = "\n".join(end.get("traceback") or ()).splitlines() if state == "failed" else []
-    # IPython's rule would follow the view's own.
+    # IPython's rule would come right after the view's own.
     raised = "\n".join(lines[1:] if lines and set(ansi.strip(lines[0])) == {"-"} else lines)
     return {"state": state, "note": note, "traceback": raised}

@@ -1,7 +1,7 @@
 """A run as JSON, for the saved notebook and for pages opened while it runs.
 
-The labextension draws it, with the same tabs while the run goes on and in a notebook without a
-kernel. Equal rich items are held once, and a picture that the HTML shows is there alone.
+The labextension draws it, with the same tabs during the run and in a notebook without a kernel. Equal rich items are
+stored once, and a picture that the HTML shows is stored only there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .transcript import Rich
 
 MIME = "application/vnd.sky.run.v1+json"
 VERSION = 1
-# Of text, in all of a bundle's forms together; pictures come on top.
+# Most characters of text in all forms of a bundle together, without pictures.
 MOST_TEXT = 1_000_000
 _LINES = (1000, 500, 250, 100, 50, 20, 5)
 # Types that the HTML shows; labextension/src/run/pictures.ts has the same.
 _PICTURES = ("image/png", "image/jpeg", "image/gif")
 _PICTURE = re.compile(r'src="data:(image/(?:png|jpeg|gif));base64,([A-Za-z0-9+/=]+)"')
-# Where more than that is asked for; views know no more.
+# Tried first if more is asked for; views keep no more lines.
 _MANY_LINES = (10_000, 5000, 2000)
 
 
@@ -67,7 +67,7 @@ def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str
     """Return a run in all forms that a saved notebook keeps.
 
     ``view`` is the id of its view. ``most_text`` limits the characters of all forms together, without pictures: as many
-    of the last lines are kept as fit. By default, as many are kept as the model does.
+    of the last lines are kept as fit. The default is the model's limit.
     """
     done = _forms(model, view, most_text)
     return {**done, MIME: _without_pictures(done[MIME], done["text/html"])}
@@ -103,7 +103,7 @@ def _forms(model: RunModel, view: str, most_text: int | None) -> dict[str, Any]:
         texts = sum(len(part.get("text", "")) for rank in whole["ranks"] for part in rank["parts"])
         texts += sum(len(rank.get("traceback", "")) for rank in whole["ranks"])
         if texts > most_text and lines != _LINES[-1]:
-            # Very many ranks: the other forms need not be made to see that it is too much.
+            # With very many ranks, the JSON alone shows that it is too much; the other forms are not made.
             continue
         shown = model.snapshot(lines)
         done = {
@@ -117,7 +117,7 @@ def _forms(model: RunModel, view: str, most_text: int | None) -> dict[str, Any]:
 
 
 def _pictures(shown: run_html.RunViewModel) -> int:
-    """Return about how much of a view's HTML is rich items."""
+    """Return about how many characters of a view's HTML are rich items."""
     richs = [part for view in shown.ranks for part in (*view.segments, view.result) if isinstance(part, Rich)]
     return sum(len(value) for rich in richs for value in rich.data.values() if isinstance(value, str))
 
@@ -148,14 +148,14 @@ def _ended(view: run_html.RankView) -> dict[str, Any]:
 
 
 class _Items:
-    """Rich items, each different one once."""
+    """Rich items without duplicates."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
         self._places: dict[str, int] = {}
 
     def add(self, rich: Rich) -> int:
-        """Return the index of an item."""
+        """Return the index of an item; add it if it is new."""
         item = {"data": dict(rich.data), "metadata": dict(rich.metadata)}
         text = json.dumps(item, sort_keys=True, default=str)
         place = self._places.setdefault(text, len(self.kept))

@@ -1,7 +1,7 @@
 """Output of one rank as a terminal has it: lines that can change, and rich items.
 
-`Transcript` is the text alone. `RankOutput` puts several of them and the rich items between them
-in order; the display makes one for each rank of a run and drops it with the run's view.
+`Transcript` is the text alone. `RankOutput` keeps several of them in order, and the rich items between them; the
+display makes one for each rank of a run, and drops it with the run's view.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TOKEN = re.compile(rf"(?P<text>[^\x00-\x08\x0a-\x1f\x7f-\x9f]+)|(?P<move>[\n\r\b])|{ansi.ESCAPE.pattern}|.", re.DOTALL)
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]+)?\Z")
 _NEWLINE = re.compile(r"\r?\n")
-# How much of an escape that is not ended yet is held back; what is longer is shown as text.
+# Most characters of an unfinished escape that are held back; a longer one is shown as text.
 _MAX_HELD = 4096
-# Where a cursor can be moved to beyond the end of its line, as if the terminal were so wide.
+# Highest column that a cursor can be moved to beyond the end of its line.
 _WIDTH = 1000
 
 
@@ -80,7 +80,7 @@ class Transcript:
         return "\n".join(self.lines) + "\n" * (len(self) < len(self._rows) and len(self) > 0)
 
     def replay(self, count: int) -> str:
-        """Return what rebuilds the last `count` lines in an empty transcript."""
+        """Return text that rebuilds the last `count` lines in an empty transcript."""
         lines = self.tail(count)
         if not lines:
             return self._held
@@ -95,7 +95,7 @@ class Transcript:
         return text + (f"\x1b[{ansi.codes_of(self._style)}m" if self._style != ansi.PLAIN else "") + self._held
 
     def feed(self, text: str, *, stderr: bool = False) -> None:
-        """Take what the rank printed next, to stdout or stderr."""
+        """Take further output of the rank, to stdout or stderr."""
         self._stderr = stderr
         text = self._held + text
         self._held = ""
@@ -252,7 +252,7 @@ class Transcript:
         return "".join(pieces)
 
     def _trim(self) -> None:
-        # Only once there is twice too much, so that a line costs the same however many there are.
+        # Only at twice the limit, so that a line costs the same however many there are.
         if self._size > 2 * self.max_chars or len(self._rows) > 2 * self.max_lines + 1:
             keep = min(len(self._rows), self.max_lines + 1)
             sizes = [len(row) for row in self._rows]
@@ -266,10 +266,10 @@ class Transcript:
 
 
 class Streams:
-    """Keeps a rank's stdout and stderr off each other's lines.
+    """Separator of a rank's stdout and stderr: neither continues the other's line.
 
-    They come one by one, each with what it has gathered: the newline that ends a progress bar on
-    stderr may come after what was printed next to stdout.
+    Output comes from one stream at a time: the newline that ends a progress bar on stderr may come after later output
+    on stdout.
     """
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ class Streams:
         if text:
             self._ended.discard(name)
         if late:
-            # The line that it ends has been ended for it.
+            # A new line was begun for it already.
             text = text[late.end() :]
         if not text or name == self.last:
             return False, text
@@ -372,7 +372,7 @@ class RankOutput:
     def _note(self, size: int) -> None:
         """Note that so much more is kept; drop the oldest parts if that is too much."""
         self._size += size
-        # Only once there is twice too much, so that an item costs the same however many there are.
+        # Only at twice the limit, so that an item costs the same however many there are.
         if self._size <= 2 * self.max_chars and len(self._parts) <= 2 * self.max_lines:
             return
         sizes = [_size(part) for part in self._parts]
@@ -418,7 +418,7 @@ class RankOutput:
         return self._streams.last
 
     def parts(self, max_lines: int) -> tuple[list[OutputPart], int]:
-        """Return `segments` so that more can be fed: with cursor and display ids."""
+        """Return `segments` with cursor and display ids, so that output can be appended."""
         ids: dict[int, list[str]] = {}
         for name, positions in self._by_id.items():
             for position in positions:
@@ -442,7 +442,7 @@ class RankOutput:
     def segments(self, max_lines: int) -> tuple[tuple[Segment, ...], int]:
         """Return the last `max_lines` lines and all rich items.
 
-        Also how many lines are left out.
+        The second value is the number of lines that are left out.
         """
         shown: list[Segment] = []
         left, out = max_lines, self._gone_lines

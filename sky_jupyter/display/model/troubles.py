@@ -1,4 +1,4 @@
-"""Lasting problems: told once when they begin, shown until they are over."""
+"""Lasting problems: reported when they begin, shown until they are over."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """The run view as an anywidget, for front ends without our extension.
 
-In marimo, VS Code and Colab, else by ``SKY_VIEW=widget``.
+Used in marimo, VS Code and Colab, and elsewhere with ``SKY_VIEW=widget``.
 
-It is not what JupyterLab is given by itself: there a widget's state is asked for behind the cell that runs, so
-that a page which is reloaded shows nothing until the cell has ended. The widget gives way to the same bundle
-when the run ends.
+It is not JupyterLab's default: there, the request for a widget's state waits behind the running cell, so that a
+reloaded page shows nothing until the cell has ended. At the run's end, the usual bundle replaces the widget.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from .run_view import Sender
 
 _PATIENCE = 0.15
 _VIEW = "application/vnd.jupyter.widget-view+json"
-# How often the snapshot is renewed that a page gets which is opened meanwhile.
+# Seconds between two updates of the snapshot, which pages get that are opened later.
 _RENEWED = 10.0
 _BUNDLE = "run.js"
 
 
 def available() -> bool:
-    """Tell whether anywidget, and the module that it loads, are there."""
+    """Tell whether anywidget, and the module that it loads, are installed."""
     return importlib.util.find_spec("anywidget") is not None and _module().is_file()
 
 
@@ -92,9 +91,9 @@ class WidgetRunView:
     def _mount(self) -> None:
         self._widget = _widget_class()(snapshot=self._feed.open())
         self._widget.on_msg(self._on_message)
-        # A kernel's own sending goes by the cell's thread only.
+        # The kernel's own way to send works only on the cell's thread.
         self._send = Sender(self._kernel, self._widget.model_id) if self._kernel is not None else self._widget.send
-        # Later events are in no snapshot and were not sent.
+        # Events since the first snapshot are in no snapshot, and were not sent.
         self._widget.snapshot = self._feed.open()
         self._show()
 

@@ -1,8 +1,8 @@
-"""A snapshot of a run for each page that comes, and numbered deltas for all.
+"""A snapshot of a run for each page that opens, and numbered deltas for all.
 
-Deltas go out from a thread, twenty times a second while there is news, so that pages live while
-the notebook's main thread waits for the cell. One that printed more than a page can show is passed
-over in the middle and says how much; the run's journal has it.
+A thread sends deltas twenty times a second while there is news, so that pages stay live while the notebook's main
+thread waits for the cell. If a rank printed more than a page can show, the middle is left out, and the delta says how
+much; the run's journal has it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from ..model.run_model import RunModel, ended
 # content, buffers
 Send = Callable[[dict[str, Any], list[bytes]], None]
 INTERVAL = 0.05
-# A page's window: so many of each rank's last lines.
+# A page's window: the number of last lines of each rank.
 WINDOW = 5000
-# With more ranks than this each has a part of what so many have. labextension/src/run/rank-output.ts has the same.
+# With more ranks than this, each gets a part of the window of so many. labextension/src/run/rank-output.ts has the
+# same.
 _WHOLE_WINDOWS, _LEAST_WINDOW = 64, 200
-# Of what waits for the next delta: characters of all ranks.
+# Most characters of all ranks that wait for the next delta, and the least share of a rank.
 _MOST_CHARS, _LEAST_CHARS = 2_000_000, 10_000
 
 
 def window(ranks: int) -> int:
-    """Return how many of each rank's last lines pages have."""
+    """Return how many last lines of each rank pages keep."""
     return max(_LEAST_WINDOW, min(WINDOW, WINDOW * _WHOLE_WINDOWS // max(1, ranks)))
 
 
@@ -42,7 +43,7 @@ class _Piece:
     rank: int
     name: str = ""
     texts: list[str] = field(default_factory=list)
-    # Lines of the same rank that were passed over before it, and the journal's number of its first event.
+    # Lines of the rank that were left out before it, and the journal's number of its first event.
     skipped: int = 0
     seq: int = -1
     entry: list[Any] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Pending:
         self._of_rank: dict[int, deque[_Piece]] = {}
         self._sizes: dict[int, list[int]] = {}
         self._next: dict[int, int] = {}
-        # Of each rank's display id the change that waits.
+        # By rank and display id, the update that waits.
         self._updates: dict[tuple[int, str], _Piece] = {}
 
     def __bool__(self) -> bool:
@@ -89,16 +90,16 @@ class Pending:
         self._next[rank] = seq + 1
 
     def take_next(self) -> list[list[int]]:
-        """Return by rank the journal's number after what is queued."""
+        """Return by rank the journal's number of the next event after the queued ones."""
         found, self._next = sorted(map(list, self._next.items())), {}
         return found
 
     def add(self, entry: list[Any], rank: int = -1) -> None:
-        """Queue anything else: its kind first, then the rank if it is of one."""
+        """Queue anything else: a list of its kind, and the rank if it has one."""
         piece = _Piece(rank, entry=entry)
         self._pieces.append(piece)
         if entry[0] == "u":
-            # Of what is drawn anew again and again, only the last is worth sending.
+            # Of several updates of one display, only the last is worth sending.
             before = self._updates.get((rank, entry[2]))
             if before is not None:
                 before.entry = []
@@ -115,7 +116,7 @@ class Pending:
             if len(pieces) == 1 or (size[0] - lines <= most_lines and size[1] - len(piece.text) < 1000):
                 start = _tail_start(piece.text, most_lines, self._most_chars // 2)
                 cut, piece.texts = piece.text[:start], [piece.text[start:]]
-                # It now begins inside an event, whose sequence number is not known.
+                # It now begins within an event, so its sequence number is unknown.
                 piece.seq = -1
             else:
                 cut, piece.texts = piece.text, []
@@ -147,7 +148,7 @@ class Pending:
 def _tail_start(text: str, lines: int, chars: int) -> int:
     """Return where the last lines of a text begin.
 
-    In a line that is too long, where a progress bar is drawn anew.
+    A last line that is too long is cut where a progress bar is redrawn.
     """
     start = max(0, len(text) - chars)
     if start:
@@ -164,13 +165,13 @@ class Feed:
     Parameters
     ----------
     model : RunModel
-        What is known of the run; events come to it through here.
+        The state of the run, to which events are passed from here.
     view : str
         The id by which pages know the view.
     ranks : int
-        How many there are.
+        The number of ranks.
     send : callable
-        Brings a content and its buffers to all pages; callable from any thread.
+        Sends a content and its buffers to all pages; callable from any thread.
     """
 
     def __init__(self, model: RunModel, view: str, ranks: int, send: Send) -> None:
@@ -195,7 +196,7 @@ class Feed:
                 self._news.set()
 
     def open(self) -> dict[str, Any]:
-        """Return a snapshot for a page that comes, and send deltas from now on."""
+        """Return a snapshot for a page that opens, and send deltas from now on."""
         with self._lock:
             self._flush()
             state = self.model.state(self._window)
@@ -225,7 +226,7 @@ class Feed:
             self._news.clear()
             began = time.monotonic()
             with self._lock, contextlib.suppress(Exception):
-                # A page that cannot be reached costs the run nothing: it finds a number missing, and asks.
+                # An unreachable page does not disturb the run: it notices the missing number, and asks for a snapshot.
                 self._flush()
             self._over.wait(max(0.0, began + INTERVAL - time.monotonic()))
 
@@ -240,7 +241,7 @@ class Feed:
         self._send({**content, "entries": entries}, [data] if data else [])
 
     def _changed_price(self) -> dict[str, Any]:
-        """Return the cost if the hourly price has changed: pages count on themselves."""
+        """Return the cost if the hourly price has changed: pages extrapolate it."""
         cost = self.model.priced()
         if cost is None or cost["hourly"] == self._hourly:
             return {}

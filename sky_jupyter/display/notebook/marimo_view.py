@@ -1,7 +1,7 @@
 """Views in marimo: the run view as an anywidget, and a spinner for starts.
 
-marimo brings a widget's messages to the page at once, from any thread, while the cell runs; it takes
-none from the page meanwhile. Its own stop button interrupts the cell, and so the ranks.
+marimo delivers a widget's messages to the page at once, from any thread, also while the cell runs, but none from the
+page meanwhile. marimo's own stop button interrupts the cell, and so the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .anywidget_view import WidgetRunView
 _PATIENCE = 0.15
 _INTERVAL = 0.2
 _LINES = 1000
-# Widgets that are kept: a widget's state must live as long as its cell shows it, which is not reported.
+# Most widgets that are kept: a widget's state must live as long as its cell shows it, and nothing reports the end of
+# that.
 _KEPT = 30
 _kept: deque[Any] = deque()
 
@@ -45,7 +46,7 @@ class MarimoRunView(WidgetRunView):
             widget.close()
 
     def finish(self, elapsed: float) -> None:
-        """Give the widget the last state; a short run becomes plain HTML, if any."""
+        """Give the widget the last state; without one, show plain HTML if needed."""
         self.model.finish(elapsed)
         self._feed.finish()
         if self._widget is not None:
@@ -94,7 +95,7 @@ class MarimoStartView:
             self._spinner.update(subtitle=about)
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
-        """Say that the pool is ready, or why not."""
+        """Show that the pool is ready, or why not."""
         import marimo
 
         self._shown.close()

@@ -1,8 +1,8 @@
 """The pool panel of `%sky`: pools as JSON, HTML and text.
 
-It is drawn from what `pool.status_cache` tells, as docs/actions.md has it. Where the labextension is, it
-draws the JSON and follows the pool from then on; everyone else sees the HTML, which has only what the
-sanitizer of an untrusted notebook leaves: sparklines are pictures, with their numbers beside them.
+It is drawn from the data of `pool.status_cache`, as in docs/actions.md. The labextension draws the JSON, and then
+follows the pool. Other front ends draw the HTML, which uses only what the sanitizer of an untrusted notebook leaves:
+sparklines are pictures, with their numbers beside them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HostFacts = Mapping[str, Any]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 20
 _WIDTH, _HEIGHT = 80, 16
-# The samples are a second apart.
+# Samples that a picture spans; one is taken each second.
 _SPAN = 300
 # Limits of a saved notebook: samples of each node, lines of each phase, characters of a line.
 _KEPT_SAMPLES = 60
 _KEPT_LINES, _KEPT_LINE = 20, 200
 _TITLE = 50
-# A larger pool is not shown rank by rank.
+# Most ranks of a pool that are shown one by one.
 _MOST_RANKS = 32
 _SLOW = 0.05
 _COLOURS = {"idle": "32", "ready": "32", "busy": "34", "starting": "34", "restarting": "34", "replacing": "33"}
@@ -53,7 +53,7 @@ def show(pools: Sequence[HostFacts]) -> None:
 
 
 def to_json(pools: Sequence[HostFacts]) -> dict[str, Any]:
-    """Return the pools as they are now, with as much as a saved notebook keeps."""
+    """Return the pools as they are now, in the size that a saved notebook keeps."""
     return {"version": VERSION, "at": round(time.time()), "pools": [_kept(pool) for pool in pools]}
 
 
@@ -76,7 +76,7 @@ def _thinned(samples: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def to_text(pool: HostFacts) -> str:
-    """Return a pool in lines."""
+    """Return a pool as lines of text."""
     lines = [_head(pool)]
     lines += [f"  {host}: {text}" for host, text in sorted(pool["away"].items())]
     lines += [
@@ -184,7 +184,7 @@ def spark(values: Sequence[float]) -> str:
 
 
 def _binned(values: Sequence[float], columns: int) -> list[float]:
-    """Return at most so many means of neighbours; the newest are whole."""
+    """Return at most so many means of neighbours; the newest group is complete."""
     size = max(1, -(-len(values) // columns))
     ends = range(len(values), 0, -size)
     bins = [values[max(0, end - size) : end] for end in ends]

@@ -1,12 +1,12 @@
 """The run view in a notebook: drawn by the labextension, else as HTML.
 
-Both are one output: it holds our JSON, HTML and text. A page that draws the JSON says so by the
-control channel, and is told deltas from then on; as long as none has, the HTML follows the run. The
-last state is a static bundle that needs no kernel and no widget.
+Both are one output with our JSON, HTML and text. A page that draws the JSON sends a request on the control channel, and
+gets deltas from then on. As long as no page has done so, the HTML follows the run. The last state is a static bundle
+that needs no kernel and no widget.
 
-The control channel is what no cell blocks: a comm's message to a busy kernel waits until the cell ends, and so does a
-widget's state after a reload. The handler runs on the kernel's control thread: it touches only what views guard
-themselves.
+The control channel is used because no cell blocks it: a comm's message to a busy kernel waits until the cell ends, and
+so does a widget's state after a reload. The handler runs on the kernel's control thread: it may touch only what views
+guard with locks.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from .deltas import Feed
 _LIVE_LINES = 100
 _PATIENCE = 0.15
 _INTERVAL = 0.1
-# How often the output is brought up to date for a notebook that is saved while pages draw the run themselves.
+# Seconds between two updates of the output while pages draw the run themselves: the notebook may be saved.
 _FOR_SAVING = 20.0
 REQUEST = "sky_view_request"
-# Ended views that are kept for pages that were closed meanwhile: their number and total size in characters.
+# Most ended views that are kept for pages that were closed during the run, and most characters of all.
 _KEPT = 50
 _KEPT_CHARS = 20_000_000
 
 
 class Sender:
-    """Sends contents to all pages of a kernel, from any thread.
+    """Sender of contents to all pages of a kernel, from any thread.
 
-    Under the id of a comm that need not be open.
+    The messages have the id of a comm, which need not be open.
     """
 
     def __init__(self, kernel: Any, comm: str) -> None:
         self._kernel, self._comm = kernel, comm
-        # That of the cell: in other threads it would be whatever the kernel does just then.
+        # The cell's parent header: in other threads it would be that of the kernel's current request.
         self._parent = kernel.get_parent("shell")
         self.cell = str((self._parent.get("metadata") or {}).get("cellId") or "")
 
@@ -81,7 +81,7 @@ class LiveRunView:
         return self._feed.open()
 
     def refresh(self) -> None:
-        """Draw what is new unless a page does; main thread only, until it is let go."""
+        """Draw changes unless a page does; main thread only, until `let_go`."""
         now = time.perf_counter()
         if self._feed.watched.is_set():
             self._for_saving = self._for_saving or now + _FOR_SAVING
@@ -91,7 +91,7 @@ class LiveRunView:
             return
         if now < self._next:
             return
-        # Without news, only the clock goes on.
+        # Without changes, only the clock is updated.
         if self.model.version == self._drawn and now < self._next - _INTERVAL + 1.0:
             return
         if self._drawn < 0:
@@ -100,13 +100,13 @@ class LiveRunView:
         shown = self.model.snapshot(_LIVE_LINES)
         self._slot.show(
             {
-                # Where no answer to a page arrives, as behind some proxies, this is all that it draws.
+                # If no reply reaches a page, as behind some proxies, the page draws only this.
                 saved_output.MIME: saved_output.to_json(self.model.state(_LIVE_LINES), self.id),
                 "text/html": run_html.to_html(shown, _LIVE_LINES),
                 "text/plain": run_html.to_text(shown, _LIVE_LINES, colours=False),
             }
         )
-        # A large view takes its time to draw and to send: never more than a fifth of it.
+        # A large view takes long to draw and to send: use at most a fifth of the time.
         self._next = time.perf_counter() + max(_INTERVAL, 4 * (time.perf_counter() - now))
 
     def appear(self) -> None:
@@ -115,7 +115,7 @@ class LiveRunView:
         self.refresh()
 
     def let_go(self) -> None:
-        """Create the output, which another thread may draw from now on; main thread only."""
+        """Create the output; another thread may draw it from now on; main thread only."""
         self.appear()
         self._slot.let_go(self._kernel)
 
@@ -142,7 +142,7 @@ class LiveView(Protocol):
 
 
 class Ended:
-    """Rest of a view that has ended: the bundle that the notebook keeps."""
+    """A view that has ended: only the bundle that the notebook keeps."""
 
     def __init__(self, cell: str, bundle: dict[str, Any]) -> None:
         self.cell, self.bundle = cell, bundle
@@ -158,12 +158,12 @@ class Views:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
 
     def add(self, view: LiveView) -> None:
-        """Register the view of a run that goes on."""
+        """Register the view of a running run."""
         with self._lock:
             self._live[view.id] = view
 
     def end(self, view: LiveView, bundle: dict[str, Any]) -> None:
-        """Replace a view by what stays in the notebook."""
+        """Replace a view by the bundle that stays in the notebook."""
         with self._lock:
             self._live.pop(view.id, None)
             self._ended[view.id] = Ended(view.cell, bundle)
@@ -173,7 +173,7 @@ class Views:
                 self._ended.popitem(last=False)
 
     def forget(self, cell: str) -> None:
-        """Forget the views of a cell that runs anew."""
+        """Forget the views of a cell that is run again."""
         with self._lock:
             for id in [id for id, one in self._ended.items() if one.cell == cell]:
                 del self._ended[id]

@@ -1,8 +1,8 @@
 """The view of a pool's start in a notebook: one output, updated in place.
 
-It is HTML with a text form, under a display id: JupyterLab, Notebook 7, VS Code and nbclient all
-update it, and a saved notebook keeps the last state, without a kernel and without a widget. Of a start
-that lasts, the labextension shows the pool's panel below the line, as long as it goes on.
+It is HTML and text under a display id: JupyterLab, Notebook 7, VS Code and nbclient all update it, and a saved notebook
+keeps the last state, without a kernel and without a widget. During a longer start, the labextension shows the pool's
+panel below the line.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from . import pool_panel
 
 _PATIENCE = 0.15
 _INTERVAL = 0.1
-# A start that is over sooner is not worth a panel.
+# Seconds from which on a start shows a panel.
 _LASTS = 2.0
-# Phases that took less are not worth a word.
+# Seconds from which on a phase is mentioned.
 _SLOW = 0.5
 
 
 class NotebookStartView:
     """View of a pool's start: a line with its phase, at the end with its duration.
 
-    What is the matter stands below it, until it is over.
+    Current problems are shown below the line.
 
     Parameters
     ----------
     title : str
-        What the line begins with.
+        The beginning of the line.
     pool : str
-        The name of the pool that is being started; empty where it is none, as for a transfer.
+        The name of the pool that is being started; empty for other operations, such as a transfer.
     """
 
     def __init__(self, title: str, pool: str = "") -> None:
@@ -60,7 +60,7 @@ class NotebookStartView:
             self._say(self._now, "running", f" ({pace})" if pace else "")
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
-        """Say that the pool is ready, or why not."""
+        """Show that the pool is ready, or why not."""
         slow = [event for event in self._model.done if event.elapsed >= _SLOW]
         phases = ", ".join(f"{event.phase} {run_html.duration(event.elapsed)}" for event in slow)
         self._say(ready, "done" if ok else "failed", f" ({phases})" if len(slow) > 1 else "")
@@ -72,7 +72,7 @@ class NotebookStartView:
         plain = "\n".join([text + more, *troubles])
         bundle: dict[str, Any] = {"text/html": page, "text/plain": plain}
         if self.pool and state == "running" and time.perf_counter() - self.began >= _LASTS:
-            # A panel of no pools yet, with the one that is being started.
+            # A panel without pools, except the one that is being started.
             start = {"pool": self.pool, "text": plain}
             bundle[pool_panel.MIME] = {
                 "version": pool_panel.VERSION,

@@ -1,8 +1,8 @@
 """Rows at the bottom of a terminal; output scrolls above them.
 
-The cursor rests in an empty row above them. From there they can be erased whatever the terminal made
-of them when its size changed, where a count of rows to go back would be wrong; and what others write
-by themselves, as a terminal its ``^C``, does not go into them.
+The cursor rests in an empty row above them. From there they can be erased, however the terminal has wrapped them after
+a change of its size; a count of rows to go back would be wrong then. And what others write there, such as the
+terminal's ``^C``, does not go into them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _NAMES = ("stdout", "stderr")
 
 
 def can_draw(stream: TextIO | None) -> bool:
-    """Tell whether a stream is a terminal with a movable cursor that is not in use."""
+    """Tell whether a stream is a free terminal with a movable cursor."""
     if stream is None or Region.standing is not None or os.environ.get("SKY_VIEW") == "lines":
         return False
     return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8" and is_terminal(stream)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Tell whether a stream is a terminal that knows more than lines."""
+    """Tell whether a stream is a terminal that can do more than print lines."""
     if stream is None or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return False
     try:
@@ -41,7 +41,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def make_room() -> None:
-    """Remove the rows until they are drawn again: a question is to be asked."""
+    """Remove the rows until they are drawn again, so that a question can be asked."""
     if Region.standing is not None:
         Region.standing.hide()
 
@@ -58,7 +58,7 @@ class Region:
     Parameters
     ----------
     stream : file
-        The terminal, as `can_draw` has found it to be one.
+        A terminal for which `can_draw` is true.
     """
 
     standing: ClassVar[Region | None] = None
@@ -67,7 +67,7 @@ class Region:
         self._stream = stream
         self._rows: Sequence[str] = ()
         self._size = self.size
-        # Output of the process meanwhile: complete lines, and the rest of each stream.
+        # Output of the process since the last drawing: complete lines, and the rest of each stream.
         self._above: list[str] = []
         self._stand_ins: dict[str, _StandIn] = {}
         self._lock = threading.RLock()
@@ -102,7 +102,7 @@ class Region:
             size = self.size
             if not above and (rows, size) == (self._rows, self._size):
                 return
-            # Without anything above, each row is written over its old self: it does not flicker.
+            # If nothing is printed above, each row is overwritten in place, so that it does not flicker.
             text = (_GONE if self._rows else "") + above if above or not rows else ""
             if rows:
                 text += f"\r{_REST_OF_ROW}\n" + "\n".join(row + _REST_OF_ROW for row in rows)
@@ -128,7 +128,7 @@ class Region:
                     setattr(sys, name, self._stand_ins[name])
 
     def _unstand(self) -> Iterator[str]:
-        """Restore the streams; return what is left of unfinished lines."""
+        """Restore the streams; yield what is left of unfinished lines."""
         if Region.standing is self:
             Region.standing = None
         for name, stand_in in self._stand_ins.items():
@@ -158,7 +158,7 @@ class _StandIn(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: lines are shown within a tenth of a second."""
+        """Do nothing: lines are shown with the next drawing, within a tenth of a second."""
 
     def isatty(self) -> bool:
         """Return False, so that nobody else draws there."""

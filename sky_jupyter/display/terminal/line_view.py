@@ -20,7 +20,7 @@ from ..model.transcript import CONTROL, Streams, Transcript
 from .bottom_rows import is_terminal, writable
 
 _PATIENCE = 0.25
-# An interrupt waits for what is being printed: no more than so many lines.
+# Most lines that are printed at once: an interrupt waits for them.
 _AT_ONCE = 5000
 _STEP = 0.5
 
@@ -37,7 +37,7 @@ class _Lines:
     def __init__(self) -> None:
         self.queue: deque[_Line] = deque()
         self.running = True
-        # The last that was finished and says anything.
+        # The last finished line that is not blank.
         self.last = ""
         self._open = ""
         self._open_stderr = False
@@ -50,7 +50,7 @@ class _Lines:
 
     def feed(self, text: str, name: str = "stdout") -> None:
         if name != self._streams.last and not self.open.strip():
-            # The rest of a bar that is removed for other output.
+            # Drop the blanks that are left of a removed bar.
             self._open = ""
         fresh, text = self._streams.next(name, text, open=bool(self._open))
         if fresh:
@@ -60,18 +60,18 @@ class _Lines:
         self._open_stderr = stderr if whole or was_open is None else was_open
         now = time.monotonic()
         whole = [_carried_out(line) for line in whole]
-        # The first of them may have been begun on the other stream.
+        # The first of them may have begun on the other stream.
         of = itertools.chain([stderr if was_open is None else was_open], itertools.repeat(stderr))
         self.queue.extend(_Line(line, now, one) for line, one in zip(whole, of, strict=False))
         self.last = next((line for line in reversed(whole) if line.strip()), self.last)
         if self._open.count("\r") > 1:
-            # A bar comes back to the start of its line thousands of times.
+            # A bar returns to the start of its line thousands of times.
             before, _, last = self._open.rpartition("\r")
             self._open = f"{_carried_out(before)}\r{last}"
 
     def close(self) -> None:
         self.running = False
-        # A bar that is taken away leaves blanks.
+        # A removed bar leaves blanks.
         if self.open.strip():
             self.last = self.open
             self.queue.append(_Line(self.last, time.monotonic(), self._open_stderr))
@@ -87,7 +87,7 @@ def _carried_out(line: str) -> str:
 
 
 class TerminalRunView:
-    """Prints the lines of a run; equal lines of ranks once, marked ``[0-3]``."""
+    """View that prints a run's lines; equal lines of ranks once, marked ``[0-3]``."""
 
     def __init__(self, ranks: Sequence[int], *, results: bool) -> None:
         self._ranks = {rank: _Lines() for rank in ranks}
@@ -172,7 +172,7 @@ class TerminalRunView:
 
 
 class _Steps:
-    """Throttle of progress in small steps: new tenths only, and none too soon."""
+    """Throttle of progress in small steps: new tenths only, and not too often."""
 
     def __init__(self) -> None:
         self._tenths: dict[str, int] = {}
@@ -188,7 +188,7 @@ class _Steps:
 
 
 class TerminalStartView:
-    """Prints the phases of a start or transfer on standard error."""
+    """View that prints the phases of a start or transfer on standard error."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -213,6 +213,6 @@ class TerminalStartView:
             print(f"{self.title} · {self._lines.popleft()}", file=sys.stderr)
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
-        """Say that the pool is ready, or why not."""
+        """Print that the pool is ready, or why not."""
         self.refresh()
         print(f"{self.title} · {ready} · {duration(time.perf_counter() - self.began)}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Views for a person at a terminal: lines scroll above a row per rank or phase.
 
-`rich` draws the rows; `region` puts them where they stand. rich's own live display counts the rows
-that it goes back by, which a terminal that is made narrower belies.
+`rich` formats the rows; `bottom_rows` places them. rich's own live display moves the cursor back by a count of rows,
+which is wrong after a terminal has been made narrower.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .bottom_rows import Region
 from .line_view import TerminalRunView
 
 HostFacts = Callable[[], Sequence[Mapping[str, Any]]]
-# A faster operation draws nothing.
+# Seconds before anything is drawn; a faster operation draws nothing.
 _PATIENCE = 0.3
-# With news, and when only the clock goes on.
+# Seconds between two drawings, with changes and without.
 _INTERVAL, _CLOCK = 0.1, 0.5
-# Silence is worth a word from here on.
+# Seconds from which on silence is mentioned.
 _SILENT = 5.0
 _BAR = 20
 _MORE = "and more"
-# Such a wide terminal takes every row whole.
+# The width at which every row is complete.
 _WHOLE = 10_000
 _COLOURS = {"running": "blue", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow", "on": "blue"}
 _COLOURS["timed out"] = "yellow"
@@ -61,7 +61,7 @@ class ConsoleRunView(TerminalRunView):
         self._region = Region(sys.stdout)
         self._drawn = 0.0
         self._news = False
-        # Returns what the pool costs, or how long it may be used; None if nothing is bought, and it has no end.
+        # Returns what the pool costs, or how long it may be used; None if nothing is bought, and the pool has no end.
         self.cost: Callable[[], PoolCost | TimeLeft | None] | None = None
 
     def on_event(self, event: Event) -> None:
@@ -85,7 +85,7 @@ class ConsoleRunView(TerminalRunView):
             self._tell(lines, notices, self._rows(now))
 
     def finish(self, elapsed: float) -> None:
-        """Print the rest; the ranks' states stay, where they were drawn."""
+        """Print the rest; if rows were drawn, the header and failed ranks' rows stay."""
         with self._lock:
             for lines in self._ranks.values():
                 lines.close()
@@ -94,7 +94,7 @@ class ConsoleRunView(TerminalRunView):
                 self._tell(*self._take_due(finished=True), ())
             self._tell(*self._take_due(finished=True), ())
         finally:
-            # However much there was still to print: an interrupt leaves the terminal as it was.
+            # In any case: an interrupt during the last lines leaves the terminal as it was.
             self._region.hide()
         if self._drawn:
             rows = [self._header(elapsed, finished=True), *self._columns(self._troubled())]
@@ -103,7 +103,7 @@ class ConsoleRunView(TerminalRunView):
     def _tell(self, lines: str, notices: Sequence[str], rows: Sequence[str]) -> None:
         self._region.show(rows, lines)
         for text in notices:
-            # Where it is the terminal, this goes above the rows, with the next ones.
+            # If standard error is the terminal, this goes above the rows at the next drawing.
             print(text, file=sys.stderr)
 
     def _rows(self, now: float) -> list[str]:
@@ -127,7 +127,7 @@ class ConsoleRunView(TerminalRunView):
         """Return a row for each different rank that fits; drop the successful ones first."""
         rows, room = self._folded(), self._region.room
         if len(self._states) == 1:
-            # Its last line is shown directly above.
+            # Its last line is directly above.
             return [row for row in rows if row[1].state == "running" and self._ranks[row[0][0]].open.strip()]
         if len(rows) <= room:
             return rows
@@ -136,7 +136,7 @@ class ConsoleRunView(TerminalRunView):
         return [*kept, (sorted(rank for row in rows if row not in kept for rank in row[0]), _Row("running", _MORE))]
 
     def _troubled(self) -> list[tuple[list[int], _Row]]:
-        """Return the ranks that stay in sight at the end."""
+        """Return the rows of ranks that stay visible at the end."""
         several = len(self._states) > 1
         return [row for row in self._folded() if row[1].state not in ("running", "done") and (several or row[1].text)]
 
@@ -193,7 +193,7 @@ class ConsoleStartView:
         """Handle an event of the pool; callable from any thread."""
         text = self._model.on_event(event)
         if isinstance(event, NoticeEvent):
-            # Problems stay visible too: lines above the rows scroll, and are not removed.
+            # Problems stay visible too: lines above the rows scroll, but are not removed.
             self._notices += [text] * bool(text)
             return
         self._progress = event if isinstance(event, ProgressEvent) else None
@@ -210,7 +210,7 @@ class ConsoleStartView:
             self._region.show(self._rows() if drawn else (), above)
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
-        """Say that the pool is ready, or why not: then with its phases."""
+        """Show that the pool is ready, or why not; after a failure, also the phases."""
         notices = "".join(f"{self.title} · {text}\n" for text in self._notices)
         self._region.show((), notices)
         self._region.hide()
@@ -239,7 +239,7 @@ class ConsoleStartView:
     def _told(self) -> list[tuple[str, Text, str]]:
         """Return name, state, duration and text of each phase.
 
-        And of each node in the current one.
+        Nodes of the current phases have rows too.
         """
         found = []
         for phase in self._phases() if self._phases is not None else ():
@@ -295,7 +295,7 @@ def _content(line: str) -> Text:
 
 def _bar(part: float) -> Text:
     full = round(_BAR * part)
-    # Told apart without colours too.
+    # The two can be distinguished without colours too.
     return Text("━" * full, "blue").append("─" * (_BAR - full), "bright_black")
 
 

@@ -1,1 +1,1 @@
-"""Nodes of a batch job as machines: commands run as job steps of the login host."""
+"""Nodes of a batch job as machines: a command is a job step of the login host."""

@@ -11,9 +11,9 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
-# Bytes that are sent at once.
+# Most bytes that are sent at once.
 _PART = 1 << 16
-# A command whose streams are closed gets so long to end by itself.
+# Seconds in which a command may end by itself after its streams were closed.
 _END_PATIENCE = 10.0
 
 
@@ -61,7 +61,7 @@ class LocalChannel:
 
     def recv_ready(self) -> bool:
         """Return True if reading would not wait."""
-        # (`select` takes no file above 1023.)
+        # `select` accepts no file number above 1023.
         waiting = select.poll()
         waiting.register(self._out, select.POLLIN)
         return bool(waiting.poll(0))

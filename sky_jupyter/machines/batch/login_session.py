@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ..ssh.session import Access
     from ..ssh.target import Target
 
-# Variables of a job in which this process or the login runs: commands would take them for arguments.
+# Prefixes of variables of a job in which this process or the login runs: commands would take them as options.
 JOB_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMIX_", "PBS_", "LSB_")
 KEPT = ("SLURM_CONF",)
-# The same as a script for the login's shell, which may be any.
+# The same as a script, for any login shell.
 CLEAN = (
     'for v in $(env | sed -n "s/^\\([A-Za-z_0-9]*\\)=.*/\\1/p"); do case $v in SLURM_CONF) ;; '
     + "|".join(f"{prefix}*" for prefix in JOB_PREFIXES)
@@ -35,25 +35,25 @@ class LoginSession(Protocol):
 
     @property
     def alive(self) -> bool:
-        """True while it is alive, as far as is known."""
+        """Whether it is alive, as far as is known."""
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Ran:
-        """Run a program there; return its status and outputs."""
+        """Run a program on the host; return its status and outputs."""
 
     def channel(self, argv: Sequence[str]) -> Any:
-        """Run a program there; return its streams."""
+        """Run a program on the host; return its streams."""
 
     def status(self, channel: Any) -> int:
         """Wait for a channel's program; return its status."""
 
     def open_stream(self, host: str, port: int) -> ByteStream:
-        """Connect from there to an address."""
+        """Connect from the host to an address."""
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
         """Call a function when the connection breaks."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
 
 
 class LocalLogin:
@@ -81,7 +81,7 @@ class LocalLogin:
                 timeout=timeout,
                 env=self.env(),
                 check=False,
-                # An interrupt of the notebook is no reason to kill `sbatch`, which has submitted a job by then.
+                # An interrupt of the notebook must not kill `sbatch`, which may have submitted a job.
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
@@ -109,7 +109,7 @@ class LocalLogin:
             raise MachineError(host, "refused", f"{host}:{port} refused a connection: {error}") from None
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
-        """Do nothing: it is not lost."""
+        """Do nothing: this machine is not lost."""
 
     def close(self) -> None:
         """Do nothing: channels are closed by their users."""
@@ -129,17 +129,17 @@ class SSHLogin:
     def __init__(self, target: Target, access: Access | None = None) -> None:
         from ..ssh.session import connect
 
-        # Many connections at once are more than an sshd takes (MaxStartups).
+        # One at a time: an sshd refuses many connections at once (MaxStartups).
         with _dialling:
             self._session = connect(target, access)
 
     @property
     def alive(self) -> bool:
-        """True while the connection is alive."""
+        """Whether the connection is alive."""
         return self._session.alive
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Ran:
-        """Run a program as `LoginSession.run`, without the greeting of the login's shell."""
+        """Run a program as `LoginSession.run`, without the output of login scripts."""
         done = self._session.run(_words(argv, f"echo {_BEGIN}; "), stdin, timeout)
         _, begun, out = done.out.partition(f"{_BEGIN}\n".encode())
         return Ran(done.status, out if begun else done.out, done.err)
@@ -169,7 +169,7 @@ class SSHLogin:
 _dialling = threading.Lock()
 
 
-# Line after which a program's output begins: files such as .bashrc may print what they like before it.
+# Line before a program's output: files such as .bashrc may print something first.
 _BEGIN = "sky-output-begins"
 
 

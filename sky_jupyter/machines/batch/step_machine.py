@@ -25,7 +25,7 @@ class StepMachine(SharedSessionMachine):
 
     @staticmethod
     def key_of(target: StepTarget) -> str:
-        """Return job, start and node: nodes of a requeued job are other machines."""
+        """Return job, start and node: a requeued job's nodes are other machines."""
         return f"job {target.incarnation}/{target.node}"
 
     @classmethod

@@ -25,16 +25,16 @@ _READY = f"{waiter.READY}\n".encode()
 _BEGIN_PATIENCE = 150.0
 _READ = 1 << 16
 _MOST_SAID = 1 << 16
-# What srun, and the schedulers' like, say of a job that is over.
+# Messages of srun and similar programs about a job that is over.
 _OVER = re.compile(
     r"job id specified|already completing|has expired|is not running|no longer running|unknown job", re.IGNORECASE
 )
-# What srun says of a node that its job has lost, or given back.
+# Message of srun about a node that its job has lost, or given back.
 _LEFT = re.compile(r"node configuration is not available", re.IGNORECASE)
-# What srun says of clusters without the plugin that binds tasks.
+# First output of a dialled connection; then srun's message on clusters without the plugin that binds tasks.
 _DIALLED = b"sky-dialled\n"
 _NOISE = "lacks support for cpu binding"
-# A connection from the node itself, by what every cluster has.
+# A connection from the node itself, with programs that every cluster has.
 _DIAL = "exec 5<>/dev/tcp/{host}/{port} || exit 9; echo sky-dialled; cat <&5 & cat >&5; kill $! 2>/dev/null"
 
 
@@ -55,7 +55,7 @@ class StepSession:
         self._closing = threading.Event()
         self._loss = ConnectionLoss(self._closing)
         self._watched: Any = None
-        # Whether the login host may not connect to the node: then a step does.
+        # Whether the login host cannot connect to the node, so that a step does.
         self._relays = False
 
     @classmethod
@@ -77,7 +77,7 @@ class StepSession:
         Raises
         ------
         MachineError
-            When that fails: reason ``"gone"`` if the job is over, `Unreachable` if it may work later.
+            When that fails: reason ``"gone"`` if the job is over, `Unreachable` if a later try may succeed.
         """
         made = cls(target, _login(target, access))
         try:
@@ -129,7 +129,7 @@ class StepSession:
                 pass
 
     def _watch(self) -> None:
-        """Notice the end of a step that does nothing but wait."""
+        """Report the end of a step that does nothing but wait."""
         with contextlib.suppress(OSError, EOFError):
             while self._watched.recv(_READ):
                 pass
@@ -142,11 +142,11 @@ class StepSession:
 
     @property
     def alive(self) -> bool:
-        """True while the connection is alive, as far as is known."""
+        """Whether the connection is alive, as far as is known."""
         return self._loss.reason is None and not self._closing.is_set()
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
-        """Call a function when the connection breaks; at once if it has."""
+        """Call a function when the connection breaks; at once if it has broken."""
         self._loss.on_lost(tell)
 
     def channel(self, command: str) -> Any:
@@ -187,13 +187,13 @@ class StepSession:
         raise MachineError(self.target.name, "refused", f"{self.target} refused a connection to {host}:{port}")
 
     def listen(self, port: int, accept: Callable[[Any], None]) -> int:
-        """Raise MachineError: we do not listen on login hosts; nodes may not reach them."""
+        """Raise MachineError: nodes may not reach a port of the login host."""
         raise MachineError(
             self.target.name, "relay", f"{self.target} cannot listen on a port for us; nodes reach one another"
         )
 
     def unlisten(self, port: int) -> None:
-        """Do nothing: it listens on no port."""
+        """Do nothing: no port is open."""
 
     def status(self, channel: Any) -> int:
         """Wait for a channel's command; return its status, or minus the signal."""
@@ -213,7 +213,7 @@ class StepSession:
 
 
 def _is_dialled(stream: Any) -> bool:
-    """Read up to the line that a connection begins with; return whether it came."""
+    """Read up to the first line of a connection; return whether it came."""
     said = b""
     while not said.endswith(_DIALLED) and len(said) < _MOST_SAID and (letter := stream.recv(1)):
         said += letter

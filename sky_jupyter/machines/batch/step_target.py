@@ -22,11 +22,11 @@ class StepTarget:
     node : str
         The scheduler's name of the node.
     incarnation : str
-        What differs between a job's starts: a requeued job's nodes are other machines.
+        Id of the job's start: a requeued job's nodes are other machines.
     enter : tuple of str
-        Program and arguments, on the login host, that run a command on the node: they are followed by it.
+        Program and arguments, on the login host, that run the command after them on the node.
     raw : tuple of str
-        The same, with output that is passed on at once and unchanged, whether it has lines or not.
+        The same, but output is passed on at once and unchanged, with line ends or without.
     folder : str
         Folder on the node's own disk, in which `waiter` waits.
     address : str

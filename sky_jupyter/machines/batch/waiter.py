@@ -1,8 +1,9 @@
 """Waiter: the shell script on each node of a job; it starts the pool's processes.
 
-A process that is started over the login host dies with its step, so the waiter starts all that is to survive. It is
-asked by a pipe with a name. It ends as `container_command` does, by the power file: the pool has ended, nobody has used
-the node for the time of its lease, or the deadline has passed. It needs a POSIX shell, ``mkfifo`` and ``/proc``.
+A process that is started over the login host dies with its job step, so the waiter starts all processes that must
+survive. It reads requests from a named pipe. It ends as `container_command` does, by the power file: when the pool has
+ended, nobody has used the node for the time of its lease, or the deadline has passed. It needs a POSIX shell,
+``mkfifo`` and ``/proc``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...node.host.power_file import GRACE
 from ..power_watchdog import CLOCK
 from .login_session import CLEAN
 
-# The power file of a node, as `node.host.power_file` and `power_watchdog.keep_line` read it there.
+# The power file of a node; `node.host.power_file` and `power_watchdog.keep_line` use the same.
 POWER_FILE = "$SKY_JOB_FOLDER/power"
 _BEGIN = """\
 folder=$1; grace=$2; until=$3
@@ -60,7 +61,7 @@ say "$why"
 clear
 exit 0
 """
-# A job that was queued again has another folder: an earlier start of it is over. Another user's folder says nothing.
+# A requeued job has another folder; if a later start is ready, this one is over. Folders of other users do not count.
 _WAIT = """\
 i=0
 until [ -e {where}/ready ] && {owned}; do
@@ -78,7 +79,7 @@ echo {ready}
 exec cat
 """
 READY = "sky-ready"
-# Tenths of a second for which a step waits for the job's own script, which may load modules first.
+# Tenths of a second that a step waits for the job's own script, which may load modules first.
 _TENTHS = 1200
 
 
@@ -88,13 +89,13 @@ def script(until: float | None, folder: str, launch: str, *, grace: float = GRAC
     Parameters
     ----------
     until : float or None
-        Unix time at which it ends in any case.
+        Unix time at which the waiter ends in any case.
     folder : str
         Shell word of the node's own folder; it may name variables.
     launch : str
-        Script that reads a line from its input and runs it: what is started for each request.
+        Script that is started for each request; it reads a line from its input and runs it.
     grace : float
-        Seconds after which it ends if nobody writes the power file.
+        Seconds after which the waiter ends if nobody writes the power file.
 
     Returns
     -------
@@ -110,21 +111,21 @@ def script(until: float | None, folder: str, launch: str, *, grace: float = GRAC
 def owned(folder: str) -> str:
     """Return a shell condition: a folder exists, is this user's, and is no link.
 
-    Jobs' ids are foreseeable and ``/tmp`` is everybody's, so that another user may have made it. A folder of one's
-    own stays there: ``/tmp`` is sticky. (`find` looks once; two tests could see two folders.)
+    Jobs' ids are predictable and ``/tmp`` is open to all users, so another user may have created the folder. A user's
+    own folder cannot be replaced: ``/tmp`` is sticky. `find` looks only once; two tests might see two folders.
     """
     return f'[ -n "$(find {folder} -prune -type d -user "$(id -u)" 2>/dev/null)" ]'
 
 
 def ready(folder: str, incarnation: str, node: str) -> str:
-    """Return a step's script that waits until a start's waiter is ready, and says so.
+    """Return a step's script that waits for a start's waiter, and prints `READY`.
 
     Parameters
     ----------
     folder : str
         The start's folder on the node, which ends with incarnation and node.
     incarnation : str
-        The job, a dot, and how often it was queued again.
+        The job's id, a dot, and how often it was requeued.
     node : str
         The node.
 
@@ -154,7 +155,7 @@ def handover(folder: str) -> str:
         f"d={where}/$$; umask 077; {owned(where)} && [ -p {where}/start ] && mkdir $d && mkfifo $d/0 $d/1 $d/2 || "
         "{ echo 'the job does not wait on this node any more' >&2; exit 1; }; "
         f"echo $d >>{where}/start; "
-        # In the order in which the other end opens them.
+        # In the order in which the waiter opens them.
         "exec 4<&0; cat <&4 >$d/0 & i=$!; cat <$d/1 & o=$!; cat <$d/2 >&2; wait $o; kill $i 2>/dev/null; exit 0"
     )
 

@@ -39,7 +39,7 @@ class TunnelHandle:
     port : int
         Port on 127.0.0.1. Any local user can connect to it: only TLS should pass.
     to : tuple of str and int
-        Address that it leads to, as the machine sees it.
+        Target address, as the machine sees it.
     """
 
     link: Link
@@ -110,7 +110,7 @@ class Link:
         Raises
         ------
         PoolError
-            When a link runs in this folder, none starts, or it was stopped.
+            When a link runs in this folder, the new one does not start, or it was stopped.
         """
         folder = Path(os.path.abspath(folder))
         if socket_folder.answers(folder):
@@ -149,7 +149,7 @@ class Link:
     ) -> LinkMachine:
         """Return a connected machine, which the link keeps connected from then on.
 
-        A machine that the link has is found again, and reconnected now if it is away.
+        A machine that the link has already is reused, and reconnected now if its connection is lost.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class Link:
         accept : bool or mapping of str to str
             See `providers.SSH`.
         prompts : Prompts, optional
-            Callbacks that ask a person, in this thread; nothing is asked by default. Answers are not stored.
+            Callbacks that ask a person, in this thread; by default, there are no prompts. Answers are not stored.
         address : str, optional
             Address for the pool's other machines; by default, the one at which it answers.
 
@@ -179,14 +179,14 @@ class Link:
             "address": address,
             "passphrase": prompts.passphrase is not None,
             "ask": prompts.accept is not None,
-            # The agent of this login, which need not be that of the login in which the link was started.
+            # The SSH agent of this login; the link may have been started in another login.
             "agent": os.environ.get("SSH_AUTH_SOCK"),
         }
         with self.call("connect", facts, target.name) as wire:
             while "ask" in (question := wire.receive().facts):
                 wire.send({"answer": _answer(question, prompts)})
             reply = question
-        # The link has it by this very target.
+        # The link already has a connection to exactly this target.
         return self._machine(encoding.checked(reply), target)
 
     def machines(self) -> list[LinkMachine]:
@@ -210,9 +210,9 @@ class Link:
     def relay(self, machine: LinkMachine, through: LinkMachine, host: str, port: int, *, wish: int = 0) -> int:
         """Return a machine's loopback port that leads to an address of another.
 
-        Connections pass through this machine. It is the same for the same address, and survives breaks. With ``wish``
-        it is this port, once an earlier link's relay has released it. Raise MachineError if the machine refuses to
-        listen.
+        Connections pass through this machine. The port is the same for the same address, and survives breaks. With
+        ``wish`` it is this port, once an earlier link's relay has released it. Raise MachineError if the machine
+        refuses to listen.
         """
         facts = {"machine": machine.number, "through": through.number, "host": host, "port": port, "wish": wish}
         return int(self.ask("relay", machine.name, **facts)["port"])
@@ -245,7 +245,7 @@ class Link:
             Seconds without a client after which the link ends.
         processes : sequence of LinkProcess
             The pool's processes. While no client is connected, the link polls them: it ends with the last one, and not
-            earlier if it can poll them.
+            before if it can poll them.
         folders : sequence of Path
             The pool's local folders, which are removed once nobody can attach to the pool again.
         """
@@ -267,7 +267,7 @@ class Link:
         folders : sequence of Path
             The pool's local folders, which are removed at the end.
         """
-        # Its end is expected, whenever it comes.
+        # Its end is expected, at any time.
         self._tell_end = lambda: None
         facts = [{"machine": machine.number, "script": script} for machine, script in works]
         self.ask("finish", works=facts, patience=patience, folders=[os.path.abspath(folder) for folder in folders])
@@ -401,7 +401,7 @@ class Link:
     def call(self, call: str, facts: Mapping[str, Any], host: str = "link", *, last: bool = False) -> Iterator[Wire]:
         """Send a call and yield its wire, from which the whole reply must be read.
 
-        The wire is used for other calls then, except after the ``last``.
+        Other calls reuse the wire then, except after the ``last``.
         """
         try:
             wire = self._borrow()

@@ -46,7 +46,7 @@ class ConnectionTable:
     # Hosts
 
     def connect(self, target: AnyTarget, address: str | None, accept: Accepted, prompts: Prompts) -> ReconnectingHost:
-        """Return the connected host: the one that there is, or a new one."""
+        """Return the connected host: an existing or a new one."""
         with self._lock:
             found = [one for one in self._hosts.values() if one.target == target and one.goes_by(address)]
             if not found and len(self._hosts) >= _MOST_HOSTS:
@@ -109,7 +109,7 @@ class ConnectionTable:
     # Tunnels
 
     def tunnel(self, held: ReconnectingHost, host: str, port: int, wish: int = 0) -> Tunnel:
-        """Return the tunnel to an address: the one that there is, or a new one."""
+        """Return the tunnel to an address: the existing or a new one."""
         with self._lock:
             for one in self._tunnels.values():
                 if (one.held, one.host, one.there) == (held, host, port):

@@ -28,7 +28,7 @@ class Event:
     text : str
         Text for a person.
     why : str
-        Reason of the loss or of the failed attempt.
+        Reason for the loss or for the failed attempt.
     pause, away : float
         Seconds until the next attempt; seconds since the loss.
     """

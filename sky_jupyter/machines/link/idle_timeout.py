@@ -16,7 +16,7 @@ class IdleTimeout:
     owner : process_identity.ProcessIdentity, optional
         Process that the link ends with, unless it has a lease.
     lease : float, optional
-        Idle timeout: seconds without a client after which the link ends. The owner is ignored then.
+        Idle timeout: seconds without a client after which the link ends. With one, the owner is ignored.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class IdleTimeout:
         """Count a new client."""
         with self._lock:
             self._clients += 1
-            # From now on the client finds out whether the pool is alive.
+            # From now on the client checks whether the pool is alive.
             self.pool = None
 
     def leave(self) -> None:

@@ -20,7 +20,7 @@ from .target_kinds import AnyTarget
 
 
 class LinkClient(Protocol):
-    """What a machine needs of its link's client; `client.Link` is one."""
+    """Interface of a link's client that a machine needs; `client.Link` has it."""
 
     def ask(self, call: str, name: str = "link", /, **facts: Any) -> dict[str, Any]:
         """Send a call and return its one reply."""
@@ -44,7 +44,7 @@ class LinkClient(Protocol):
 
 
 class LinkProcess(ProcessHandle):
-    """Command that was started there earlier, without its output.
+    """Command that was started on the machine earlier, without its output.
 
     Parameters
     ----------
@@ -59,17 +59,17 @@ class LinkProcess(ProcessHandle):
     def __init__(self, machine: LinkMachine, pid: int, started: float) -> None:
         super().__init__(pid, started)
         self.machine = machine
-        # A pool's host process: its folder on that machine.
+        # For a pool's host process, its folder on that machine.
         self.folder = ""
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
+        """Whether it runs."""
         return bool(self._ask("alive")["alive"])
 
     @property
     def place(self) -> str:
-        """Machine, as an error message names it."""
+        """The machine, as an error message names it."""
         return f" on {self.machine.target}"
 
     def terminate(self) -> None:
@@ -185,13 +185,13 @@ class LinkMachine:
         return self.target.name
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what its provider needs to connect again."""
+        """Return the data that its provider needs to connect again."""
         target: dict[str, Any] = json.loads(json.dumps(from_target(self.target)))
         return {"target": target, "address": self.address}
 
     @property
     def up(self) -> bool:
-        """True while it is connected, as far as is known."""
+        """Whether it is connected, as far as is known."""
         found = [facts for facts in self.link.ask("state")["machines"] if facts["machine"] == self.number]
         return bool(found and found[0]["up"])
 

@@ -36,14 +36,14 @@ class PoolWatchdog:
     """Watchdog of the pool's processes, one for each link.
 
     When all of the pool's processes have ended, its folders on this machine, keys included, are removed. While one is
-    alive, the link stays whatever its lease. If a host cannot be polled, the lease decides; its nodes have the same
-    lease, and only a run can keep them alive longer. If a run was active when they were last polled, the keys stay and
+    alive, the link stays, whatever its lease. If a host cannot be polled, the lease decides: its nodes have the same
+    lease, and only a run can keep them alive longer. If a run was active when they were last polled, the keys stay, but
     partial uploads are removed.
 
     Parameters
     ----------
     idle_timeout : IdleTimeout
-        The link's; its attribute ``pool`` is set after each poll.
+        The link's idle timeout; its attribute ``pool`` is set after each poll.
     folders : sequence of Path
         The pool's folders here, until `watch` names them.
     """
@@ -55,11 +55,11 @@ class PoolWatchdog:
         self._folders = folders
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        # True if a run was active at the last poll; True if nobody will attach to the pool again.
+        # `_runs`: a run was active at the last poll. `_forgotten`: nobody will attach to the pool again.
         self._runs = self._forgotten = False
 
     def watch(self, watched: Sequence[Watched], folders: Sequence[Path]) -> None:
-        """Poll these processes from now on; ``folders`` are the pool's, here."""
+        """Poll these processes from now on; ``folders`` are the pool's, on this machine."""
         with self._lock:
             self._watched, self._folders = watched, folders
             if self._thread is None:
@@ -111,7 +111,7 @@ class PoolWatchdog:
 
 
 def _look_at(watched: Watched) -> tuple[bool | None, bool]:
-    """Return if a process is alive (None: unknown), and if a run is active."""
+    """Return whether a process is alive (None: unknown), and whether a run is active."""
     if watched.held.gone:
         return False, False
     with contextlib.suppress(SkyError, TimeoutError, OSError):

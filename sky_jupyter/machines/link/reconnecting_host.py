@@ -19,7 +19,7 @@ from .target_kinds import AnyTarget
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 # A session shorter than this may be lost again at once: the back-off keeps growing.
 _STABLE = 20.0
-# Reason of a `LoginRefused` by an API that has let the user in: a right is missing.
+# Reason of a `LoginRefused` when an API has accepted the login, but a right is missing.
 _RIGHTS = "rights"
 # sshd allows ten sessions per connection by default; commands need some of them.
 _LANES = 4
@@ -57,7 +57,7 @@ class ReconnectingHost:
         self._pause = FIRST_PAUSE
         self._asked = threading.Event()
         self._closed = False
-        # True once the machine was found to be gone: nothing is left there to clean up.
+        # True once the machine was found to be gone: then there is nothing to clean up.
         self.gone = False
         self._rebuilding = False
         self._on_open: list[Callable[[SessionMachine], None]] = []
@@ -66,7 +66,7 @@ class ReconnectingHost:
 
     @property
     def up(self) -> bool:
-        """True while its session is alive, as far as is known."""
+        """Whether its session is alive, as far as is known."""
         machine = self._machine
         return machine is not None and machine.session.alive
 
@@ -135,7 +135,7 @@ class ReconnectingHost:
         return f"unreachable for {away:.0f} s{when}{told}"
 
     def goes_by(self, address: str | None) -> bool:
-        """Return True if this host is meant by ``address``; None means its default."""
+        """Return True if ``address`` means this host; None means its default."""
         return address in ((self.given_address, self.address) if self.address else (self.given_address,))
 
     # Connecting
@@ -160,7 +160,7 @@ class ReconnectingHost:
             if self._closed:
                 session.close()
                 raise LinkLost(self.target.name, "closed", "the connection was ended while it was made")
-            # Reconnecting asks nobody: it works with the keys that were opened and accepted before, or fails.
+            # Reconnecting shows no prompts: it works with the keys that were opened and accepted before, or fails.
             self._access = Access(_silent(access), access.accept)
             self._machine, self._lanes = machine, []
             self.key, self.address = machine.key, machine.address
@@ -196,7 +196,7 @@ class ReconnectingHost:
                 return
             self._rebuilding = True
             if self._lost_at <= self._opened_at:
-                self._lost_at = time.monotonic()  # a client has noticed it before our watch
+                self._lost_at = time.monotonic()  # a client has noticed the loss before our watch
         threading.Thread(target=self._rebuild, name=f"link-rebuild-{self.number}", daemon=True).start()
 
     def _rebuild(self) -> None:
@@ -206,7 +206,7 @@ class ReconnectingHost:
         finally:
             with self._lock:
                 self._rebuilding = False
-                # The request is done: the next loss has a back-off of its own.
+                # The request has been served: the next loss has its own back-off.
                 self._asked.clear()
 
     def _try(self) -> bool:
@@ -226,7 +226,8 @@ class ReconnectingHost:
         except (HostKeyError, LoginRefused) as error:
             self._why = str(error).partition(": ")[2]
             if error.reason == _RIGHTS:
-                # It had them. A cluster's API that has just begun refuses for a moment whatever it has not read yet.
+                # The right was there before: an API server that has just started refuses for a moment what it has not
+                # loaded yet.
                 return False
             self._say("refused", f"reachable again, but unusable: {self._why}")
             return True

@@ -29,7 +29,7 @@ from .reconnecting_host import ReconnectingHost
 from .unfinished_cleanup import Finishing
 
 _MOST_FILES = 65536
-# A larger upload uses a connection of its own.
+# Bytes from which on an upload uses its own connection.
 _MUCH = 1 << 19
 _TELL_EVERY = 0.05
 _LOOK = 1.0
@@ -130,7 +130,7 @@ class RequestHandler:
                 except Broken:
                     raise
                 except Exception as error:
-                    # Any error fails this call only.
+                    # An error fails only this call.
                     self._read_rest()
                     self._wire.send({"error": encoding.from_error(error)})
 

@@ -68,7 +68,7 @@ def main(folder: Path) -> int:
 
 
 class Server:
-    """Admits clients, and answers each in a thread of its own."""
+    """Server that admits clients, and answers each in its own thread."""
 
     def __init__(
         self,

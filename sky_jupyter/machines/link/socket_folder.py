@@ -128,7 +128,8 @@ def answers(folder: Path) -> bool:
 def has_sockets(folder: Path, prefix: str, *below: str) -> bool:
     """Return True if links work in new folders there: some file systems lack sockets.
 
-    ``prefix`` is that of the new folders' names, and ``below`` leads from them to the link's: paths may be too long.
+    ``prefix`` begins the names of the new folders, and ``below`` is the path from them to the link's folder, which may
+    be too long.
     """
     if not str(folder).isprintable():
         return False

@@ -1,6 +1,6 @@
 """Kinds of machines of the link: their targets' JSON forms and how to connect.
 
-Another kind of machine is one more row, with a `SessionMachine` of its own.
+Another kind of machine needs one more row here, and its own `SessionMachine`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 AnyTarget = Target | PodTarget | StepTarget
 
 _TEXTS = ("keys", "certificates", "known_hosts", "system_known_hosts")
-# What a target's values are, but for its jump.
+# Checks of a target's values, except its jump.
 _TARGET: Mapping[str, Check] = {
     **dict.fromkeys(("name", "host", "user", "strict", "family"), is_text),
     **dict.fromkeys(("agent", "proxy_command", "host_key_alias", "bind"), optional(is_text)),
@@ -105,7 +105,7 @@ class TargetKind(NamedTuple):
     connect: Callable[[AnyTarget, Any, str | None], SessionMachine]
 
 
-# A host's form names no kind: it is that of links and records of earlier versions.
+# An SSH host's form names no kind, as in links and records of earlier versions.
 _KINDS = (
     TargetKind("", Target, _host, _connect_host),
     TargetKind("pod", PodTarget, _pod, _connect_pod),

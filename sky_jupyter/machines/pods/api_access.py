@@ -23,20 +23,20 @@ from ..ssh.types import shown
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a connection to the API is made with, at one moment.
+    """Parameters of a connection to the API, at one moment.
 
     Attributes
     ----------
     host, port : str, int
-        Where the API server listens.
+        Address of the API server.
     prefix : str
-        What its paths begin with; empty for most.
+        Prefix of its paths; usually empty.
     tls : ssl.SSLContext, optional
         Its certificate authority and our client certificate; None for plain HTTP.
     server_name : str
-        The name that its certificate is checked for.
+        The name that its certificate must have.
     proxy : str, optional
-        URL of the HTTP proxy that leads there.
+        URL of the HTTP proxy to use.
     headers : dict of str to str
         Headers with which we log in.
     """
@@ -77,14 +77,14 @@ class ApiAccess:
     def configuration(self, refused: int = -1) -> Any:
         """Return the kubernetes client's configuration with currently valid credentials.
 
-        They are read again if their files have changed, or if those of the generation ``refused`` were refused; the
-        client itself renews those that expire. Raises SpecError if there are none.
+        They are read again if their files have changed, or if those of the generation ``refused`` were refused. The
+        client itself renews credentials that expire. Raises SpecError if there are none.
         """
         with self._lock:
             return self._current(refused)
 
     def credentials(self, refused: int = -1) -> tuple[Credentials, int]:
-        """Return what to connect with now, and its generation; see `configuration`."""
+        """Return current credentials and their generation; see `configuration`."""
         with self._lock:
             found = self._current(refused)
             with self._named(), _captured():
@@ -106,7 +106,7 @@ class ApiAccess:
         from kubernetes import client, config
 
         made = client.Configuration()
-        # Some versions of the client read this variable and forget it.
+        # Some versions of the client read this variable, but do not use it.
         made.no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
         with _captured() as said, _folder() as folder:
             if self._kubeconfig:
@@ -115,7 +115,7 @@ class ApiAccess:
                 if folder is not None:
                     _keep_in_memory(made, folder)
                 if url := _proxy_url(joined, self._context):
-                    # As for kubectl, it counts for this cluster whatever the environment says.
+                    # As in kubectl, it counts for this cluster whatever the environment says.
                     made.proxy, made.no_proxy = url, None
             else:
                 config.load_incluster_config(client_configuration=made)
@@ -177,7 +177,7 @@ def _keep_in_memory(configuration: Any, folder: str) -> None:
             with open(path, "rb") as source:
                 data = source.read()
             descriptor = os.memfd_create("sky-credentials")
-            # Whatever uses the credentials has the configuration.
+            # Keep the file open as long as the configuration, which every user of the credentials holds.
             weakref.finalize(configuration, os.close, descriptor).atexit = False
             with open(descriptor, "wb", closefd=False) as there:
                 there.write(data)
@@ -187,7 +187,7 @@ def _keep_in_memory(configuration: Any, folder: str) -> None:
         return
 
     def refresh(configuration: Any) -> None:
-        # The client's own names the files again.
+        # The client's own hook would set the files' paths again, so it gets another object.
         known = types.SimpleNamespace(api_key={})
         hook(known)
         configuration.api_key.update(known.api_key)
@@ -247,7 +247,7 @@ def _captured() -> Iterator[list[str]]:
         return False
 
     root, quiet = logging.getLogger(), logging.NullHandler()
-    # With no handler, `logging.error` would add one for good.
+    # Without a handler, `logging.error` would add one permanently.
     root.addHandler(quiet)
     root.addFilter(keep)
     try:

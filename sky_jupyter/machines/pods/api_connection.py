@@ -31,7 +31,7 @@ Query = Sequence[tuple[str, str]]
 
 
 class _Answer(NamedTuple):
-    """Head of an answer, and what has been read after it."""
+    """Head of an answer, and the bytes that were read after it."""
 
     status: int
     headers: dict[str, str]
@@ -48,7 +48,7 @@ def open_websocket(target: PodTarget, action: str, query: Query, protocols: Sequ
     action : str
         ``exec`` or ``portforward``.
     query : sequence of (str, str)
-        What is asked for.
+        The query.
     protocols : sequence of str
         Subprotocols, the best first.
 
@@ -60,8 +60,8 @@ def open_websocket(target: PodTarget, action: str, query: Query, protocols: Sequ
     Raises
     ------
     MachineError
-        When it is refused: `Unreachable` if that may pass, `LoginRefused` if rights are missing, reason ``"gone"`` if
-        the pod is not there any more.
+        When it is refused: `Unreachable` if that may be temporary, `LoginRefused` if rights are missing, reason
+        ``"gone"`` if the pod does not exist any more.
     """
     key = base64.b64encode(new_key()).decode()
     headers = {
@@ -92,7 +92,7 @@ def open_websocket(target: PodTarget, action: str, query: Query, protocols: Sequ
 
 
 def read_pod(target: PodTarget) -> dict[str, Any]:
-    """Return the pod as the API has it; raise MachineError as `open_websocket`."""
+    """Return the pod as the API describes it; raise MachineError as `open_websocket`."""
     made, answer = _ask(target, _path(target), {"Accept": "application/json", "Connection": "close"})
     with contextlib.closing(made):
         try:
@@ -113,7 +113,7 @@ def _path(target: PodTarget) -> str:
 
 
 def _ask(target: PodTarget, path: str, headers: dict[str, str]) -> tuple[socket.socket, _Answer]:
-    """Send a request; once more with new credentials if the first were refused."""
+    """Send a request; repeat it with new credentials if the first were refused."""
     access, generation = access_to(target.kubeconfig, target.context), -1
     for attempt in (0, 1):
         try:
@@ -129,7 +129,7 @@ def _ask(target: PodTarget, path: str, headers: dict[str, str]) -> tuple[socket.
         try:
             answer = _asked(made, credentials, path, headers)
         except ssl.SSLError as error:
-            # TLS 1.3 tells only here that the client certificate is refused.
+            # With TLS 1.3, a refusal of the client certificate is reported only here.
             made.close()
             if attempt:
                 raise _distrusted(target, credentials, error) from None
@@ -155,7 +155,7 @@ def _asked(made: socket.socket, credentials: Credentials, path: str, headers: di
 
 
 def _head(made: socket.socket) -> _Answer:
-    """Read the head of an answer; raise OSError if it is none."""
+    """Read the head of an answer; raise OSError if it is invalid."""
     data, until = b"", time.monotonic() + PATIENCE
     while b"\r\n\r\n" not in data:
         made.settimeout(max(until - time.monotonic(), 0.01))
@@ -292,14 +292,14 @@ def _refusal(target: PodTarget, resource: str, status: int, body: bytes) -> Mach
 
 
 def gone(target: PodTarget, why: str) -> MachineError:
-    """Return the error for a pod that has ended, or is another one now."""
+    """Return the error for a pod that has ended or was replaced."""
     return MachineError(target.name, GONE, f"{target} is gone: {why}")
 
 
 def _is_of(target: PodTarget, body: bytes) -> bool:
     """Return True if an answer is the API's own, and about the pod.
 
-    A kubelet that has just begun, or a proxy before the API, knows no pod either, with the same status.
+    A kubelet that has just started, or a proxy in front of the API, may answer with the same status.
     """
     details = _status(body).get("details")
     return isinstance(details, dict) and details.get("kind") == "pods" and details.get("name") == target.pod

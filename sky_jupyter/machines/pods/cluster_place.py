@@ -1,4 +1,4 @@
-"""Which cluster and namespace is meant, as `kubectl` finds them."""
+"""The cluster and namespace to use, as `kubectl` finds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEEDED = "Kubernetes needs its clients: pip install 'sky-jupyter[kubeflow]'"
 
 @dataclass(frozen=True)
 class ClusterPlace:
-    """A cluster, and how it is reached. Made by `resolve`.
+    """A cluster, and how to reach it. Made by `resolve`.
 
     Attributes
     ----------
@@ -37,9 +37,9 @@ class ClusterPlace:
 
 
 def resolve(kubeconfig: Sequence[str], context: str | None, namespace: str | None) -> ClusterPlace:
-    """Return which cluster and namespace is meant, as `kubectl` finds them.
+    """Return the cluster and namespace to use, as `kubectl` finds them.
 
-    Without a configuration, a process in a pod has the pod's service account. Raises SpecError if there is neither, or
+    Without a configuration, a process in a pod uses the pod's service account. Raises SpecError if there is neither, or
     no such context.
     """
     named = list(kubeconfig) or [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]

@@ -35,7 +35,7 @@ class KubeClients:
         configuration.retries = 1
         self.place, self.configuration = place, configuration
         self.api = client.ApiClient(configuration)
-        # What callers make of the configuration, to be used as long as that is.
+        # Objects that callers derive from the configuration, and that are valid as long as it is.
         self.kept: dict[str, Any] = {}
 
     def call(
@@ -43,7 +43,7 @@ class KubeClients:
     ) -> Any:
         """Send a request and return its JSON object; errors are not translated.
 
-        Raises Unanswered if the answer is no JSON object.
+        Raises Unanswered if the answer is not a JSON object.
         """
         found = self.api.call_api(
             path,
@@ -81,23 +81,23 @@ _known: dict[tuple[ClusterPlace, int], KubeClients] = {}
 
 
 def ask(place: ClusterPlace, doing: str, call: Callable[[KubeClients], T]) -> T:
-    """Return what calls of the API return, their errors translated.
+    """Return the result of API calls, with their errors translated.
 
-    Credentials that are refused are read again once, as a user may have logged in meanwhile.
+    Refused credentials are read again once, since a user may have logged in meanwhile.
 
     Parameters
     ----------
     place : ClusterPlace
         The cluster.
     doing : str
-        What the calls are for, such as ``"list pods"``.
+        Purpose of the calls, such as ``"list pods"``.
     call : callable
-        Takes the clients.
+        Function that makes the calls with the clients.
 
     Returns
     -------
     object
-        What it returns.
+        The function's result.
     """
     try:
         try:

@@ -28,7 +28,7 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what the API said; empty if it said nothing."""
+    """Return the API's message; empty if it sent none."""
     for one in _chain(error):
         if body := getattr(one, "body", None):
             try:
@@ -44,9 +44,9 @@ def translated(error: Exception, doing: str, place: ClusterPlace) -> SkyError | 
     Parameters
     ----------
     error : Exception
-        What a call raised.
+        The error of a call.
     doing : str
-        What it was for, such as ``"list pods"``.
+        The call's purpose, such as ``"list pods"``.
     place : ClusterPlace
         The cluster.
 
@@ -74,7 +74,7 @@ def translated(error: Exception, doing: str, place: ClusterPlace) -> SkyError | 
     ):
         return Unanswered(f"cannot {doing} in {place}: its API cannot be reached: {_reason(error)}")
     if type(error) is RuntimeError or type(error) is Exception or type(error) is ValueError:
-        # What the Kubeflow SDK raises by itself.
+        # Errors of the Kubeflow SDK's own.
         return ProvisionError(f"cannot {doing} in {place}: {_reason(error)}")
     return None
 
@@ -112,7 +112,7 @@ def _refused(status: int, told: str, doing: str, place: ClusterPlace) -> SkyErro
 
 
 def _login(place: ClusterPlace) -> str:
-    """Return what renews the credentials, as far as the configuration says."""
+    """Return how to renew the credentials, as far as the configuration says."""
     if not place.kubeconfig:
         return "the pod's service account must exist"
     command = _plugin(place)
@@ -122,7 +122,7 @@ def _login(place: ClusterPlace) -> str:
 
 
 def _plugin(place: ClusterPlace) -> str:
-    """Return the command that makes the context's credentials; empty if none does."""
+    """Return the command that makes the context's credentials; empty without one."""
     import yaml
 
     user = None
@@ -135,7 +135,7 @@ def _plugin(place: ClusterPlace) -> str:
         for part in parts:
             for one in part.get("users") or ():
                 if one["name"] == user and (plugin := one["user"].get("exec")):
-                    # No options: some have a secret of the client.
+                    # Without options: some contain a client secret.
                     words = itertools.takewhile(lambda word: not word.startswith("-"), plugin.get("args") or ())
                     return " ".join([plugin["command"], *itertools.islice(words, 2)])
     except Exception:

@@ -22,7 +22,7 @@ class PodMachine(SharedSessionMachine):
 
     @staticmethod
     def key_of(target: PodTarget) -> str:
-        """Return the pod's uid: a later pod of its name is another machine."""
+        """Return the pod's uid: a later pod with its name is another machine."""
         return f"pod {target.uid or f'{target.namespace}/{target.pod}'}/{target.container}"
 
     @classmethod

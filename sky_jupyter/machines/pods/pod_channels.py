@@ -19,13 +19,13 @@ STDIN, STDOUT, STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
 _MOST_OUTPUT = 4 << 20
 _MOST_ERRORS = 1 << 20
 _MOST_STATUS = 1 << 16
-# Seconds without data after which a connection whose client has sent its end is closed; see `PortStream`.
+# Seconds without data after which a stream is closed, once this side has ended its own data; see `PortStream`.
 LINGER = 5.0
 TICK = 1.0
 _MOST_REFUSAL = 4096
 
-# The server of v4 cannot be told that the input ends. The command reads a pipe, which is filled by a process beside it:
-# that reads how many bytes come next, and 0 is the end.
+# A server of v4 cannot be told that the input ends. So the command reads a pipe, and a process beside it fills the
+# pipe: it reads the number of bytes that come next; 0 is the end.
 _FRAMED = (
     'exec 3<&0; {{ while IFS= read -r _sky_n && [ "$_sky_n" -gt 0 ]; do head -c "$_sky_n" || break; done <&3 '
     "2>/dev/null & }} | {{ exec 3<&-; {command}; }}"
@@ -44,7 +44,7 @@ class _Flow:
         self.socket = socket
         self._news = threading.Condition()
         self._reading = False
-        # Set when nothing more comes.
+        # Set when no more data can come.
         self._over = False
         self._timeout: float | None = None
 
@@ -104,7 +104,10 @@ class _Flow:
         raise NotImplementedError
 
     def look(self) -> None:
-        """Receive what is there, without waiting, if nobody does: it may be the end."""
+        """Receive available data, without waiting, unless another thread does.
+
+        The data may hold the end.
+        """
         with self._news:
             if self._over or self._reading or not self._has_room() or not self.socket.readable():
                 return
@@ -126,7 +129,7 @@ class ExecChannel(_Flow):
     tell : callable
         Called when the stream breaks before the command has ended, with the reason.
     framed : bool
-        The command was changed by `framed`.
+        Whether the command was changed by `framed`.
     """
 
     def __init__(self, socket: WebSocket, tell: Callable[[ExecChannel, str], None], *, framed: bool = False) -> None:
@@ -137,13 +140,13 @@ class ExecChannel(_Flow):
         self._out_size = self._err_size = 0
         self._said = b""
         self._exit: int | None = None
-        # What the runtime said when it could not run the command.
+        # The runtime's message if it could not run the command.
         self.failure = ""
         self.broken = False
 
     @property
     def closed(self) -> bool:
-        """True after it was closed, has broken, or its command has ended."""
+        """Whether it was closed, has broken, or its command has ended."""
         return self.socket.closed or self._over
 
     # Receiving
@@ -193,7 +196,7 @@ class ExecChannel(_Flow):
             if data:
                 self._err.append(data)
                 self._err_size += len(data)
-                # Whoever listens wants the last of it, and mostly nobody does.
+                # Only the last part is of interest, and mostly nobody reads it.
                 while self._err_size > _MOST_ERRORS:
                     self._err_size -= len(self._err.popleft())
         elif channel == _STATUS:
@@ -245,7 +248,7 @@ class ExecChannel(_Flow):
         self.socket.finish()
 
     def shutdown_write(self) -> None:
-        """Send the end of the input, where the server can be told."""
+        """Send the end of the input, if the server understands it."""
         with contextlib.suppress(OSError):
             if self.socket.protocol == V5:
                 self.socket.send(_CLOSE, bytes([STDIN]))
@@ -278,7 +281,8 @@ def exit_status(facts: dict[str, Any]) -> int | None:
 class PortStream(_Flow):
     """Connection to a port of a pod; implements `forwards.ByteStream`.
 
-    The API has no end of one direction. After `shutdown_write` the other is read until nothing comes for a while.
+    The API cannot end one direction alone. After `shutdown_write`, the other one is read until no data has come for a
+    while.
 
     Parameters
     ----------

@@ -19,9 +19,10 @@ from .pod_target import PodTarget
 from .websocket import WebSocket
 
 TICK = 1.0
-# Seconds between pings of the watched stream, and of the others: load balancers cut those that are silent for minutes.
+# Seconds between pings of the watched stream, and of the others: load balancers close connections that are silent for
+# minutes.
 PULSE, _PING = 5, 20.0
-# Seconds of silence after which the session is given up.
+# Seconds of silence after which the session counts as lost.
 SILENT = 20
 # Servers end streams without data after four hours, pings or not.
 _TOUCH = 1800.0
@@ -41,7 +42,8 @@ _LISTENING = (
 class PodSession:
     """Connection to a container of a pod, made by `PodSession.open`; thread-safe.
 
-    It is lost with any of its commands' streams: what cuts one, such as an API server that ends, cuts the others.
+    It counts as lost when one of its commands' streams breaks: the cause, such as an API server that ends, breaks the
+    others too.
 
     Parameters
     ----------
@@ -52,14 +54,14 @@ class PodSession:
     def __init__(self, target: PodTarget) -> None:
         self.target = target
         self.address = target.address
-        # Protocols that are offered for commands; the server's choice after the first.
+        # Protocols that are offered for commands; after the first one, only the server's choice.
         self._protocols: tuple[str, ...] = (pod_channels.V5, pod_channels.V4)
         self._lock = threading.Lock()
         self._channels: weakref.WeakSet[ExecChannel] = weakref.WeakSet()
         self._streams: weakref.WeakSet[PortStream] = weakref.WeakSet()
         self._closing = threading.Event()
         self._loss = ConnectionLoss(self._closing)
-        # A shell of the session's own, on the stream that is watched.
+        # The session's own shell, on the watched stream.
         self._shell = Shell(self)
         self._watched: ExecChannel | None = None
         self._threads: list[threading.Thread] = []
@@ -82,7 +84,7 @@ class PodSession:
         ------
         MachineError
             When that fails: reason ``"gone"`` if the pod has ended or was replaced, `LoginRefused` if rights are
-            missing, `NoShell` if its image has no shell, `Unreachable` if it may work later.
+            missing, `NoShell` if its image has no shell, `Unreachable` if a later try may succeed.
         """
         made = cls(target)
         try:
@@ -133,18 +135,18 @@ class PodSession:
 
     @property
     def alive(self) -> bool:
-        """True while the connection is alive, as far as is known."""
+        """Whether the connection is alive, as far as is known."""
         return self._loss.reason is None and not self._closing.is_set()
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
-        """Call a function when the connection breaks; at once if it has."""
+        """Call a function when the connection breaks; at once if it has broken."""
         self._loss.on_lost(tell)
 
     def channel(self, command: str, *, ends: bool = False) -> ExecChannel:
         """Run a command in a container's shell, in the home folder; return its streams.
 
-        With ``ends``, `ExecChannel.shutdown_write` ends the command's input. It costs a process there if the server is
-        older than 1.30, and the command does not lead its process group then.
+        With ``ends``, `ExecChannel.shutdown_write` ends the command's input. If the server is older than 1.30, that
+        needs one more process in the pod, and the command does not lead its process group.
         """
         framed = ends and self._protocols == (pod_channels.V4,)
         script = f"cd 2>/dev/null; {pod_channels.framed(command) if framed else command}"
@@ -155,7 +157,7 @@ class PodSession:
         if len(self._protocols) > 1:
             self._protocols = (socket.protocol,)
             if ends and socket.protocol == pod_channels.V4:
-                # The first command of all: now it is known how its input has to be sent.
+                # This was the first command: only now is it known how input must be sent.
                 socket.close()
                 return self.channel(command, ends=True)
         made = ExecChannel(socket, self._broken, framed=framed)
@@ -167,13 +169,13 @@ class PodSession:
     def open_stream(self, host: str, port: int) -> ByteStream:
         """Connect to a port of the pod.
 
-        From within the cluster other addresses are reached as well. Raises MachineError if it is refused.
+        Within the cluster, it connects to other addresses as well. Raises MachineError if it is refused.
         """
         if not self.target.kubeconfig and host not in _LOOPBACK:
             try:
                 return dial(host, port)
             except OSError:
-                # The port may be open on the loopback only, or a policy keep us from it.
+                # The port may be open on the loopback only, or a network policy may block the connection.
                 pass
         if host not in (*_LOOPBACK, self.address):
             raise MachineError(
@@ -188,7 +190,7 @@ class PodSession:
         return made
 
     def probe(self, host: str, port: int) -> None:
-        """Raise MachineError if a port has no listener, which the API reports too late."""
+        """Raise MachineError if a port has no listener; the API reports that too late."""
         if host in (*_LOOPBACK, self.address):
             script = _LISTENING.format(port=f"{port:04X}")
             if self._shell.run(script, timeout=_CHECK_PATIENCE).status == 9:
@@ -208,7 +210,7 @@ class PodSession:
         )
 
     def unlisten(self, port: int) -> None:
-        """Do nothing: it listens on no port."""
+        """Do nothing: no port is open."""
 
     def sftp(self) -> Any:
         """Raise MachineError: a container has no SFTP."""

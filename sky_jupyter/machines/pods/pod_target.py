@@ -14,14 +14,14 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 
 @dataclass(frozen=True)
 class PodTarget:
-    """Pod of a cluster, and how its API is reached. It has no secrets.
+    """Pod of a cluster, and how to reach its API. It has no secrets.
 
     Attributes
     ----------
     name : str
         Name in messages, such as ``ns/job/0``.
     namespace, pod, uid : str
-        The pod. One of another uid is another machine, whatever its name.
+        The pod. A pod with another uid is another machine, whatever its name.
     container : str
         The container in which commands run.
     kubeconfig : tuple of str

@@ -1,7 +1,7 @@
 """WebSocket frames of Kubernetes' streams, over a socket with or without TLS.
 
-The first byte of each message is its channel. One thread at a time receives, and any may send. Nothing that the server
-sends is kept here but a piece of a message, whatever length its frames have.
+The first byte of each message is its channel. One thread at a time receives, and any may send. Of the server's data,
+only a part of a message is kept here, however long its frames are.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _READ = 1 << 18
 FRAME = 1 << 17
 _CONTINUED, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
 _MOST_CONTROL = 125
-# A mask is there to keep a browser's page from choosing the bytes on the wire. Nothing chooses ours.
+# Masks keep a browser's page from choosing the bytes on the wire. Nobody chooses ours.
 _MASK = bytes(4)
 
 
 class WebSocketError(OSError):
-    """Raised when the other end sends what is no WebSocket."""
+    """Raised when the other end sends data that is not WebSocket's."""
 
 
 class PatientSocket:
@@ -46,7 +46,7 @@ class PatientSocket:
         self._lock = threading.Lock()
         self._users = 0
         self.closed = False
-        # One for each way of waiting: one thread at a time may use each.
+        # One for each kind of wait; only one thread at a time may use each.
         self._to_read, self._to_both, self._to_write = (
             _poll(made, wanted) for wanted in (select.POLLIN, select.POLLIN | select.POLLOUT, select.POLLOUT)
         )
@@ -54,12 +54,12 @@ class PatientSocket:
     def read(self, room: memoryview, until: float | None = None, also: Callable[[], bool] = lambda: False) -> int:
         """Read into ``room`` and return the count; 0 at the end, or when it is closed.
 
-        Raises TimeoutError at the time ``until``. While there is nothing to read, ``also`` is called: it returns True
-        if it waits to write, and is called again when it can.
+        Raises TimeoutError at the time ``until``. While there is nothing to read, ``also`` is called. It returns True
+        if data waits to be written, and is called again when that is possible.
         """
         with self._used():
             while not self.closed:
-                # Asking first costs less than the exception for nothing.
+                # To poll first costs less than a useless exception.
                 if not (self._pending() or self._to_read.poll(0)):
                     _wait(self._to_both if also() else self._to_read, until)
                 try:
@@ -90,7 +90,7 @@ class PatientSocket:
                     with self._lock:
                         return self._socket.send(data)
                 except (ssl.SSLWantWriteError, ssl.SSLWantReadError, BlockingIOError):
-                    # What it waits to read is read by the reader.
+                    # If OpenSSL needs data to continue, the reading thread reads it.
                     _wait(self._to_write, until)
             raise BrokenPipeError("the connection is closed")
 
@@ -100,12 +100,12 @@ class PatientSocket:
             return bool(self.closed or self._pending() or self._to_read.poll(0))
 
     def close(self) -> None:
-        """Close it and wake up who waits for it."""
+        """Close it and wake up the threads that wait for it."""
         with self._lock:
             if self.closed:
                 return
             self.closed = True
-            # Not that of an SSL socket, which lets go of its TLS while a thread may be in it.
+            # The base class's `shutdown`: that of an SSL socket drops its TLS state, which another thread may be using.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             if not self._users:
@@ -145,7 +145,7 @@ class WebSocket:
     made : socket.socket
         The socket.
     rest : bytes
-        What has been read after the handshake.
+        Bytes that were read after the handshake.
     protocol : str
         The subprotocol that the server has chosen.
     """
@@ -157,18 +157,19 @@ class WebSocket:
         self._buffer[: len(rest)] = rest
         self._view = memoryview(self._buffer)
         self._start, self._end = 0, len(rest)
-        # Of the message that is being received: bytes left in its frame, whether that is the last, and its channel.
+        # Of the message that is being received: remaining bytes of its frame, whether that is the last one, and its
+        # channel.
         self._left, self._final = 0, True
         self._channel: int | None = None
         self._sending = threading.Lock()
         self._pending = memoryview(b"")
         self._pong: bytes | None = None
-        # Times at which anything was received, and sent.
+        # Times of the last receipt and the last sending.
         self.received = self.sent = time.monotonic()
 
     @property
     def closed(self) -> bool:
-        """True after it was closed here."""
+        """Whether it was closed here."""
         return self._socket.closed
 
     # Receiving
@@ -179,7 +180,7 @@ class WebSocket:
         Parameters
         ----------
         until : float, optional
-            Time by the monotonic clock to wait to; forever by default.
+            Time by the monotonic clock at which to give up; never by default.
 
         Returns
         -------
@@ -193,7 +194,7 @@ class WebSocket:
         TimeoutError
             At the time ``until``.
         OSError
-            When the connection breaks, or has no WebSocket's frames.
+            When the connection breaks, or its data is not WebSocket frames.
         """
         while True:
             while self._left:
@@ -252,7 +253,7 @@ class WebSocket:
         if code == _CLOSE:
             raise EOFError("the server has closed the stream")
         if code == _PING:
-            # Sent now, or by whoever is sending.
+            # Sent now, or by the thread that is sending.
             self._pong = _frame(_PONG, data)
             self.flush()
 
@@ -280,8 +281,8 @@ class WebSocket:
     def send(self, channel: int, data: memoryview | bytes, until: float | None = None) -> int:
         """Send at most one frame of data, and return how much of the data that was.
 
-        What has begun is sent later if it cannot be sent now. Raises TimeoutError at the time ``until`` if an earlier
-        frame is not sent by then.
+        If the frame cannot be sent completely now, the rest is sent later. Raises TimeoutError at the time ``until`` if
+        an earlier frame is not sent by then.
         """
         with self._sending:
             self._flush(until)
@@ -292,12 +293,12 @@ class WebSocket:
             return len(part) - 1
 
     def finish(self) -> None:
-        """Send what has begun."""
+        """Send the rest of a frame that was begun."""
         with self._sending:
             self._flush(None)
 
     def flush(self) -> None:
-        """Send what has begun and can be sent now; an error is the reader's to see."""
+        """Send as much of a begun frame as possible now; the reader reports errors."""
         if self._sending.acquire(blocking=False):
             try:
                 with contextlib.suppress(OSError):
@@ -332,7 +333,7 @@ class WebSocket:
             self.sent = time.monotonic()
 
     def close(self) -> None:
-        """Close it and wake up who waits for it."""
+        """Close it and wake up the threads that wait for it."""
         if not self._socket.closed:
             self.ping(_frame(_CLOSE, struct.pack("!H", 1000)))
         self._socket.close()

@@ -116,8 +116,8 @@ def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
     Raises
     ------
     LoginRefused
-        When no key is accepted; it lists the keys that were tried, and says what to do. Its reason is ``waited`` if
-        the host closed the connection while a person was asked: the answers are kept for the next attempt.
+        When no key is accepted; it lists the keys that were tried, and gives advice. Its reason is ``waited`` if the
+        host closed the connection during a prompt: the answers are kept for the next attempt.
     """
     tried: list[str] = []
     offered = 0
@@ -149,7 +149,7 @@ def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
 
 
 def _still_there(transport: paramiko.Transport, target: Target) -> None:
-    """Raise LoginRefused if the host closed the connection already."""
+    """Raise LoginRefused if the host has closed the connection."""
     if not transport.is_active():
         raise LoginRefused(
             target.name,
@@ -272,7 +272,7 @@ def _openssh(data: bytes) -> tuple[bytes, bytes] | None:
         for place in range(4):
             (length,) = struct.unpack(">I", rest[:4])
             fields.append(rest[4 : 4 + length])
-            # The number of keys stands before the first of them.
+            # The number of keys comes before the first key.
             rest = rest[4 + length + (4 if place == 2 else 0) :]
     except struct.error:
         return None

@@ -19,7 +19,8 @@ from paramiko.message import Message
 PACKET = 1 << 15
 # Bytes per read: paramiko asks for each packet in two parts.
 _AHEAD = 1 << 18
-# Received packets are joined by so many: of a byte each, they would take a hundred times as much memory.
+# Number of received packets that are joined into one: packets of one byte each would take a hundred times as much
+# memory.
 _LOOSE = 1024
 
 
@@ -62,14 +63,14 @@ class CountingSocket:
 class PacketPipe:
     """Received bytes of a channel, kept as the packets that brought them.
 
-    It has the methods of paramiko's `BufferedPipe`, which moves all that is left in its array at each read: to read
-    4 MB in parts of 256 KB, it copies 32 MB.
+    It has the methods of paramiko's `BufferedPipe`. That one moves all remaining bytes in its array at each read: to
+    read 4 MB in parts of 256 KB, it copies 32 MB.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._packets: deque[memoryview] = deque()
-        # Of the latest packets, those that are not joined.
+        # Bytes in the pipe; number of the latest packets, which are not joined yet.
         self._size = self._loose = 0
         self._closed = False
         self._event: threading.Event | None = None
@@ -111,7 +112,7 @@ class PacketPipe:
             return self._take(self._size)
 
     def close(self) -> None:
-        """End the data: what is left can be read."""
+        """End the data; what is left can still be read."""
         with self._changed:
             self._closed = True
             self._notify()
@@ -154,8 +155,8 @@ class PacketPipe:
 class _OrderedTransport:
     """A channel's transport, which sends nothing for it after its CLOSE.
 
-    paramiko makes a message under a lock, and sends it after that. Where another thread closes the channel in between,
-    the message comes too late, and OpenSSH ends the whole connection (RFC 4254, section 5.3).
+    paramiko makes a message under a lock, and sends it later. If another thread closes the channel in between, the
+    message comes too late, and OpenSSH ends the whole connection (RFC 4254, section 5.3).
     """
 
     def __init__(self, transport: paramiko.Transport) -> None:

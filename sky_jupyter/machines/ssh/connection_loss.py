@@ -9,12 +9,12 @@ from ...errors import LinkLost
 
 
 class ConnectionLoss:
-    """Whether one session's connection has broken; held by the session, thread-safe.
+    """Loss of one session's connection, if any; held by the session, thread-safe.
 
     Parameters
     ----------
     closing : threading.Event
-        Set when the session is closed: what breaks after that is no loss.
+        Set when the session is closed: later breaks are no loss.
     """
 
     def __init__(self, closing: threading.Event) -> None:
@@ -24,7 +24,7 @@ class ConnectionLoss:
         self._lock = threading.Lock()
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
-        """Call a function when the connection breaks; at once if it has."""
+        """Call a function when the connection breaks; at once if it has broken."""
         with self._lock:
             reason = self.reason
             if reason is None:

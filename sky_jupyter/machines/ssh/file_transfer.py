@@ -1,7 +1,7 @@
 """Upload and download of files and folders by shell scripts, resumable.
 
-SSH checks the data in transit. The rest of an earlier transfer is compared by its hash before it is used, and the
-complete file again at the end. Both sides write to a staging folder that only its user can write, and move files
+SSH checks the data in transit. The received part of an earlier transfer is compared by its hash before it is used, and
+the complete file again at the end. Both sides write to a staging folder that only its user can write to, and move files
 from there to their place. The manifest and the receiver are those of ``node.files``, as for all transfers.
 """
 
@@ -45,11 +45,11 @@ _CHUNK = 1 << 20
 # Small enough to stay in a processor's cache until it is sent or written.
 _PIECE = 1 << 18
 _NOTICED = 2.0
-# Smaller files go together in one archive; larger ones go alone and can be resumed.
+# Smaller files are sent together in archives; larger ones are sent alone, and can be resumed.
 _SMALL = 8 << 20
 _BATCH = 32 << 20
 _BATCH_FILES = 5000
-# The script's message if a link or a foreign folder takes the place of a staging folder.
+# The script's message if the staging folder is a link or belongs to another user.
 _ELSEWHERE = "is a link, or is another user's: nothing goes through it"
 
 
@@ -100,8 +100,8 @@ def upload(
 ) -> Moved:
     """Send a file to its place, or files to a staging folder.
 
-    Called again after a break with the same arguments, it resumes. ``~/`` is the user's home there. A staging folder
-    was made by this user, and nobody else writes to it. Each file in it is complete or absent. See
+    Called again after a break with the same arguments, it resumes. ``~/`` is the user's home on the machine. A staging
+    folder was made by this user, and nobody else writes to it. Each file in it is complete or absent. See
     `base.Machine.upload`.
     """
     with Beneath.source(source) as folder:
@@ -172,7 +172,7 @@ class _Upload:
     place : str
         Staging folder on the machine.
     names : mapping of str to str
-        Files to send, by their names below the source, and their names there.
+        Files to send, by their names below the source, and their names on the machine.
     progress : callable or None
         Called with the bytes transferred and the total.
     """
@@ -194,7 +194,7 @@ class _Upload:
         self.count = _Count(total(self.entries), progress)
 
     def run(self) -> Moved:
-        """Send all files that are not there."""
+        """Send all files that the machine lacks."""
         whole = self._there()
         missing = []
         for entry in self.entries:
@@ -207,7 +207,7 @@ class _Upload:
                 self.send(batch[0], f"./{self.names[batch[0].name]}")
             else:
                 archive = self._archive(batch)
-                # Owner names and numbers are not carried over: the files belong to the receiving user.
+                # Owner names and numbers are not sent: the files belong to the receiving user.
                 self._do(
                     f"{{ {scripts.take(len(archive))}; }} | tar -xof -",
                     _told(archive, total(batch), self.count),
@@ -394,7 +394,7 @@ def _download_folder(machine: TransferMachine, source: str, target: Path, progre
             )
     count = _Count(total(entries), progress)
     with _receiving(target, folder=True) as to:
-        # Folders first: what is put into one that is not there would make it without its mode.
+        # Folders first: a file in a missing folder would create that without its mode.
         wanted = [entry for entry in entries if entry.kind == FOLDER and not _has_folder(to, entry.name)]
         wanted += [entry for entry in entries if entry.kind == LINK]
         large = []
@@ -467,7 +467,7 @@ def _fetch_archive(
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, left: dict[str, ManifestEntry]) -> None:
-    """Extract a member that was asked for; refuse one outside the target."""
+    """Extract a member that was requested; refuse one outside the target."""
     name = member.name.removeprefix("./")
     if leads_out(name):
         raise _NotTaken(f"{shown(name)!r} leads out of the folder: it is not fetched")
@@ -486,7 +486,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, le
     else:
         source = archive.extractfile(member)
         assert source is not None
-        # Until it is in its place its user can write it, whatever a break leaves.
+        # Until the file is in its place, its user can write to it, also after a break.
         to.put(entry.token, name, source.read(), entry.mode | 0o600, entry.mtime)
         to.place.settle(name, entry.mode, None)
 
@@ -553,7 +553,7 @@ def _said(out: bytes) -> str:
 
 
 def _chunks(file: Any, size: int, source: str, tell: Callable[[int], None]) -> Iterator[memoryview]:
-    """Yield exactly ``size`` bytes; a chunk is valid until the next one is asked for."""
+    """Yield exactly ``size`` bytes; a chunk is valid until the next one is requested."""
     room = memoryview(bytearray(min(size, _PIECE)))
     while size:
         got = file.readinto(room[: min(size, _PIECE)])
@@ -569,7 +569,7 @@ def _remote_hash(machine: TransferMachine, go: str, where: str, size: int) -> st
     return words[0].decode("ascii", "replace") if words else ""
 
 
-# Without a shell, transfers start anew each time: a partial file cannot be hashed there.
+# Without a shell, transfers always begin anew: a partial file cannot be hashed on the host.
 
 
 def _sftp_upload(up: _Upload, entry: ManifestEntry, target: str) -> None:

@@ -90,14 +90,14 @@ class Shell:
                         ) from None
                     raise self._broken(told or str(error)) from None
                 except BaseException:
-                    # Half of a script or its input has been sent: the shell cannot be used again.
+                    # Part of a script or its input has been sent: the shell cannot be used again.
                     self._give_up()
                     raise
 
     def _ask(self, script: str, data: Iterable[bytes | memoryview] | None) -> Done:
         source = "" if data is not None else " </dev/null"
         tell = f"_sky_r=$?; printf '\\n%s %s\\n' {self._mark} $_sky_r"
-        # A failed script may not have read its input: the shell ends too, or would run the rest as scripts.
+        # A failed script may not have read its input. The shell would run the rest as scripts, so it ends too.
         after = "" if data is None else "; [ $_sky_r -eq 0 ] || exit 1"
         self._send(f"( {script} ) 2>&1{source}; {tell}{after}")
         if data is not None:
@@ -121,7 +121,7 @@ class Shell:
         except (OSError, EOFError, paramiko.SSHException):
             if not self._session.alive:
                 raise
-            # The script ended before it had read all: its reply is there.
+            # The script ended before it had read all of its input: its reply can be read.
         finally:
             self._channel.settimeout(None)
 

@@ -1,7 +1,7 @@
 """SSH keys of a pool's machines: client key, first host key and known_hosts.
 
 They are in a folder of the pool beside the registry, from before its first machine is ordered until all have ended. A
-machine is given the first host key at its creation, so that the first connection to it is verified.
+machine gets the first host key at its creation, so that the first connection to it is verified.
 """
 
 from __future__ import annotations

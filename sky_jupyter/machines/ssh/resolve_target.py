@@ -58,7 +58,7 @@ def resolve(
     jump: str | None = None,
     files: Sequence[Path] | None = None,
 ) -> Target:
-    """Return where and how to connect to a host, given as a user writes it.
+    """Return a host's target: where it is, and how to connect to it.
 
     Values in ``text`` override the arguments, which override the configuration.
 

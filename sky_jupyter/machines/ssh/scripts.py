@@ -1,7 +1,7 @@
 """Shell scripts for machines, sent by standard input, not as arguments.
 
-A user's login shell may be any, and may print anything before a command begins. It is only asked to become
-``/bin/sh``, which then reads one line, the script. The bytes after that line are the script's input.
+A user's login shell may be any, and may print anything before a command begins. It only has to start ``/bin/sh``, which
+then reads one line, the script. The bytes after that line are the script's input.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def command(
     run = f"/bin/sh -c {quote(_INNER)} sh {mark} {words} 2>>{path(log)}"
     tell = f"printf '%s %s\\n' {mark} $? >&2"
     if survive:
-        # Its output is read even when nobody listens: otherwise SIGPIPE would end it.
-        # It has a session of its own, so that the shell's can be ended without it.
+        # Its output is read even if nobody listens: otherwise SIGPIPE would end it. It has its own session, so that the
+        # shell's session can be ended without it.
         own = "_sky_s=; command -v setsid >/dev/null && _sky_s=setsid; "
         relay = "{ trap '' PIPE HUP; cat; exec cat >/dev/null; } 2>/dev/null"
         return f"{begin}{own}{{ (exec $_sky_s {run} </dev/null); {tell}; }} | {relay}"
-    # Standard input is the connection: when it closes, the whole session is ended.
+    # Standard input is the connection: when that closes, the whole session is ended.
     watch = "(trap '' TERM; cat <&3; kill -s TERM -- -$$; sleep 3; kill -s KILL -- -$$) >/dev/null 2>&1 & _sky_w=$!; "
     return f"{begin}trap : TERM HUP; exec 3<&0 </dev/null; {watch}{run} 3<&-; {tell}; kill -s KILL $_sky_w"
 

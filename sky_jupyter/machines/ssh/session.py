@@ -27,8 +27,8 @@ from .types import Prompts, Ran
 
 # AES-GCM encrypts and authenticates in one pass with processor instructions; the others are much slower.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-# Receive window. The host's sshd buffers as much if the link is slower than its disk, in a buffer that grows by one
-# packet at a time: with 16 MiB it is busy for seconds with nothing but copying that.
+# Receive window. If the link is slower than the host's disk, its sshd buffers as much, in a buffer that grows by one
+# packet at a time: with 16 MiB, sshd would spend seconds on copying it.
 _WINDOW = 4 << 20
 _READ = 1 << 18
 _HANDSHAKE = 30.0
@@ -38,7 +38,7 @@ _PULSE = 4
 _CHANNEL_PATIENCE = 30.0
 _END_PATIENCE = 5.0
 _LOOPBACK = "127.0.0.1"
-# Retries after a person answered too late: a question about the host, and one for each of a few keys.
+# Retries after a person answered too late: one for a question about the host, and one for each of a few keys.
 _SLOW_ANSWERS = 4
 
 
@@ -71,7 +71,7 @@ class _Transport(paramiko.Transport):
     def request(self, heard: Callable[[Message | None], None], kind: str, *data: str | int) -> None:
         """Send a global request; call ``heard`` with the reply, or None if it failed.
 
-        Replies come in the order of the requests: paramiko's own way would mix them up.
+        Replies come in the order of the requests; paramiko's own method would confuse them.
         """
         message = Message()
         message.add_byte(b"P")  # SSH_MSG_GLOBAL_REQUEST
@@ -162,7 +162,7 @@ class Session:
         self._loss = ConnectionLoss(self._closing)
         self._pulse = threading.Event()
         self._threads: list[threading.Thread] = []
-        # Handlers of connections to ports there.
+        # Handlers of connections to the host's ports.
         self._accepts: dict[int, Callable[[Any], None]] = {}
 
     # Connecting
@@ -193,11 +193,11 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """True while the connection is alive, as far as is known."""
+        """Whether the connection is alive, as far as is known."""
         return self._transport.is_active() and not self._closing.is_set()
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
-        """Call a function when the connection breaks; at once if it has."""
+        """Call a function when the connection breaks; at once if it has broken."""
         self._loss.on_lost(tell)
 
     def channel(self, command: str) -> Any:
@@ -328,7 +328,7 @@ class Session:
     def status(self, channel: Any) -> int:
         """Wait for a channel's command; return its status, or minus the signal.
 
-        Raise LinkLost if the connection, or the server's part of it, ended first: the status is unknown then.
+        Raise LinkLost if the connection, or the server's part of it, ended first: then the status is unknown.
         """
         channel.status_event.wait()
         name = getattr(channel, "exit_signal", None)
@@ -352,7 +352,8 @@ class Session:
             raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
         channel = Channel.of(channel)
         if not addresses:
-            # Nothing has come yet: the command is not asked for. A stream's other end may have sent some.
+            # No data has come yet, as the command is not requested yet. The other end of a stream may already have sent
+            # data.
             channel.in_buffer = PacketPipe()
         return channel
 
@@ -394,7 +395,7 @@ class Session:
             self._pulse.clear()
             if self._closing.is_set():
                 return
-            with contextlib.suppress(Exception):  # the watch sees whatever it is
+            with contextlib.suppress(Exception):  # the watch notices any failure
                 self._transport.request(lambda answer: None, "keepalive@openssh.com")
 
     def _lose(self, reason: str, message: str) -> None:

@@ -38,12 +38,12 @@ class SessionMachine(ShellMachine):
 
     @property
     def label(self) -> str:
-        """Name, with the place."""
+        """The name, with the address."""
         return str(self.target)
 
     @property
     def up(self) -> bool:
-        """True while the connection is alive."""
+        """Whether the connection is alive."""
         return bool(self.session.alive)
 
     @staticmethod
@@ -53,14 +53,14 @@ class SessionMachine(ShellMachine):
 
     @abstractmethod
     def beside(self, access: Any) -> Self:
-        """Return the machine over a connection on which transfers delay nothing here."""
+        """Return the machine over a connection whose transfers delay nothing on this one."""
 
     def server(self) -> tuple[int, int] | None:
         """Return pid and start time of the session's server process, or None."""
         return None
 
     def end_server(self, pid: int, ticks: int) -> None:
-        """Kill the process of an earlier session, as `server` told it."""
+        """Kill the process of an earlier session, as `server` returned it."""
 
     def lane(self) -> Self:
         """Return the machine over the same session with a shell of its own."""

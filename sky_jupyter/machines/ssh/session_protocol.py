@@ -1,4 +1,4 @@
-"""What a machine needs of the connection that it is behind."""
+"""Interface of the connection that a machine needs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class MachineSession(Protocol):
 
     @property
     def alive(self) -> bool:
-        """True while the connection is alive, as far as is known."""
+        """Whether the connection is alive, as far as is known."""
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
-        """Call a function when the connection breaks; at once if it has."""
+        """Call a function when the connection breaks; at once if it has broken."""
 
     def channel(self, command: str) -> Any:
-        """Run a command through a shell there; return its streams."""
+        """Run a command through a shell of the machine; return its streams."""
 
     def status(self, channel: Any) -> int:
         """Wait for a channel's command; return its status, or minus the signal."""

@@ -26,7 +26,7 @@ from .command_errors import failure
 _TICKS = 100
 _BEGIN_PATIENCE = 60.0
 _SIGNAL_PATIENCE = 30.0
-# Whoever gives a script up has waited already.
+# Seconds for ending an abandoned script: its caller has waited already.
 _END_PATIENCE = 5.0
 _MAX_NOISE = 16 << 20
 _READ = 1 << 16
@@ -37,7 +37,7 @@ class Pipes(Protocol):
 
     @property
     def closed(self) -> bool:
-        """True after it was closed or the connection broke."""
+        """Whether it was closed or the connection broke."""
 
     def recv(self, size: int, /) -> bytes:
         """Return the next bytes of standard output; empty at the end."""
@@ -122,7 +122,7 @@ class ShellCommand:
 
     @property
     def ended(self) -> bool:
-        """True once it has ended, or its connection has."""
+        """Whether it, or its connection, has ended."""
         return self._ended.is_set()
 
     def close(self) -> None:
@@ -189,13 +189,13 @@ class ShellProcess(ProcessHandle):
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
+        """Whether it runs."""
         script = scripts.alive(self.identity[0], self._ticks)
         return self._machine.run(script, timeout=_SIGNAL_PATIENCE).status == 0
 
     @property
     def place(self) -> str:
-        """Machine, as an error message names it."""
+        """The machine, as an error message names it."""
         return f" on {self._machine.label}"
 
     def terminate(self) -> None:
@@ -225,7 +225,7 @@ class ShellMachine(ABC):
     def open_fed_shell(self, command: str) -> Pipes:
         """Start ``/bin/sh -c COMMAND``, whose input `Pipes.shutdown_write` ends.
 
-        The input of those of `open_shell` may end with their connection only.
+        The input of `open_shell` may end only with its connection.
         """
         return self.open_shell(command)
 
@@ -242,7 +242,7 @@ class ShellMachine(ABC):
 
     @property
     def label(self) -> str:
-        """Name in messages, with the address if that says more."""
+        """The name in messages, with the address if it differs."""
         return str(self.name)
 
     @property
@@ -280,8 +280,9 @@ class ShellMachine(ABC):
         parts: list[bytes] = []
 
         def end() -> None:
-            # Before its pipes are closed: who writes into closed ones may end without what it has started. In a thread,
-            # as a machine that cannot be reached may open no other shell for long.
+            # This is done before its pipes are closed: a script that writes into closed pipes may end before the
+            # processes that it started. A thread does it, since an unreachable machine may take long to open another
+            # shell.
             named = _after_mark(parts, mark)[0]
             ender = threading.Thread(target=give_up, args=(named,), name="sky-shell-end", daemon=True)
             ender.start()
@@ -481,5 +482,5 @@ def _feed(pipes: Pipes, first: Sequence[bytes], data: Iterable[bytes], failed: l
             pipes.send_all(part)
         pipes.shutdown_write()
     except (OSError, EOFError):
-        # The script ended before it had read all: its reply is there.
+        # The script ended before it had read all of its input: its reply can be read.
         return

@@ -129,7 +129,7 @@ class Lookup:
     def seconds(self, key: str) -> float:
         """Return an option's time, such as ``90`` or ``1m30s``; 0 for ``none``.
 
-        sshd_config(5), "TIME FORMATS", has the form. Raises SpecError for another one.
+        The format is that of sshd_config(5), "TIME FORMATS". Raises SpecError for another one.
         """
         text = self.get(key, "none").lower()
         if text == "none":
@@ -183,7 +183,7 @@ class Lookup:
                 f"use ProxyJump, UserKnownHostsFile and the like, or give this host without it"
             )
         if {key, *self.options} >= {"proxyjump", "proxycommand"}:
-            return  # the one that came first counts
+            return  # the first value counts
         if key in _MANY:
             have = self.options.setdefault(key, [])
             have += [value for value in values[:1] if value not in have]
@@ -204,7 +204,7 @@ class Lookup:
                 self.asked_for_final = self.asked_for_final or active
                 found = self.final
             elif name == "canonical":
-                found = False  # names are not made canonical here
+                found = False  # host names are not canonicalized here
             else:
                 value = word.lstrip("!").partition("=")[2] if given else next(rest, "")
                 if not value:

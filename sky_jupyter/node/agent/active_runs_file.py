@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..journal.run_record import RunRecord
 
-# It is written so long after a run has begun or ended.
+# Seconds after a run's begin or end at which the file is written.
 _DELAY = 0.2
 
 
@@ -19,14 +19,14 @@ class ActiveRunsFile:
     Parameters
     ----------
     path : Path or None
-        The file; None if nobody reads one.
+        The file; None if it has no readers.
     runs : mapping
         The node's runs by id, which the agent changes.
     """
 
     def __init__(self, path: Path | None, runs: Mapping[str, RunRecord]) -> None:
         self._path, self._runs = path, runs
-        # The write that is due; what the file has, None before the first write.
+        # The next write; the file's content, None before the first write.
         self._due: asyncio.TimerHandle | None = None
         self._written: str | None = None
 

@@ -1,8 +1,8 @@
 """Agent: a node's part of the control plane. It never runs user code.
 
-It starts the kernels of its ranks, sends them requests, appends their output to the run's journal at once, and
-forwards it in batches. Connections are the subject of `dask_worker`: they and schedulers come and go, while the agent
-keeps its kernels, journals and number.
+It starts the kernels of its ranks, sends them requests, appends their output to the run's journal at once, and forwards
+it in batches. `dask_worker` has the connections: connections and schedulers change, while the agent keeps its kernels,
+journals and number.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ from .value_export import ValueExport
 
 _BATCH = 0.05
 _KEEP_RUNS = 200
-# The list of a run's ranks is long.
+# Above this number, a run's list of ranks is long.
 _MANY_RANKS = 64
 _SIGNALS = 100
-# Bytes that the agents of a process may forward before the manager has acknowledged them. A manager that reads nothing
-# fills no memory, neither here nor in the scheduler; the journal has what it missed.
+# Most bytes that the agents of a process forward before the manager has acknowledged them. So a manager that reads
+# nothing fills no memory, neither here nor in the scheduler; it reads what it missed from the journal.
 _MOST_AHEAD = 8 << 20
 
 
@@ -94,7 +94,7 @@ class Agent:
     devices : Devices
         The accelerators of its machine.
     incarnation : str
-        Tells a manager that reconnects whether the kernels are still the same; a random one by default.
+        Id by which a manager that reconnects sees whether the kernels are still the same; a random one by default.
     """
 
     def __init__(
@@ -113,21 +113,22 @@ class Agent:
         self.sampler: metrics.Sampler | None = None
         self.began = time.monotonic()
         self.entered_apps = False
-        # What plugins run here; sockets that reserve the coordinators' ports.
+        # Parts of plugins that run here; sockets that reserve the coordinators' ports.
         self.apps, self.ports = contextlib.ExitStack(), contextlib.ExitStack()
         self.folder = pool_folder / f"n{node}"
         self.pool_folder, self.config, self.node = pool_folder, config, node
         self.incarnation = incarnation or secrets.token_hex(8)
-        # Generation of the manager that is obeyed (the highest so far), and when it and each guest were last heard.
+        # The highest generation of a manager so far, which is obeyed; the times of the last calls by it and by each
+        # guest.
         self.manager, self.heard = 0, time.monotonic()
         self.guests_heard: dict[str, float] = {}
         self.runs: dict[str, RunRecord] = {}
         self.turns = RunTurns(self)
         self.noise: re.Pattern[str] | None = None
-        # Keys of the latest signals: a manager that got no answer repeats its call.
+        # Keys of the latest signals: a manager without a reply repeats its call.
         self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
         self.forkserver, self.files = Forkserver(), FileService(pool_folder, config)
-        # Pools that end with their notebook have no readers of it.
+        # In a pool that ends with its notebook, nobody reads the file.
         self.active_runs = ActiveRunsFile(self.folder / "running" if config.idle_timeout else None, self.runs)
         self.user_dask = UserDaskProcesses(pool_folder, config, node)
         # Sends a batch to the manager; set while the control plane is connected.
@@ -137,7 +138,7 @@ class Agent:
         self._flusher: asyncio.TimerHandle | None = None
         self._waiting = BackgroundTasks()
         (self.folder / "journal").mkdir(mode=0o700, exist_ok=True)
-        # Left by an earlier agent of this node: its kernels are gone, its journals are kept.
+        # An earlier agent of this node left them: its kernels are gone, its journals are kept.
         for stale in self.folder.glob("k*-*"):
             stale.unlink(missing_ok=True)
         self.spares = FileRecycler(self.folder / "journal")
@@ -204,7 +205,7 @@ class Agent:
         """
         self.incarnation = agent_process.renewed(self.incarnation)
         for rank in self.ranks.values():
-            # Calls that come before wait for its new kernel: they would end with this one.
+            # Later calls wait for the new kernel: they would end with this one.
             rank.entered = False
 
     def handler(self, call: AgentCall) -> Callable[..., Any]:
@@ -220,7 +221,7 @@ class Agent:
     ) -> dict[str, Any]:
         """Start a run on this node's share of the ranks; return its first output.
 
-        A known id answers with its state instead. ``about`` is what a later manager needs to know of the run, besides
+        For a known id, return its state instead. ``about`` is what a later manager needs to know of the run, besides
         its ranks and content.
         """
         return (await run_starts.start([self], run, ranks, content, about))[self.node]
@@ -236,15 +237,15 @@ class Agent:
     ) -> dict[int, dict[str, Any]]:
         """Start a run on the agents with these incarnations; return answers by node.
 
-        The connection sees to ``branches``: it passes the call on.
+        The connection handles ``branches``: it passes the call on.
         """
         return await run_starts.start(run_starts.present(self.beside, incarnations), run, ranks, content, about)
 
     async def sky_list_runs(self, runs: list[str] | None = None, brief: bool = False) -> dict[str, dict[str, Any]]:
         """Return each run's begin event, whether it is over, and its event count.
 
-        All runs by default. With ``brief``, the event lacks what other nodes know too, of runs with very many ranks,
-        and a field says so.
+        The default is all runs. With ``brief``, if a run has very many ranks, its event lacks what other nodes know
+        too, and a field says so.
         """
         self.short.file_quiet()
         found: dict[str, dict[str, Any]] = {}
@@ -260,7 +261,7 @@ class Agent:
     async def sky_ping(self) -> str:
         """Return the incarnation; like any call, this renews the lease.
 
-        A manager that knows which agents share a process asks one of them; the others count as called too.
+        A manager that knows which agents share a process pings one of them; the others count as pinged too.
         """
         return self.incarnation
 
@@ -356,11 +357,11 @@ class Agent:
     ) -> dict[int, dict[str, Any]]:
         """Enter the plugins on ranks once their kernels are up; return the ends.
 
-        ``apps`` is what plugins run in the agent itself, once; ``python`` is the notebook's Python if it is another
-        minor version.
+        ``apps`` are the parts of plugins that run in the agent itself, once; ``python`` is the notebook's Python if its
+        minor version differs.
         """
         if PLAIN in ports:
-            # No coordinator uses the reserved port: the user's programs may bind it in any way.
+            # No coordinator uses the reserved port, so the user's programs may bind it in any way.
             self.ports.close()
         if apps and not self.entered_apps:
             self.entered_apps = True
@@ -424,13 +425,13 @@ class Agent:
         status: dict[str, Any] = {
             "pid": os.getpid(),
             "incarnation": self.incarnation,
-            # A cleaner of temporary files may have removed it, with keys and journals.
+            # A cleaner of temporary files may have removed the folder, with keys and journals.
             "folder": self.folder.is_dir(),
             "interruption": self.interruptions.facts,
             "ranks": {
                 rank.number: {
                     "pid": rank.pid,
-                    # A question of a moment is no work.
+                    # A short question about names does not count as work.
                     "busy_with": None if rank.busy_with == self.names.asked(rank.number) else rank.busy_with,
                     "entered": rank.entered,
                     "surprise": rank.surprise,
@@ -502,7 +503,7 @@ class Agent:
         self.config = dataclasses.replace(self.config, addresses=addresses)
         path = self.pool_folder / CONFIG
         new = path.with_name(f"{CONFIG}.{self.node}")
-        # As the host has it, with all of its nodes.
+        # The host's own configuration, with all of its nodes.
         config = dataclasses.replace(HostConfig.read(self.pool_folder), addresses=addresses)
         new.write_bytes(config.dump())
         new.replace(path)
@@ -566,7 +567,7 @@ class Agent:
                 return
         if event["kind"] == "error":
             if event["own"]:
-                # The `end` event carries it.
+                # The `end` event contains the error.
                 return
             event = error_text(event)
         if record is None:
@@ -599,7 +600,7 @@ class Agent:
         generation = rank.generation
 
         def tell(answer: dict[str, Any], data: Sequence[bytes] = ()) -> None:
-            # A later kernel of this rank did not ask.
+            # If the rank has a new kernel, that one did not ask.
             if rank.generation == generation:
                 rank.answer(answer, data)
 
@@ -630,7 +631,7 @@ class Agent:
         return self.short.open(run)
 
     def short_calls_of(self, rank: int) -> list[RelayedCall]:
-        """Return the short calls of one rank that a rank makes, or has to make."""
+        """Return the single-rank calls that a rank is running, or has queued."""
         return self.short.calls_of(rank)
 
     def flush_soon(self) -> None:
@@ -658,8 +659,8 @@ class Agent:
     def count(self, size: int) -> dict[str, Any]:
         """Count bytes to forward; return a mark and whether an acknowledgement is wanted.
 
-        It is wanted once half of what may be forwarded without one is used up: how much that is, the manager does not
-        know.
+        It is wanted once half of the bytes that may be forwarded without one are used; the manager does not know that
+        limit.
         """
         self.forwarded += size
         wants = 2 * (self.forwarded - self.taken_in) > part_of(_MOST_AHEAD, len(self.beside))
@@ -726,7 +727,7 @@ class Agent:
         kept = kept_content(content)
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
-        # Who asks for it knows how it begins: of very many nodes, that would be most of what they answer.
+        # The manager that starts the run knows its begin event: with very many nodes, that would be most of the reply.
         record.pass_over_begin()
         record.answered_by = self.manager if content.get("asks") is True else None
         record.guest = str((about or {}).get("guest") or "")
@@ -818,7 +819,7 @@ class Agent:
     def info_alone(self, local_rank: int, job: str) -> InstanceInfo:
         """Return the info of a rank that is a world of its own.
 
-        Its coordinator is itself, at a port of its own.
+        It is its own coordinator, at its own port.
         """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -8,20 +8,20 @@ from typing import Any, Protocol
 
 _PACKAGE = "sky_jupyter.widgets.node.comm_hub"
 Tell = Callable[[dict[str, Any], list[bytes]], None]
-"""Brings a message to a rank's kernel."""
+"""Sends a message to a rank's kernel."""
 
 
 class CommHooks(Protocol):
-    """The part that keeps comms; it also answers the calls whose part is ``comms``."""
+    """Part of an agent that keeps comms; it also answers calls of the part ``comms``."""
 
     def on_message(self, rank: int, message: Mapping[str, Any], run: str) -> None:
         """Handle a comm message of a rank's kernel; ``run`` is empty outside of runs."""
 
     def on_output(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
-        """Take in what a rank prints or shows; return whether it is shown in a widget."""
+        """Handle output of a rank; return whether a widget shows it."""
 
     def on_shown(self, rank: int, run: str, data: Any) -> None:
-        """Note that a run shows something: a MIME bundle."""
+        """Note that a run shows a MIME bundle."""
 
     def on_end(self, rank: int) -> None:
         """Note that a rank's kernel has ended."""
@@ -30,7 +30,7 @@ class CommHooks(Protocol):
         """Note that a run is forgotten."""
 
     def flush(self) -> None:
-        """Forward what has gathered."""
+        """Forward the buffered messages."""
 
 
 def load(
@@ -39,23 +39,23 @@ def load(
     ready: Callable[[], bool],
     forward: Callable[[dict[str, Any], int], None],
 ) -> CommHooks:
-    """Make the part of an agent.
+    """Make an agent's part for comms.
 
     Parameters
     ----------
     tells : mapping
-        How each of the node's ranks is told something.
+        Functions that send a message to a rank of the node, by rank.
     incarnation : str
-        The agent's; another one has other comms.
+        The agent's incarnation; another one has other comms.
     ready : callable
         Return whether a batch can be forwarded now.
     forward : callable
-        Forward a batch, of a size.
+        Forward a batch, with its size.
 
     Returns
     -------
     CommHooks
-        The part, for its agent alone.
+        The part, for this agent only.
     """
     made: CommHooks = importlib.import_module(_PACKAGE).CommHub(tells, incarnation, ready, forward)
     return made

@@ -1,4 +1,4 @@
-"""Completion and inspection of names by an idle rank; a busy one is not asked."""
+"""Completion and inspection of names by idle ranks; busy ones are not asked."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from .kernel_client import RankKernel
 
-# Seconds after which the rank's work on a question is interrupted, and again so long after that.
+# Seconds after which the rank's work on a question is interrupted, and interrupted again.
 _PATIENCE = 1.0
-# How soon it makes way for a cell.
+# Seconds between checks whether the question must give way to a cell.
 _POLL = 0.02
 
 
 class NameInspection:
-    """Answers what a page asks about names; made by the agent, lives as long.
+    """Service for pages' questions about names; lives as long as its agent.
 
     Parameters
     ----------
@@ -34,10 +34,10 @@ class NameInspection:
     async def sky_inspect_names(
         self, rank: int, code: str, cursor: int, detail: int | None = None
     ) -> dict[str, Any] | None:
-        """Return a rank's completions, or with a detail level what it knows of a name.
+        """Return a rank's completions, or with a detail level its knowledge of a name.
 
-        The rank looks at its objects, which can run their code, so it is interrupted if it takes long or has something
-        else to do.
+        The rank inspects its objects, which may run their code. So it is interrupted if that takes long, or if another
+        request waits.
 
         Parameters
         ----------
@@ -61,7 +61,7 @@ class NameInspection:
         request = f"inspect-{rank}-{next(self._numbers)}"
         content = {"kind": "inspect", "code": code, "cursor": cursor, "detail": detail}
         asked = asyncio.create_task(kernel.request(request, content))
-        # Whoever asked may be gone: the rank is freed all the same.
+        # The rank is freed even if the caller has gone.
         end = await asyncio.shield(asyncio.create_task(_attended(kernel, request, asked)))
         return end if end["status"] == "ok" else None
 
@@ -71,7 +71,7 @@ async def _attended(kernel: RankKernel, request: str, asked: asyncio.Task[dict[s
     patience, pressed = _PATIENCE, False
     while not (await asyncio.wait([asked], timeout=_POLL))[0]:
         patience -= _POLL
-        # The request itself is one of those that are counted. A second interrupt would hit what the first one ends.
+        # The request itself counts as waiting. A second interrupt would hit the code that handles the first one.
         if (
             (patience <= 0 or (kernel.waiting > 1 and not pressed))
             and kernel.busy_with == request

@@ -12,12 +12,12 @@ from .kernel_client import RankKernel
 
 
 class CallAhead(Protocol):
-    """Short call of one rank, as others see it that wait for its rank.
+    """Short call of one rank, as seen by others that wait for that rank.
 
     Attributes
     ----------
     run : str
-        Its name here.
+        Its name on this node.
     left : set of int
         Its rank, until it has ended or was withdrawn.
     record : RunRecord
@@ -41,13 +41,13 @@ class AgentContext(Protocol):
     node : int
         The node's number.
     incarnation : str
-        Differs for each agent that this node has had.
+        Id of the agent; each agent of this node has another one.
     manager, heard : int, float
-        The generation of the manager that is obeyed, and when it last called.
+        The generation of the manager that is obeyed, and the time of its last call.
     guests_heard : dict of str to float
-        When each guest last called.
+        The time of each guest's last call.
     runs : dict of str to RunRecord
-        The runs and calls that are known here.
+        The known runs and calls.
     send : callable
         Sends a batch to the notebooks; None while the control plane is not connected.
     ranks : mapping of int to RankKernel
@@ -72,7 +72,7 @@ class AgentContext(Protocol):
         ...
 
     def short_calls_of(self, rank: int) -> Sequence[CallAhead]:
-        """Return the short calls of one rank that a rank makes, or has to make."""
+        """Return the single-rank calls that a rank is running, or has queued."""
         ...
 
     def known(self, run: str) -> RunRecord:
@@ -80,7 +80,7 @@ class AgentContext(Protocol):
         ...
 
     def is_partial(self, ranks: Iterable[int]) -> bool:
-        """Return True if these are fewer than all ranks of the pool."""
+        """Return True if these are not all ranks of the pool."""
         ...
 
     def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> RunRecord:
@@ -92,11 +92,11 @@ class AgentContext(Protocol):
         ...
 
     def forward(self, record: RunRecord) -> None:
-        """Forward what the journal has that the manager was not sent."""
+        """Forward the journal's events that the manager has not been sent."""
         ...
 
     def flush_soon(self) -> None:
-        """Forward all records after a moment, in one batch."""
+        """Forward all records after a short delay, in one batch."""
         ...
 
     def background(self, work: Any) -> None:

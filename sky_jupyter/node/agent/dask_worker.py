@@ -1,8 +1,8 @@
 """Dask workers, one per agent, that connect a process to the control plane.
 
-A Dask worker closes for good when the scheduler's connection breaks. The agent outlives it and makes another worker,
-with the same kernels, journals and number. Where the scheduler was told that the node is lost, the agent comes back
-under another incarnation: its calls have been begun elsewhere, and its kernels are replaced.
+A Dask worker closes for good when its connection to the scheduler breaks. The agent outlives it and makes another
+worker, with the same kernels, journals and number. If the scheduler was told that the node is lost, the agent returns
+with another incarnation: its calls have been begun elsewhere, and its kernels are replaced.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .short_call_listener import ShortCallListener
 
 TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-# Seconds between heartbeats, at least: of the first agent in a process, and of the others, which live as long; and so
-# many of all first ones, and of all others, in a second.
+# Least seconds between heartbeats: of the first agent in a process, and of the others, which live as long as the first;
+# and most heartbeats in a second: of all first agents, and of all others.
 _BEAT, _BEAT_BESIDE = 2.0, 10.0
 _BEATS, _BEATS_BESIDE = 100, 20
 # Dask's reason for closing a worker that it was told to remove.
@@ -65,7 +65,8 @@ class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, W
             self.beat = max(_BEAT, config.total_nodes / _BEATS)
         else:
             self.beat = max(_BEAT_BESIDE, config.total_nodes / _BEATS_BESIDE)
-        # A tunnel to the agent leads to a fixed port. If that is taken for the moment, connecting is retried.
+        # A tunnel to the agent leads to a fixed port. If another process has that for the moment, connecting is
+        # retried.
         here = {"host": control.listening_host(config.addresses[agent.node])}
         apart = {"host": "127.0.0.1", "port": config.port, "contact_address": config.contact}
         super().__init__(
@@ -95,9 +96,10 @@ class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, W
         await super().listen(port_or_addr, allow_offload=allow_offload, **options)
 
     async def heartbeat(self) -> None:
-        """Send a heartbeat; the next one comes later than Dask would have it.
+        """Send a heartbeat, with a longer pause until the next one than Dask's own.
 
-        Connections show who is there: heartbeats only find the rare one that the scheduler has closed unheard.
+        Connections show which agents are alive. Heartbeats only find the rare connection that the scheduler has closed
+        without the agent's notice.
         """
         await super().heartbeat()
         if (beat := self.periodic_callbacks.get("heartbeat")) is not None:
@@ -137,7 +139,7 @@ class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, W
             with contextlib.suppress(OSError):
                 answer: dict[int, Any] = await getattr(self.rpc(address), call.op)(**arguments)
                 return answer
-            # Their manager asks them itself.
+            # The manager calls these agents itself.
             return {}
 
         async def passed_on(branches: dict[str, list[str]] | None = None, **arguments: Any) -> dict[int, Any]:
@@ -241,7 +243,7 @@ async def _serve(agents: Sequence[Agent], scheduler: str, lease: int) -> None:
 
 
 def _begin(agent: Agent, lease: int) -> None:
-    """Start an agent's ranks, and what it does by itself."""
+    """Start an agent's ranks and background tasks."""
     starting = asyncio.create_task(agent.start_ranks())
     # A call may arrive as soon as the scheduler knows this node.
     agent.starting = dict.fromkeys(agent.ranks, starting)
@@ -274,7 +276,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
         except Exception:
             if not been_there:
                 raise
-            # The scheduler may not have noticed yet that the old connection is gone: retry with a back-off.
+            # The scheduler may not have noticed yet that the old connection has ended: retry with a back-off.
             traceback.print_exc()
             pause = min(1.5 * pause, _LONGEST_PAUSE)
         finally:

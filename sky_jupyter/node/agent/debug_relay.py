@@ -1,6 +1,6 @@
 """Relay between the page's debugger and ranks: requests, answers and events.
 
-A rank that stops is noted in its run too: the journal reaches the manager however often the connection breaks, and
+A stopped rank is also noted in its run: the journal reaches the manager even if the connection breaks, and the note
 stops the run's clock.
 """
 
@@ -32,9 +32,9 @@ class _Debugged:
     Parameters
     ----------
     manager : int
-        Which one.
+        Generation of the manager.
     answers : dict of str to Future
-        Requests that it has not answered.
+        Its unanswered requests.
     stopped : (str, str), optional
         Where it is stopped: the run, and the id of the stop.
     """
@@ -83,7 +83,7 @@ class DebugRelay:
         return found
 
     def on_ask(self, rank: RankKernel, content: Message) -> None:
-        """Take a rank's response or event."""
+        """Handle a rank's response or event."""
         one, event = self._debugged.get(rank.number), content.get("event")
         if one is None:
             return
@@ -104,7 +104,7 @@ class DebugRelay:
             self._tell(rank, {"type": "event", "event": "exited"})
 
     def on_over(self, rank: int, run: str) -> None:
-        """Note that a run has ended on a rank, which is not stopped in it any more."""
+        """Note that a run has ended on a rank, and with it any stop of the rank."""
         one = self._debugged.get(rank)
         if one is not None and one.stopped is not None and one.stopped[0] == run:
             one.stopped = None
@@ -133,7 +133,7 @@ class DebugRelay:
             self._agent.send({TOPIC: event, "rank": rank, "node": self._agent.node})
 
     async def _watch(self) -> None:
-        """Let ranks go on whose notebook is gone."""
+        """Let ranks continue whose manager is gone."""
         try:
             while self._debugged:
                 await asyncio.sleep(_LOOK)

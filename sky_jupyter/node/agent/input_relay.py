@@ -1,7 +1,7 @@
-"""Relay of questions: what code on ranks asks the user, and the answers.
+"""Relay of questions of ranks' code to the user, and of the answers.
 
-A question is an event of its run, so that it reaches the notebook however often the connection breaks. Its answer goes
-to the rank and nowhere else: it may be a password.
+A question is an event of its run, so that it reaches the notebook even if the connection breaks. Its answer goes only
+to the rank: it may be a password.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class InputRelay:
         self.patience = PATIENCE if idle is None else min(PATIENCE, idle / 2)
 
     def on_ask(self, rank: RankKernel, tell: Tell, content: dict[str, Any]) -> None:
-        """Handle a rank's question, or note that the rank waits no longer."""
+        """Handle a rank's question, or note that the rank has stopped waiting."""
         id, what = content.get("id"), content.get("what")
         if not isinstance(id, str):
             return
@@ -77,13 +77,13 @@ class InputRelay:
             self._answer(id, None)
 
     async def sky_answer_input(self, run: str, id: str, value: str | None) -> None:
-        """Pass the user's answer on to the rank that asks; None if nobody answers."""
+        """Pass the user's answer to the rank that asks; None if nobody answers."""
         self._answer(id, value)
 
     def _may_ask(self, rank: int, run: str) -> bool:
-        """Return whether a rank works on a run whose questions somebody answers.
+        """Return whether a rank works on a run whose questions can be answered.
 
-        The rank looks too, but its code may go past that, and its threads outlive their run.
+        The rank checks this too, but its code can bypass that, and its threads outlive their run.
         """
         record = self._agent.runs.get(run)
         if record is None or rank not in record.left or record.answered_by is None:
@@ -96,14 +96,14 @@ class InputRelay:
             question.tell({"id": id} if value is None else {"id": id, "value": value}, ())
 
     def _close(self, id: str) -> _Question | None:
-        """Forget a question, and note in its run that it waits no longer."""
+        """Forget a question, and note in its run that it does not wait any more."""
         question = self._open.pop(id, None)
         if question is not None:
             self._agent.on_event(question.rank, question.run, {"kind": "asked", "id": id, "t": time.time()})
         return question
 
     async def _watch(self) -> None:
-        """Refuse the questions of a notebook that is gone."""
+        """Refuse the questions of notebooks that are gone."""
         try:
             while self._open:
                 await asyncio.sleep(_LOOK)

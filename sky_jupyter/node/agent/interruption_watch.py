@@ -1,7 +1,7 @@
 """Watch for interruption notices of machines; see `node.runtime.interruption`.
 
-Each agent asks the provider's function about its own machine, and tells all agents of the pool through the scheduler.
-So the ranks hear of it also while no manager is connected.
+Each agent calls the provider's function for its own machine, and tells all agents of the pool through the scheduler. So
+the ranks learn of a notice even if no manager is connected.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..runtime.interruption import TOPIC, Interruption
 if TYPE_CHECKING:
     from .kernel_client import RankKernel
 
-# Seconds between two questions: what AWS recommends.
+# Seconds between two calls, as AWS recommends.
 EVERY = 5.0
 
 
 class InterruptionWatch:
-    """One agent's notices, of its own machine and of others; made by the agent.
+    """Notices of an agent's own machine and of others; made by the agent.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class InterruptionWatch:
     node : int
         The agent's node.
     ranks : callable
-        Returns its ranks.
+        Returns the node's ranks.
     on_news : callable
         Called when the notice of its own machine has changed.
     """
@@ -46,10 +46,10 @@ class InterruptionWatch:
     ) -> None:
         self._source, self._node, self._ranks, self._on_news = source, node, ranks, on_news
         self.notice: Interruption | None = None
-        # By node, those of which ranks are told.
+        # By node, the notices that ranks were told.
         self.known: dict[int, Interruption] = {}
         self._scheduler: Any = None
-        # Set once the function has been asked.
+        # Set once the function has been called.
         self._asked = asyncio.Event()
         self._tasks = BackgroundTasks()
 
@@ -65,7 +65,7 @@ class InterruptionWatch:
             self._tasks.start(self._spread_first())
 
     async def attend(self) -> None:
-        """Ask the provider's function for as long as the agent lives."""
+        """Poll the provider's function as long as the agent lives."""
         if not self._source:
             return
         ask = _Question(self._source)
@@ -79,23 +79,23 @@ class InterruptionWatch:
             await asyncio.sleep(EVERY)
 
     async def _spread_first(self) -> None:
-        """Tell all agents once it is known what there is.
+        """Tell all agents of the machine's notice, once it is known.
 
-        Also if that is nothing: this node's last machine may have had a notice.
+        Also if there is none: this node's previous machine may have had one.
         """
         await self._asked.wait()
         await self._spread()
 
     async def _spread(self) -> None:
-        """Tell all agents, this one too, of its machine."""
+        """Tell all agents, this one too, of the machine's notice."""
         scheduler, notice = self._scheduler, self.notice
         told = None if notice is None or notice.is_risk else _told(notice)
         if told is not None:
-            # Its own ranks, even if the scheduler does not answer.
+            # Tell its own ranks, even if the scheduler does not answer.
             await self.sky_note_interruption(self._node, told)
         if scheduler is not None:
             message = {"op": rpc.NOTE_INTERRUPTION.op, "node": self._node, "notice": told}
-            # An agent without an answer is on its way out; a new connection tells all again.
+            # An agent that does not answer is about to end; after a new connection, all are told again.
             with contextlib.suppress(Exception):
                 await scheduler.broadcast(msg=message, on_error="ignore")
 
@@ -106,7 +106,7 @@ class InterruptionWatch:
         if notice is None:
             del self.known[node]
         elif node not in self.known or self.known[node].action != notice[0]:
-            # As seconds, since clocks differ.
+            # In seconds from now, since clocks differ.
             action, left = notice
             self.known[node] = Interruption(str(action), None if left is None else time.time() + float(left))
         else:
@@ -119,7 +119,7 @@ class InterruptionWatch:
         rank.answer({"for": TOPIC, "nodes": [[node, one.action, one.at] for node, one in self.known.items()]})
 
     def tell_new(self, rank: RankKernel) -> None:
-        """Tell a rank whose kernel is new, if there is something to tell."""
+        """Tell a rank with a new kernel of all notices, if there are any."""
         if self.known:
             self.tell(rank)
 

@@ -1,4 +1,4 @@
-"""Reader of a kernel's iopub socket, for output that comes a message at a time."""
+"""Reader of a kernel's iopub socket, for output that comes in single messages."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 import zmq
 from jupyter_client.session import DELIM, Session
 
-# Messages that are read before other tasks of the loop run; a large one ends the turn.
+# Most messages that are read before other tasks of the loop run; a large message ends the turn.
 _TURN = 32
 _LARGE = 1 << 16
-# Two of three messages of a short cell, and not needed here.
+# Two of the three messages of a short cell are of these types, and not needed here.
 _NOT_NEEDED = (b".status", b".execute_input")
 
 
 class IOPubReader:
-    """Reads the messages of one kernel in turns with the loop's other tasks.
+    """Reader of one kernel's messages, in turns with the loop's other tasks.
 
     A socket of `zmq.asyncio` makes a future for each message, and `Session.deserialize` parses the dates of its two
-    headers: together they took twice the time of all else that an agent does with a printed line.
+    headers: together they took twice the time of the agent's other work for a printed line.
 
     Parameters
     ----------
     socket : zmq.Socket
-        A plain socket, connected. It stays the caller's, who closes it after `close`.
+        A plain socket, connected. The caller closes it after `close`.
     session : jupyter_client.session.Session
         The kernel's session, whose key signs the messages.
     on_message : callable
@@ -51,11 +51,11 @@ class IOPubReader:
         self._next: asyncio.Handle | None = None
         self._is_open = True
         self._loop.add_reader(self._descriptor, self._read)
-        # The descriptor tells of changes only: what is there already would be read with the next message.
+        # The descriptor reports only changes: messages that have arrived already would be read with the next one.
         self._go_on()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._descriptor)
@@ -67,7 +67,7 @@ class IOPubReader:
             self._next = self._loop.call_soon(self._read)
 
     def _read(self) -> None:
-        """Read messages until none is left, or others have their turn."""
+        """Read messages until none is left, or until other tasks have their turn."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -96,14 +96,14 @@ class IOPubReader:
 def deserialize(session: Session, frames: Sequence[bytes]) -> dict[str, Any]:
     """Return a signed Jupyter message as `Session.deserialize` does.
 
-    Dates stay texts, and a message of an older protocol stays as it is: the kernels are ours.
+    Dates stay texts, and messages of older protocols are not converted: the kernels are ours.
 
     Parameters
     ----------
     session : jupyter_client.session.Session
         The kernel's session.
     frames : sequence of bytes
-        All frames of the message, as they came.
+        All frames of the message, as received.
 
     Returns
     -------

@@ -29,17 +29,17 @@ _LOG_TAIL = 30
 _LOG_BYTES = 1 << 16
 _CRASH = "Fatal Python error"
 _CRASH_LINES = 12
-# One line with the names of a hundred modules.
+# Beginning of one line with the names of a hundred modules.
 _CRASH_NOISE = "Extension modules:"
 # The form of glog and absl: "F1123 04:27:35.578633 13960 client.h:80] ".
 _NATIVE_REASON = re.compile(r"F\d{4} \d\d:\d\d:\d\d\.\d+ ")
-# Receive queue for a kernel's output. The kernel queues a few more messages, then its code blocks.
+# Length of the receive queue for a kernel's output. The kernel queues a few more messages; then its code blocks.
 _MOST_WAITING = 32
 # Bytes of disk reserved for the files of a rank's next kernel.
 _ROOM = 1 << 16
 _FAREWELL = 2.0
-# An interrupt waits so long for the begin of its request; one that began late is interrupted again. Its sender waits
-# less than the manager waits for the agent's answer.
+# Seconds that an interrupt waits for its request's begin; that a sent one waits for a late begin, to be sent again
+# then; and that its sender waits: less than the manager waits for the agent's reply.
 _BEGIN, _LATE_BEGIN, _SENDER = 2.0, 60.0, 0.5
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -71,10 +71,10 @@ class RankKernel:
         self.on_event = on_event
         self.generation = 0
         self.busy_with: str | None = None
-        # Set where interrupts reach the current request: before it has begun, the kernel ignores them.
+        # Set while interrupts reach the current request: before it has begun, the kernel ignores them.
         self.begun = asyncio.Event()
         self.begun.set()
-        # When that was, by the machine's monotonic clock.
+        # The time at which the request began, by the machine's monotonic clock.
         self._begun_since = 0.0
         # Requests that wait for their turn, and whether each was interrupted meanwhile.
         self._waiting: dict[str, bool] = {}
@@ -93,8 +93,8 @@ class RankKernel:
         self.preload_failed: dict[str, str] = {}
         # How the last kernel ended, in words; `surprise` only if it ended by itself while it was idle.
         self.how_ended = self.surprise = ""
-        # Whether the kernel was asked to end; whether it was killed, so that what it still has to say of its requests'
-        # ends means nothing: they end with it, and whoever waits for them has it replaced.
+        # Whether the kernel was asked to end, and whether it was killed. After a kill, the kernel's own messages about
+        # its requests' ends do not count: the requests end with it, and whoever waits for them has it replaced.
         self.leaving = self.killed = False
         # Called with each comm message and its run; called when the kernel ends.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
@@ -137,7 +137,7 @@ class RankKernel:
 
     async def start(self, forkserver: Forkserver) -> None:
         """Fork a kernel, replacing any earlier one, and wait until it answers."""
-        # Starts are serialized: two at once would share their sockets, and one kernel would have no owner.
+        # Starts are serialized: two at once would use the same sockets, and nobody would own one of the kernels.
         async with self._making:
             await self.kill()
             if self._watcher is not None:
@@ -158,7 +158,7 @@ class RankKernel:
         file, info = write_connection_file(
             f"{prefix}.json", transport="ipc", ip=str(prefix), key=secrets.token_hex(32).encode(), **ports
         )
-        # No digest history: no one else writes to these sockets, and it would take 10 MB for a rank with much output.
+        # No digest history: nobody else writes to these sockets, and it would take 10 MB for a rank with much output.
         key = info["key"].encode()
         self._session = Session(key=key, signature_scheme="hmac-sha256", username="sky", digest_history_size=0)
         # Plain zmq, which is faster than zmq.asyncio.
@@ -267,8 +267,8 @@ class RankKernel:
     async def signal(self, number: int, run: str | None = None) -> bool:
         """Signal the kernel and its subprocesses; with ``run``, only during that run.
 
-        An interrupt is sent once the request has begun, also one that waits for its turn. This waits for it, but not
-        for long.
+        An interrupt is sent once the request has begun, even if the request still waits for its turn. This call waits
+        for that, but not for long.
         """
         if run is not None and self.busy_with != run:
             if number == signal.SIGINT and run in self._waiting:
@@ -303,7 +303,8 @@ class RankKernel:
                 return
             has_begun = self.begun.is_set()
             if sent and not (has_begun and self._begun_since > sent):
-                # It had begun by then, or nothing is known: native code may keep the kernel from answering.
+                # Either the request had begun when the interrupt was sent, or its state is unknown: native code may
+                # keep the kernel from answering.
                 return
             sent = time.monotonic()
             await self._provisioner.send_signal(signal.SIGINT)

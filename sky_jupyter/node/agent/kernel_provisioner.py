@@ -22,7 +22,7 @@ from ..system.stopped_processes import GONE, state_of
 
 # A forkserver that has imported everything forks at once; a busy machine takes longer.
 _FORK_PATIENCE = 15.0
-# The forkserver reports a kernel's exit status as soon as it sees it.
+# The forkserver normally reports a kernel's exit status at once.
 _WORD_PATIENCE = 3.0
 _LOOK = 0.5
 _UNKNOWN = 1 << 8
@@ -71,7 +71,7 @@ class Forkserver:
         self._tasks.start(self._see_end(message["pid"], end))
 
     async def _see_end(self, pid: int, end: asyncio.Future[dict[str, Any]]) -> None:
-        """Resolve ``end`` if a kernel is gone and the forkserver does not report it."""
+        """Resolve ``end`` if a kernel is gone, but the forkserver does not report it."""
         await gone(pid, end)
         await asyncio.wait([end], timeout=_WORD_PATIENCE)
         if not end.done():
@@ -85,7 +85,7 @@ class Forkserver:
         return "the process that forks the kernels (forkserver) does not answer"
 
     def _last_progress(self) -> int | None:
-        """Return when the forkserver last forked or reaped; None while it imports."""
+        """Return the time of the forkserver's last fork or reap; None while it imports."""
         try:
             return ready_file(self._path).stat().st_mtime_ns
         except FileNotFoundError:
@@ -94,8 +94,8 @@ class Forkserver:
     async def _answered(self, asked: asyncio.Future[Any]) -> None:
         """Wait for the forkserver's answer; raise ConnectionError on timeout.
 
-        The time of its initial imports does not count, nor that in which it works for others: hundreds of kernels that
-        start, or end, on a few processors leave it little of them.
+        Time in which it does its first imports, or works for other requests, does not count: if hundreds of kernels
+        start or end on a few processors, it gets little of them.
         """
         waited, seen = 0.0, self._last_progress()
         while waited < _FORK_PATIENCE:
@@ -133,7 +133,7 @@ async def gone(pid: int, end: asyncio.Future[Any]) -> None:
     try:
         handle = os.pidfd_open(pid)
     except (AttributeError, OSError):
-        # This system has no such handles.
+        # This system has no pidfds.
         while not end.done() and state_of(pid) != GONE:
             await asyncio.wait([end], timeout=_LOOK)
         return

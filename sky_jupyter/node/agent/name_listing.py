@@ -1,6 +1,6 @@
-"""Listing of the names that a node's ranks have: what the manager asks an agent.
+"""Listing of the names that a node's ranks have, by a call of the manager.
 
-A rank answers between requests only. While it is busy, the agent returns what the rank answered last.
+A rank answers only between requests. While it is busy, the agent returns the rank's last answer.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class NameListing:
         return self._requests.get(rank)
 
     async def sky_list_names(self, within: float) -> dict[int, dict[str, Any]]:
-        """Return each rank's names, or those that it had when it last answered.
+        """Return each rank's names, or those of its last answer if it is busy.
 
         Parameters
         ----------
         within : float
-            Timeout in seconds of a rank that is idle.
+            Seconds to wait for idle ranks.
 
         Returns
         -------
         dict
             For each rank ``"state"``: ``"fresh"``, ``"busy"`` if the answer is an earlier one, or ``"gone"`` if it has
             no kernel; ``"age"``, the answer's age in seconds; and its ``"names"`` and ``"more"``, see
-            `name_summaries.summarize`. The last three are missing where its present kernel has never answered.
+            `name_summaries.summarize`. The last three are missing if its present kernel has never answered.
         """
         asked = [number for number, rank in self.ranks.items() if number in self._asking or self._ask(rank)]
         if asked:

@@ -11,8 +11,8 @@ from ..journal.run_record import RunRecord
 from .context import AgentContext
 from .run_turns import RunTurns
 
-# The answer waits this long for the end of a run, so that a short one's end comes with it and not in a second message.
-# Where agents begin together it waits again as often as ranks have ended meanwhile: the others are about to.
+# Seconds that the reply waits for a run's end, so that a short run needs no second message. If several agents start a
+# run together, it waits again if ranks have ended meanwhile, at most so often: the others are likely to end soon.
 _LINGER, _MOST_TURNS = 0.02, 5
 _KNOWN = {"state": "known", "first": 0, "count": 0, "data": b""}
 
@@ -33,7 +33,7 @@ A = TypeVar("A", bound=StartingAgent)
 def present(agents: Iterable[A], incarnations: Mapping[int, str]) -> list[A]:
     """Return the connected agents that have these incarnations.
 
-    Nobody would hear of a run that another agent begins.
+    Nobody would receive the events of a run on another agent.
     """
     return [agent for agent in agents if agent.send is not None and incarnations.get(agent.node) == agent.incarnation]
 
@@ -43,8 +43,8 @@ async def start(
 ) -> dict[int, dict[str, Any]]:
     """Start a run on each agent's ranks; return the first output by node.
 
-    An agent that knows the id answers with its state instead. ``about`` is what a later manager needs to know of the
-    run, besides its ranks and content.
+    An agent that knows the id returns its state instead. ``about`` is what a later manager needs to know of the run,
+    besides its ranks and content.
     """
     answers: dict[int, dict[str, Any]] = {}
     begun: dict[int, RunRecord] = {}
@@ -55,18 +55,18 @@ async def start(
             else:
                 agent.turns.begin((about or {}).get("turn"))
                 begun[agent.node] = agent.begin(run, ranks, content, about)
-                # Its ranks begin while the others' journals are opened.
+                # Its ranks begin while the other agents' journals are opened.
                 await asyncio.sleep(0)
         await _linger(begun.values())
         return {**answers, **{node: _answer(record) for node, record in begun.items()}}
     finally:
-        # What comes from now on is forwarded, also where there is no answer.
+        # Later events are forwarded, even if there is no reply.
         for record in begun.values():
             record.replied = True
 
 
 async def _linger(records: Iterable[RunRecord]) -> None:
-    """Wait until runs are over, as long as some end, but not for long."""
+    """Wait a short time until runs are over; longer while some of them end."""
     left = [record for record in records if not record.over.is_set()]
     for _ in range(_MOST_TURNS):
         before = len(left)

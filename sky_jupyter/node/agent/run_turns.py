@@ -1,7 +1,7 @@
 """Turns of the notebooks that share a pool; the head's agent gives one at a time.
 
-The pool's manager has a standing turn from the start on, and asks for nothing, until a guest asks for the first time.
-docs/design-guests.md says why it is so.
+The pool's manager has a standing turn from the start, and makes no requests until a guest makes its first one.
+docs/design-guests.md has the reasons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..protocol.journal_events import is_count
 if TYPE_CHECKING:
     from .context import AgentContext
 
-# The interval at which a waiting request looks for runs and leases that have ended.
+# Seconds between a waiting request's checks for runs and leases that have ended.
 _LOOK = 0.25
 _LONGEST_WAIT = 5.0
 _MOST_NAMES = 20_000
@@ -35,16 +35,16 @@ class _Ticket:
     run: str
     who: str
     label: str
-    # The manager's fencing token when it asked.
+    # The manager's fencing token at the request.
     generation: int
-    # When it was last asked for, and since when without a pause.
+    # The time of the last request, and the time since which requests have come without a pause.
     heard: float
     since: float
     turn: int = 0
 
 
 class RunTurns:
-    """Queue of the notebooks' runs, with what each must know of the others' runs."""
+    """Queue of the notebooks' runs, and what they have changed for one another."""
 
     def __init__(self, agent: AgentContext) -> None:
         self._agent = agent
@@ -55,11 +55,11 @@ class RunTurns:
         self._last = 0
         # The latest turn in which a run has begun on this node.
         self._begun = 0
-        # Runs of guests that are gone: the next notebook ends them.
+        # Runs of guests that are gone; the next notebook ends them.
         self._stale: list[str] = []
-        # When each guest last had or asked for a turn.
+        # The time at which each guest last had or requested a turn.
         self._guests: dict[str, float] = {}
-        # What runs have changed: the number and notebook of the last change of each name, and of each rank's kernel.
+        # Changes by runs: the number and notebook of the last change of each name, and of each rank's kernel.
         self._changes = 0
         self._wrote: dict[str, tuple[int, str]] = {}
         self._fresh: dict[int, tuple[int, str]] = {}
@@ -86,7 +86,7 @@ class RunTurns:
         gone: int = 0,
         latest: int = 0,
     ) -> dict[str, Any]:
-        """Wait for a run's turn, or renew it; return it, or what it waits for.
+        """Wait for a run's turn, or renew it; return the turn, or what the run waits for.
 
         Parameters
         ----------
@@ -103,22 +103,22 @@ class RunTurns:
         wait : float
             Seconds to wait for the turn.
         hold : int
-            The turn, to renew one that it has.
+            The run's present turn, to renew it.
         ahead : bool
-            Whether it goes ahead of all that wait.
+            Whether the run goes ahead of all waiting ones.
         force : bool
-            Whether it ends another's turn as well.
+            Whether the run also ends another run's turn.
         gone : int
             Fencing token of a manager whose process has ended.
         latest : int
-            The latest turn that the notebook has heard of: an earlier agent, with another clock, may have given it.
+            The latest turn that the notebook knows: an earlier agent, with another clock, may have given it.
 
         Returns
         -------
         dict
             ``"turn"``, 0 while there is none; ``"lost"``, whether a turn that was to be renewed is another's;
-            ``"alone"``, whether the manager needs to ask no more; ``"stale"``, runs that have to be ended first;
-            ``"ahead"``, what it waits for; ``"wrote"``, ``"fresh"`` and ``"change"``, what others have changed;
+            ``"alone"``, whether the manager needs no more requests; ``"stale"``, runs that have to be ended first;
+            ``"ahead"``, what the run waits for; ``"wrote"``, ``"fresh"`` and ``"change"``, changes by other notebooks;
             ``"queue"``, the runs that have a turn or wait for one; and ``"latest"``, the latest turn.
         """
         self._last = max(self._last, latest if is_count(latest) else 0)
@@ -143,9 +143,9 @@ class RunTurns:
         return {**answer, **self._news(who, seen)}
 
     async def sky_leave_turn(self, run: str, who: str, news: Mapping[str, Any] | None = None) -> None:
-        """End a turn or a request for one; note the names and kernels that it changed.
+        """End a turn or a request for one; note the changed names and kernels.
 
-        The manager ends its standing turn by no run.
+        Without a run, the manager ends its standing turn.
         """
         if not who and not run:
             self._standing = False
@@ -173,11 +173,11 @@ class RunTurns:
             ticket = _Ticket(run, who, label, generation, now, now)
             self._waiting.insert(0 if ahead or force else len(self._waiting), ticket)
         elif now - ticket.heard > lease / 2:
-            # It had stopped asking, as a notebook on a laptop that slept.
+            # The requests had paused, as those of a notebook on a laptop that slept.
             ticket.since = now
         ticket.heard = now
         if force and self._holder is not ticket:
-            # Its run ends with the kernels that are replaced.
+            # The replacement of the kernels ends the other run.
             self._holder = None
         if who and self._standing and self._agent.send is not None:
             self._agent.send({"turn": "wanted", "node": self._agent.node})
@@ -186,7 +186,7 @@ class RunTurns:
     def _renew(self, run: str, who: str, label: str, hold: int) -> bool:
         holder = self._holder
         if holder is None and hold > self._last and not self._standing:
-            # An earlier agent of this node has given it.
+            # An earlier agent of this node gave the turn.
             now = time.monotonic()
             self._last = hold
             self._holder = holder = _Ticket(run, who, label, self._agent.manager, now, now, hold)
@@ -196,20 +196,20 @@ class RunTurns:
         return True
 
     def _advance(self, lease: float) -> _Ticket | None:
-        """Give the turn to the next run if it is free; return who has it."""
+        """Give the turn to the next run if it is free; return the turn's holder."""
         now = time.monotonic()
         self._waiting = [ticket for ticket in self._waiting if now - ticket.heard <= max(lease, _LONGEST_WAIT)]
         self._expire(lease, now)
         if self._holder is not None or not self._waiting:
             return self._holder
-        # The manager has a standing turn anyway, and its restart ends what goes on.
+        # The manager may pass: its turn stands, and its restart ends what is running.
         kept = self._standing or self._occupied
         first = next((ticket for ticket in self._waiting if not (kept and ticket.who)), None)
         if first is None:
             return None
         self._waiting.remove(first)
         self._standing = False
-        # It rises across this node's agents too.
+        # The number also rises from one agent of this node to the next.
         self._last = first.turn = max(self._last + 1, int(time.time() * 1000))
         self._holder = first
         first.heard = now
@@ -222,7 +222,8 @@ class RunTurns:
         if holder is None:
             return
         if not holder.who:
-            # A new manager has replaced the one that had it. Whether a manager has ended is seen by its process alone.
+            # A new manager has replaced the turn's holder. Only a manager's process shows whether the manager has
+            # ended.
             if holder.generation < self._agent.manager:
                 self._holder = None
         elif now - holder.heard > lease and any(now - ticket.since >= lease for ticket in self._waiting):
@@ -231,7 +232,7 @@ class RunTurns:
 
     @property
     def _occupied(self) -> bool:
-        """Whether a run without a turn goes on, such as one of a former manager."""
+        """Whether a run without a turn is running, such as one of a former manager."""
         return bool(self._going_on())
 
     def _going_on(self) -> list[str]:
@@ -259,7 +260,7 @@ class RunTurns:
         return {"ahead": {"who": "", "label": label, "runs": self._going_on()}}
 
     def _news(self, who: str, seen: int) -> dict[str, Any]:
-        """Return what others have changed since a change that is known."""
+        """Return what others have changed since change number ``seen``."""
         seen = seen if is_count(seen) else 0
         return {
             "wrote": [name for name, (number, by) in self._wrote.items() if number > seen and by != who],

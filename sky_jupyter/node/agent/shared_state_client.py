@@ -1,7 +1,7 @@
 """Proxy between ranks and the scheduler for the objects shared by name.
 
-The agent is a member of the control plane; its ranks are not. A request whose connection broke is retried under the
-same id. Requests end with the kernel that made them.
+The agent is a member of the control plane; its ranks are not. If the connection breaks during a request, the request is
+retried under the same id. Requests end with the kernel that made them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def unless_broken(scheduler: Any) -> Iterator[None]:
     except OSError:
         pass
     except RuntimeError:
-        # Raised by a worker that is closing because it lost its scheduler: "ConnectionPool is closed".
+        # A worker that is closing after the loss of its scheduler raises this: "ConnectionPool is closed".
         if scheduler.pool.status.name == "running":
             raise
 
@@ -93,7 +93,7 @@ class SharedStateProxy:
 
     def _answer(self, id: str, tell: Tell, who: str, answer: dict[str, Any]) -> None:
         if os.path.exists(self._direct):
-            # From now on it asks there, under this name.
+            # From now on the rank sends its requests there, under this name.
             answer["direct"] = self._direct, who
         data = [bytes(one) for one in answer.pop("data", ())]
         tell({**answer, "id": id}, data)

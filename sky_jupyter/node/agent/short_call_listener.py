@@ -1,7 +1,8 @@
 """Socket of a process of agents, for short calls of a notebook on its machine.
 
-It lies in the pool's folder, which only its owner can enter, as the pool's keys do: who can connect here has these. A
-call of ranks whose agents share the process is one frame here, and so is its answer; see docs/design-calls.md.
+The socket is in the pool's folder, like the pool's keys. Only its owner can enter that folder, so that whoever can
+connect also has the keys. A call on ranks whose agents share the process is one frame here, and so is its answer; see
+docs/design-calls.md.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class ShortCallListener:
     agents : sequence of ListeningAgent
         The agents of the process.
     path : str
-        Where the socket is to lie.
+        Path of the socket.
     """
 
     def __init__(self, agents: Sequence[ListeningAgent], path: str) -> None:
-        # Without it calls go over TLS.
+        # Without the socket, calls go over TLS.
         self._socket = peer_user.listen(path, lambda connected: _Connection(agents, connected), _BACKLOG)
 
 
@@ -52,7 +53,7 @@ class _Connection:
     def __init__(self, agents: Sequence[ListeningAgent], connected: socket.socket) -> None:
         self._present = agents
         self._manager = 0
-        # The agents by their nodes, once the notebook has said who it is, as they were then; the runs of its calls.
+        # The agents by node, after the notebook's first frame, and their incarnations then; the runs of its calls.
         self._agents: dict[int, ListeningAgent] = {}
         self._incarnations: dict[int, str] = {}
         self._mine: dict[int, set[str]] = {}
@@ -65,14 +66,14 @@ class _Connection:
             else:
                 self._begin(frame)
         except (PoolError, ValueError, TypeError, LookupError):
-            # It was replaced, or is none of ours.
+            # The manager was replaced, or the frame is invalid.
             self._line.close()
 
     def _begin(self, frame: list[Any]) -> None:
         kind, manager = frame
         if kind != frames.HELLO or type(manager) is not int:
             raise ValueError("this is no notebook's first frame")
-        # Of agents that are not connected nobody would hear what becomes of a call.
+        # Nobody would learn the results of agents that are not connected.
         present = [agent for agent in self._present if agent.send is not None]
         for agent in present:
             agent.obey(manager)
@@ -89,7 +90,7 @@ class _Connection:
             for node, agent in self._agents.items():
                 agent.short.take(frame, self._line.send, self._mine[node])
             return
-        # Other ranks of the call have their agents elsewhere.
+        # The call's other ranks have agents in other processes.
         _, id, _, _, ranks, _ = frame
         concerned = [agent for agent in self._agents.values() if not agent.ranks.keys().isdisjoint(ranks)]
         count = sum(len(agent.ranks.keys() & set(ranks)) for agent in concerned)

@@ -1,7 +1,7 @@
 """Relay of short calls from a notebook's channel to ranks, and of their values.
 
-A call that prints nothing, ends well and soon leaves no trace here. Any other is opened: it gets a journal, under the
-name that it would have had from the start, and goes on as a run or task does. docs/design-calls.md has the whole.
+A call that prints nothing, and ends well and soon, leaves no trace here. Any other call is opened: it gets a journal,
+under the name that it had from the start, and continues as a run or task does. docs/design-calls.md describes it all.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from .context import AgentContext
     from .kernel_client import RankKernel
 
-# Ends that are kept for a notebook whose connection broke as they were told, and their bytes.
+# Most ended calls that are kept in case the notebook's connection broke before it got the ends, and most bytes of their
+# values.
 _KEPT, _KEPT_BYTES = 256, 8 << 20
 _READ = 1 << 18
-# The pause after which cells without output get their journals, and how many at once.
+# Seconds of pause after which cells without output get their journals, and the number of cells at once.
 _QUIET, _FILED = 0.2, 20
 
 
 class Tell(Protocol):
-    """Sends frames to a notebook, and the shared bytes in them."""
+    """Function that sends frames to a notebook, and the shared bytes in them."""
 
     def __call__(self, data: bytes, shared: Sequence[SharedBytes] = ()) -> None: ...
 
@@ -47,7 +48,7 @@ class Tell(Protocol):
 class JointValues:
     """Values of a call on ranks whose agents share a process, sent together.
 
-    Where a rank has more to tell than a value, its agent opens the call, and all is in journals.
+    If a rank returns more than a value, its agent opens the call, and all results are in journals.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ class JointValues:
     id : str
         The call's id.
     count : int
-        How many ranks it has.
+        Number of the ranks.
     """
 
     def __init__(self, tell: Tell, id: str, count: int) -> None:
@@ -81,11 +82,11 @@ class RelayedCall:
     Attributes
     ----------
     id, run : str
-        Its id, and its name here: that of an attempt where one rank runs it.
+        The call's id, and its name on this node: for a call on one rank, the attempt's.
     ranks : list of int
         All of its ranks.
     about : dict
-        What a rank is told besides, and a journal: its title, time limit, and whether it may ask the user.
+        More facts for the rank and the journal: title, time limit, and whether it may ask the user.
     shares : bool
         Whether the notebook can be sent shared bytes.
     left : set of int
@@ -93,9 +94,9 @@ class RelayedCall:
     ends : list
         Ends so far: rank, event.
     joint : JointValues
-        Takes the values of its ranks; None where each is told by itself.
+        Collects the values of its ranks; None if each is sent alone.
     room : dict
-        By rank, a file that it may write its value to.
+        By rank, a file for its value.
     cell : dict
         The request to its ranks, if it is a cell.
     record : RunRecord
@@ -131,11 +132,11 @@ class _Lane:
         self.rank = rank
         self.queue: deque[tuple[int, RelayedCall]] = deque()
         self.running: RelayedCall | None = None
-        # Whether the rank's turn is this lane's; the task that waits for it.
+        # Whether this lane has the rank's turn; the task that waits for the turn.
         self.has_turn = False
         self.task: asyncio.Task[None] | None = None
         self.line: FrameSocket | None = None
-        # The kernel that the socket leads to, and the functions that it was sent.
+        # The kernel at the other end of the socket, and the functions that it has received.
         self.generation = 0
         self.known: set[bytes] = set()
 
@@ -148,27 +149,27 @@ class ShortCallRelay:
     agent : AgentContext
         The agent whose ranks run them.
     tasks : TaskRunner
-        Takes over those of one rank that are opened.
+        Runner that takes over opened calls on one rank.
     """
 
     def __init__(self, agent: AgentContext, tasks: TaskRunner) -> None:
         self._agent, self._tasks = agent, tasks
         self._lanes = {number: _Lane(rank) for number, rank in agent.ranks.items()}
         self._functions: dict[bytes, dict[str, Any]] = {}
-        # Calls that are not over, by run; the latest that are.
+        # By run, calls that are not over; the latest ones that are.
         self._active: dict[str, RelayedCall] = {}
         self._over: OrderedDict[str, RelayedCall] = OrderedDict()
         self._over_bytes = 0
-        # Cells that are over and have no journal yet.
+        # Cells that are over, and have no journal yet.
         self._quiet: dict[str, RelayedCall] = {}
         self._filing: asyncio.TimerHandle | None = None
-        # Close the connections to notebooks on this machine.
+        # Functions that close the connections to notebooks on this machine.
         self.closers: set[Callable[[], None]] = set()
 
     # -- the channel -------------------------------------------------------------------------------
 
     async def serve(self, comm: Any, manager: int) -> None:
-        """Serve a notebook's channel until it closes; then its calls go on with journals."""
+        """Serve a notebook's channel until it closes; then its calls get journals."""
         stream, read, mine = comm.stream, Frames(), set[str]()
 
         def tell(data: bytes, shared: Sequence[SharedBytes] = ()) -> None:
@@ -191,17 +192,17 @@ class ShortCallRelay:
             close()
 
     def leave(self, mine: set[str]) -> None:
-        """Have the calls of a notebook go on with journals, as its channel has closed."""
+        """Give journals to a notebook's calls after its channel has closed."""
         for run in mine & self._active.keys():
             self.open(run)
-        # The notebook may not have heard of their ends.
+        # The notebook may not have received their ends.
         for run in mine & self._quiet.keys():
             self.open(run)
 
     def take(
         self, frame: list[Any], tell: Tell, mine: set[str], joint: JointValues | None = None, *, shares: bool = True
     ) -> None:
-        """Take a frame of a notebook.
+        """Handle a frame of a notebook.
 
         Parameters
         ----------
@@ -212,7 +213,7 @@ class ShortCallRelay:
         mine : set of str
             The runs of its calls, for `leave`.
         joint : JointValues, optional
-            Takes the values of its ranks.
+            Collects the values of its ranks.
         shares : bool
             Whether the notebook is on this machine, and can be sent shared bytes.
         """
@@ -316,7 +317,7 @@ class ShortCallRelay:
             lane.task = asyncio.ensure_future(self._await_turn(lane))
 
     def _start(self, lane: _Lane, call: RelayedCall) -> bool:
-        """Have a rank begin a call; return False if it has none to begin."""
+        """Start a call on a rank; return False if it was cancelled or cannot start."""
         rank = lane.rank
         interrupted = rank.take_waiting(call.run)
         if rank.number not in call.left:
@@ -354,7 +355,7 @@ class ShortCallRelay:
         return True
 
     def _on_answer(self, lane: _Lane, frame: list[Any]) -> None:
-        """Take the value of a call from its rank."""
+        """Handle the value of a call from its rank."""
         kind, run, elapsed, pickled, name, *more = frame
         call, rank = lane.running, lane.rank
         if kind != frames.DONE or call is None or run != call.run or rank.killed:
@@ -377,13 +378,13 @@ class ShortCallRelay:
 
     @staticmethod
     def _event_of(end: dict[str, Any]) -> dict[str, Any]:
-        """Return an end as a journal has it."""
+        """Return an end in the form of a journal's event."""
         return {"t": time.time(), **(frames.long_end(dict(end)) if "pickled" in end else end)}
 
     def _on_long_end(self, lane: _Lane, call: RelayedCall, end: dict[str, Any]) -> None:
-        """Handle a call's end that came as a message or with its kernel's end.
+        """Handle a call's end that came as a message, or with the end of its kernel.
 
-        The journal has it already.
+        The journal has the end already.
         """
         self._end(lane, call, end)
         if lane.running is call:
@@ -397,7 +398,7 @@ class ShortCallRelay:
         if call.left:
             return
         self._active.pop(call.run, None)
-        # Its ranks have them; those of many calls would be much memory.
+        # Its ranks have the arguments; those of many calls would take much memory.
         call.arguments = b""
         if call.record is None and call.cell is not None:
             self._quiet[call.run] = call
@@ -419,9 +420,9 @@ class ShortCallRelay:
             self._filing = asyncio.get_running_loop().call_later(_QUIET, self._file)
 
     def _file(self) -> None:
-        """Give quiet cells journals in a pause of the notebook, or when they are many.
+        """Give quiet cells journals in a pause of the notebook, or when there are many.
 
-        Others than the notebook may ask for them.
+        Other notebooks may ask for them.
         """
         self._filing = None
         if time.monotonic() - self._agent.heard > _QUIET or len(self._quiet) > _KEPT:
@@ -430,14 +431,17 @@ class ShortCallRelay:
             self._file_later()
 
     def file_quiet(self, most: int | None = None) -> None:
-        """Give journals to so many cells that are over without one, the first of them."""
+        """Give journals to the first cells that are over without one, at most so many.
+
+        By default, all of them get one.
+        """
         for run in list(self._quiet)[:most]:
             self.open(run)
 
     # -- the long way ------------------------------------------------------------------------------
 
     def calls_of(self, rank: int) -> list[RelayedCall]:
-        """Return the calls of one rank that a rank makes, or has to make."""
+        """Return the single-rank calls that a rank is running, or has queued."""
         lane = self._lanes[rank]
         calls = [lane.running, *(call for _, call in lane.queue)]
         return [call for call in calls if call is not None and not call.about.get("all")]
@@ -466,7 +470,7 @@ class ShortCallRelay:
             record.add(rank, self._event_of(end))
         call.ends = []
         if call.cell is not None and not call.left:
-            # The notebook has been told, or reads the journal.
+            # The notebook has received the ends, or reads the journal.
             record.take()
             return True
         if call.left:

@@ -1,9 +1,9 @@
 """Inspection of a rank from outside: its main thread's stack, within a second.
 
 There are two ways to read a stack. A kernel writes its own when it is signalled (see `stack_dump`), even while C code
-holds the GIL; but the signal ends a wait in C that does not expect one. py-spy, if it is installed and permitted,
-reads the memory of the process, which must not run meanwhile. So py-spy is tried first for a thread that waits, and
-the kernel itself for one that runs. Only py-spy can name the C code.
+holds the GIL; but the signal ends a wait in C that does not expect it. py-spy, if it is installed and permitted, reads
+the memory of the process, which must not run meanwhile. So py-spy is tried first for a waiting thread, and the kernel
+itself for a running one. Only py-spy can name C code.
 """
 
 from __future__ import annotations
@@ -142,14 +142,14 @@ async def sample_stack(pid: int, path: Path, *, window: float = WINDOW, end: flo
         "waits_in": now.waits_in,
         "cpu": (now.cpu - before.cpu) / took,
         "main_cpu": (now.ran - before.ran) / took,
-        # Shows whether the main thread did anything besides answering.
+        # These show whether the main thread did anything besides answering.
         "ran": [now.ran, after.ran],
         "switches": [now.switches, after.switches],
     }
 
 
 async def _sample_script(pid: int, window: float, end: float) -> dict[str, Any]:
-    """Return a report on the process of a script, which only py-spy can look at."""
+    """Return a report on the process of a script, which only py-spy can inspect."""
     before, began = process_state(pid), time.monotonic()
     await asyncio.sleep(window)
     now, took = process_state(pid), time.monotonic() - began
@@ -190,7 +190,7 @@ async def _stack(pid: int, path: Path, now: ProcessState, end: float) -> tuple[t
         # A busy machine is no reason to interrupt a sleep or a poll in C.
         return (), "py-spy did not read its stack in time"
     if not now.catches:
-        # An uncaught signal would kill the process.
+        # Without the handler, the signal would kill the process.
         note = "the handler that writes its stack was taken away in its process"
     else:
         dump = await _ask(pid, path, already=now.pending)
@@ -378,13 +378,13 @@ async def inspect_ranks(
     kernels : dict
         Rank -> its process id and the file of its stacks.
     native : bool
-        Whether to name C code, for which processes are paused for a moment.
+        Whether to name C code, for which processes are paused briefly.
     known : sequence of str
         See `name_native`.
     window : float
         Seconds over which CPU time is measured.
     within : float
-        Seconds that all of it may take.
+        Seconds for the whole call.
 
     Returns
     -------

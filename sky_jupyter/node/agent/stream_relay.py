@@ -1,8 +1,8 @@
 """Relay of streams: items of ranks' generators and of notebook iterators.
 
-Items are data and not output: they are in no journal, and wait here until the notebook has read them. They are
-numbered, and the notebook asks for them by number. A broken connection therefore neither loses nor repeats an item.
-The streams are closed if no notebook is heard for a while.
+Items are data, not output: they are in no journal, and wait here until the notebook has read them. They are numbered,
+and the notebook requests them by number. So a broken connection neither loses nor repeats an item. Without a sign of a
+notebook for a while, the streams are closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tell = Callable[[dict[str, Any], Sequence[bytes]], None]
 
 @dataclass
 class Item:
-    """Pickled item of a generator; a large one lies in a file."""
+    """Pickled item of a generator; a large one is in a file."""
 
     size: int
     data: bytes = b""
@@ -57,11 +57,11 @@ class CallStreams:
     Attributes
     ----------
     items : dict
-        Items that were yielded and are not read, by number.
+        Yielded items that have not been read, by number.
     count, read : int
-        Numbers of items yielded, and read by the notebook.
+        How many items were yielded, and how many the notebook has read.
     wants : dict
-        What the rank awaits from each iterator: first item number, how many, and the request's id.
+        Requests of the rank by iterator: first item number, most items, and the request's id.
     """
 
     tell: Tell
@@ -70,9 +70,9 @@ class CallStreams:
     count: int = 0
     read: int = 0
     wants: dict[int, tuple[int, int, str]] = field(default_factory=dict)
-    # Latest answer for each iterator and its first number: a rank that was interrupted asks again.
+    # Latest answer for each iterator, with its first number: an interrupted rank asks again.
     given: dict[int, tuple[int, list[bytes], dict[str, Any]]] = field(default_factory=dict)
-    # Request that waits until more is read, and how much had been read when it came.
+    # Request that waits until more is read, and the number of items that had been read when it came.
     room: tuple[str, int] | None = None
     closed: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -170,7 +170,7 @@ class StreamRelay:
             passage.want(int(what["input"]), int(what["number"]), int(what["most"]), id)
 
     def _path(self, name: Any) -> Path | None:
-        """Return a path inside the node's folder for values, whatever is asked."""
+        """Return a path inside the node's folder for values, whatever the name contains."""
         return None if name is None else self._agent.folder / "values" / Path(str(name)).name
 
     def _of(self, run: str, tell: Tell) -> CallStreams:
@@ -203,15 +203,15 @@ class StreamRelay:
         start : int
             First byte of that item.
         read : int
-            How many items the notebook has read: they are dropped.
+            The number of items that the notebook has read; they are dropped.
         wants : sequence of pairs
-            Requests for iterator items that the notebook knows: iterator, and first number.
+            Requests for iterator items that the notebook knows already: iterator, and first number.
 
         Returns
         -------
         dict
-            ``parts``, each an item's number, its size, where the part begins, and its bytes; ``wants``,
-            each an iterator, its first number, and how many; ``count`` and ``over``.
+            ``parts``, each an item's number, its size, the part's first byte, and its bytes; ``wants``, each an
+            iterator, its first number, and how many; ``count`` and ``over``.
         """
         record = self._agent.known(run)
         end = time.monotonic() + _LINGER
@@ -275,7 +275,7 @@ class StreamRelay:
             passage.give(input, number, [bytes(item) for item in items], answer)
 
     async def sky_close_stream(self, run: str) -> None:
-        """Close a call's streams: its generator is closed at its next yield."""
+        """Close a call's streams; its generator is closed at its next yield."""
         passage = self._passages.get(run)
         if passage is None and run in self._agent.runs and not self._agent.runs[run].over.is_set():
             # The call has sent nothing yet; its first item will be refused.

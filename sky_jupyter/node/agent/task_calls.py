@@ -1,8 +1,7 @@
 """Function calls on an agent: Dask assigns them, a rank runs each.
 
-Dask's tasks decide which node runs a call, and move it to another one if this one is lost. The name of an attempt
-contains the agent's incarnation: output of an attempt that was repeated elsewhere is not mixed up with that of the new
-one.
+Dask's tasks decide which node runs a call, and move it to another node if this one is lost. The name of an attempt
+contains the agent's incarnation, so that output of a lost attempt is not mixed up with that of a later one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 _PAUSE, _LOOK = 0.05, 0.01
 # Seconds after an ignored interrupt until a blocking collective is aborted, and again until the kernel is killed.
 _PATIENCE = 1.0
-# Ids of calls that are remembered, cancelled ones and those that are over and forgotten: they may arrive late.
+# Most ids of calls that are remembered, because the calls may arrive late: cancelled ones, and ones that are over and
+# forgotten.
 _REMEMBERED = 10_000
 
 
@@ -47,12 +47,12 @@ class TaskRunner:
         self.working: dict[str, tuple[RankKernel, asyncio.Task[Any]]] = {}
         # Why attempts were stopped, for their end events.
         self.stopped: dict[str, dict[str, Any]] = {}
-        # Calls that are not to be started, should they arrive.
+        # Calls that must not start if they arrive.
         self.cancelled: OrderedDict[str, None] = OrderedDict()
-        # Attempts whose tasks Dask has here; calls that wait for a place, with what begins them.
+        # Attempts whose Dask tasks are here; calls that wait for a place, with the functions that begin them.
         self.held: set[str] = set()
         self._placing: dict[str, Callable[[], None]] = {}
-        # Calls that were looked for in vain: should their frames arrive, they have begun elsewhere.
+        # Calls that were searched for here, but not found: if their frames arrive later, they have begun elsewhere.
         self.missed: OrderedDict[str, None] = OrderedDict()
 
     # -- calls of Dask and the manager -------------------------------------------------------------
@@ -77,7 +77,7 @@ class TaskRunner:
             finally:
                 self._placing.pop(call, None)
         if (record := self.agent.runs.get(name)) is None:
-            # It was begun by who looked for it, stopped, and forgotten.
+            # `sky_find_calls` began it, and it was stopped and forgotten since.
             return {"attempt": None}
         self.held.add(name)
         try:
@@ -89,20 +89,20 @@ class TaskRunner:
     async def sky_find_calls(self, calls: Sequence[str]) -> dict[str, str]:
         """Return the attempt names of known calls; a short call gets a journal.
 
-        Others are not begun as short calls any more, should their frames arrive.
+        The other calls cannot begin as short calls any more, even if their frames arrive later.
         """
         names = {call: attempt_name(call, self.agent.node, self.agent.incarnation) for call in calls}
         for call in calls:
-            # What is not here will be begun elsewhere.
+            # Begin it now: a call that is not found here is begun elsewhere.
             self.begin_placed(call)
-            # One of all ranks has no attempts.
+            # A call on all ranks has no attempts.
             self.agent.open_short(call)
         known = {call: name for call, name in names.items() if name in self.agent.runs or self.agent.open_short(name)}
         _remember(self.missed, [call for call in calls if call not in known])
         return known
 
     async def sky_cancel_calls(self, calls: Sequence[str], hard: bool = False) -> list[str]:
-        """Cancel calls, with a signal where a rank runs one.
+        """Cancel calls; signal a rank that is running one.
 
         Returns the calls that were running or queued; their end events follow. Calls that arrive later are not
         started.
@@ -113,7 +113,7 @@ class TaskRunner:
         def runs(name: str) -> bool:
             return name in self.working and self.working[name][0].busy_with == name
 
-        # First those that wait: they would begin where another ends.
+        # Waiting calls first: they would begin when another ends.
         for name in sorted(known.values(), key=runs):
             await self.stop(
                 name, {"why": " by you"}, to_the_end=False, number=signal.SIGKILL if hard else signal.SIGINT
@@ -122,7 +122,7 @@ class TaskRunner:
 
     async def sky_forget_calls(self, attempts: Sequence[str]) -> None:
         """Remove the journals of calls whose ends the manager has."""
-        # Of one that was opened, Dask may bring the task only now.
+        # Dask may bring an opened call's task only now.
         _remember(self.cancelled, [name.partition(".")[0] for name in attempts])
         for name in attempts:
             if name in self.agent.runs and self.agent.runs[name].over.is_set():
@@ -140,9 +140,10 @@ class TaskRunner:
     async def find_place(self, call: str) -> None:
         """Wait for the short calls ahead of a call; give it back if one takes long.
 
-        Such a one is opened, and Dask has it, too: what is given back then goes to another node, if one is free.
+        That one is opened, and becomes a Dask task too: so Dask gives the returned call to another node, if one is
+        free.
 
-        Raises Reschedule for a call that is given back.
+        Raises Reschedule to give the call back.
         """
         ahead = self.agent.short_calls_of(self.choose(None).number)
         while call in self._placing and self.choose(None).waiting:
@@ -150,7 +151,7 @@ class TaskRunner:
             if not left:
                 return
             if any(one.record is not None for one in left):
-                # Its task may be on its way, or have no room here.
+                # Its Dask task may be on its way, or have no place here.
                 await asyncio.sleep(_PAUSE)
                 if call in self._placing and any(one.left for one in left):
                     raise Reschedule
@@ -168,9 +169,9 @@ class TaskRunner:
         record = self.agent.open(name, [rank.number], about)
         record.replied = True
         if "stream" in content:
-            # The reader of a stream must learn at once where the call runs.
+            # The stream's reader must learn at once where the call runs.
             self.agent.forward(record)
-        # Reports the start, even if the call prints nothing for long.
+        # Report the start, even if the call prints nothing for long.
         self.agent.flush_soon()
         self.watch(name, rank, self.work(name, content, rank))
 
@@ -187,7 +188,7 @@ class TaskRunner:
             task.add_done_callback(lambda _: timer.cancel())
 
     def watch(self, name: str, rank: RankKernel, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have a call's work done; end its journal if it is cancelled in the queue."""
+        """Run a call's coroutine; end its journal if it is cancelled in the queue."""
         record = self.agent.runs[name]
         task = asyncio.ensure_future(work)
 
@@ -205,7 +206,7 @@ class TaskRunner:
     async def work(self, name: str, content: dict[str, Any], rank: RankKernel) -> None:
         """Run a call on a rank, and stop it on timeout."""
         while not rank.entered:  # noqa: ASYNC110 - the agent sets it at many places
-            # Its kernel is being restarted, or was lost with an earlier run.
+            # Its kernel is restarting, or was lost in an earlier run.
             await asyncio.sleep(_PAUSE)
         timeout = content.get("timeout")
         timer: list[asyncio.Task[None]] = []
@@ -229,7 +230,7 @@ class TaskRunner:
     async def stop(self, name: str, why: dict[str, Any], *, to_the_end: bool, number: int = signal.SIGINT) -> None:
         """Stop an attempt: cancel it if it is queued, else signal its rank.
 
-        With ``to_the_end``, a rank that ignores the interrupt has its collectives aborted and is killed at last.
+        With ``to_the_end``, if the rank ignores the interrupt, its collectives are aborted, and at last it is killed.
         """
         rank, task = self.working.get(name, (None, None))
         if rank is None or task is None:

@@ -1,6 +1,6 @@
 """Program that makes stdin its controlling terminal, then execs another one.
 
-The agent runs it by its path: it imports nothing of ours, so that it begins at once.
+The agent runs it by its path. It imports nothing of ours, so that it starts fast.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """Terminals on a node: programs on pseudo-terminals, for a remote terminal.
 
-The agent keeps a bounded part of the output, numbered by byte; a program that prints more waits until that is read. A
-terminal that nobody reads for a while is hung up, as when a connection breaks.
+The agent keeps a bounded part of the output, numbered by byte; a program that prints more waits until some is read. If
+nobody reads for a while, the terminal is hung up, as after a broken connection.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from . import terminal_child
 if TYPE_CHECKING:
     from .kernel_client import RankKernel
 
-# Bytes of output, and of input, that are kept; bytes in one answer.
+# Most bytes of output, and of input, that are kept; most bytes in one answer.
 _MOST, _MOST_INPUT, _PIECE = 256 << 10, 64 << 10, 64 << 10
 _MOST_OPEN = 16
-# Seconds: a read waits so long for output; the environment of a rank that does not answer is not waited for.
+# Seconds that a read waits for output, and that a rank has for telling its environment.
 _LINGER, _ENVIRONMENT = 2.0, 1.5
 # Seconds without a read after which a terminal is hung up: longer than a link needs to come back.
 PATIENCE = 60.0
@@ -56,18 +56,18 @@ class Terminal:
     process : asyncio.subprocess.Process
         The program, which leads a session of its own.
     master : int
-        The terminal's end that is ours.
+        Our end of the terminal.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, master: int) -> None:
         self.heard = time.monotonic()
         self.changed = asyncio.Event()
-        # Its exit status once it has ended and all its output is in the buffer; below 0 for a signal.
+        # Its exit status, once it has ended and all its output is in the buffer; negative for a signal.
         self.status: int | None = None
-        # How many bytes of input have been taken.
+        # How many bytes of input were accepted.
         self.taken = 0
         self._process, self._master = process, master
-        # Output that is not known to have been read, and the number of its first byte.
+        # Output that may not have been read yet, and the number of its first byte.
         self._output, self._start = bytearray(), 0
         self._input = bytearray()
         self._room = asyncio.Event()
@@ -78,7 +78,7 @@ class Terminal:
         self._waiting = asyncio.ensure_future(self._wait())
 
     def page(self, after: int) -> bytes:
-        """Return the output from a byte on; drop what is before it."""
+        """Return the output from a byte on; drop earlier output."""
         del self._output[: max(0, after - self._start)]
         self._start = max(self._start, after)
         if self._paused and len(self._output) < _MOST // 2 and not self._closed:
@@ -89,9 +89,9 @@ class Terminal:
         return bytes(self._output[:_PIECE])
 
     def write(self, at: int, data: bytes) -> int:
-        """Pass on input starting at byte ``at``; return the number of bytes taken so far.
+        """Pass on input from byte ``at`` on; return the number of bytes accepted so far.
 
-        What was taken before is not passed on twice, and no more is taken than there is room for.
+        Bytes that were accepted before are not passed on again; more are accepted only if there is room.
         """
         if at <= self.taken and not self._closed:
             fresh = data[self.taken - at :][: max(0, _MOST_INPUT - len(self._input))]
@@ -101,15 +101,15 @@ class Terminal:
         return self.taken
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the terminal's size, of which its program is told."""
+        """Set the terminal's size; its program is notified."""
         if not self._closed:
             set_size(self._master, rows, columns)
 
     async def close(self) -> None:
-        """Hang up, and end the program and what runs in the foreground."""
+        """Hang up; end the program and the foreground processes."""
         if self._closed:
             return
-        # What runs in the background is hung up too, but not killed: `nohup` keeps it, as where a connection breaks.
+        # Background processes are hung up too, but not killed: `nohup` keeps them, as after a broken connection.
         session, front = set(_groups_of(self._process.pid)), self._front()
         self._release()
         for number, groups, pause in ((signal.SIGHUP, session, _FAREWELL), (signal.SIGKILL, front, 0.0)):
@@ -121,11 +121,11 @@ class Terminal:
         await asyncio.wait([self._waiting], timeout=_FAREWELL)
 
     def _front(self) -> set[int]:
-        """Return the process groups of the program and of what runs in the foreground."""
+        """Return the process groups of the program and of the foreground processes."""
         groups = {self._process.pid} if self._process.returncode is None else set()
         with contextlib.suppress(OSError):
             front = os.tcgetpgrp(self._master)
-            # A terminal without a session has group 0, by which a process means its own.
+            # A terminal without a session has group 0, which would mean this process's own group.
             if front > 1 and os.getsid(front) == self._process.pid:
                 groups.add(front)
         return groups
@@ -139,13 +139,13 @@ class Terminal:
             self._room.set()
 
     def _take(self) -> bool:
-        """Read what the terminal has; return False if that is nothing."""
+        """Read the terminal's output; return False if there is none."""
         try:
             data = os.read(self._master, _PIECE)
         except BlockingIOError:
             return False
         except OSError:
-            # No process has the terminal any more.
+            # No process has the terminal open any more.
             data = b""
         if not data:
             self._eof = True
@@ -172,7 +172,7 @@ class Terminal:
 
     async def _wait(self) -> None:
         status = await self._process.wait()
-        # What it printed last may still be in the terminal.
+        # Its last output may still be in the terminal.
         while not self._closed and not self._eof:
             if self._paused:
                 await self._room.wait()
@@ -193,7 +193,7 @@ class TerminalService:
     folder : Path
         The node's folder.
     pool : str
-        What the prompt calls the pool.
+        Name of the pool in the prompt.
     patience : float
         Seconds without a read after which a terminal is hung up.
     """
@@ -203,7 +203,7 @@ class TerminalService:
     ) -> None:
         self._ranks, self._folder, self._pool, self._patience = ranks, folder, pool, patience
         self._open: dict[str, Terminal] = {}
-        # Questions to ranks for their environment.
+        # Requests to ranks for their environment.
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._opening = asyncio.Lock()
         self._tasks = BackgroundTasks()
@@ -217,20 +217,20 @@ class TerminalService:
         Parameters
         ----------
         id : str
-            The terminal's.
+            The terminal's id.
         rank : int
             The rank whose environment and folder its program has.
         size : sequence of int
             Rows and columns.
         term : str
-            Kind of the terminal that shows it.
+            Type of the terminal that shows it.
         command : str, optional
-            What the shell runs; without it, it reads from the terminal.
+            Command for the shell; without it, the shell reads from the terminal.
 
         Returns
         -------
         dict
-            ``beside``, whether the rank has told its environment.
+            ``beside``, whether the rank has sent its environment.
         """
         async with self._opening:
             if id in self._open:
@@ -259,7 +259,7 @@ class TerminalService:
     async def sky_read_terminal(self, id: str, after: int) -> dict[str, Any]:
         """Return output from byte ``after`` on, waiting a while for it.
 
-        What is before that has been read. ``exit`` is the exit status at the end of the output, and None before.
+        Earlier output has been read. ``exit`` is the exit status at the end of the output, and None before.
         """
         terminal, end = self._known(id), time.monotonic() + _LINGER
         while True:
@@ -273,7 +273,7 @@ class TerminalService:
                 await asyncio.wait_for(terminal.changed.wait(), left)
 
     async def sky_write_terminal(self, id: str, at: int, data: bytes) -> int:
-        """Pass on input starting at byte ``at``; return the number of bytes taken so far."""
+        """Pass on input from byte ``at`` on; return the number of bytes accepted so far."""
         return self._known(id).write(at, bytes(data))
 
     async def sky_resize_terminal(self, id: str, size: Sequence[int]) -> None:
@@ -303,7 +303,7 @@ class TerminalService:
         return self._open[id]
 
     async def _of_rank(self, rank: int) -> tuple[dict[str, str], str, bool]:
-        """Return a rank's environment and folder, and whether it has told them itself."""
+        """Return a rank's environment and folder, and whether the rank sent them itself."""
         kernel = self._ranks[rank]
         key = secrets.token_hex(8)
         asked = self._asked[key] = asyncio.get_running_loop().create_future()
@@ -312,7 +312,7 @@ class TerminalService:
             told = await asyncio.wait_for(asked, _ENVIRONMENT if kernel.entered else 0)
             return told["env"], told["cwd"], True
         except asyncio.TimeoutError:
-            # It is about to start, has died, or holds the interpreter: what it was started with.
+            # The rank is about to start, has died, or holds the interpreter: use the environment of its start.
             env = {**os.environ, **kernel.env, "SKY_RANK": str(rank)}
             return {**env, "PATH": rank_environment.with_programs(env.get("PATH"))}, kernel.cwd, False
         finally:
@@ -321,7 +321,7 @@ class TerminalService:
     def _words(self, env: Mapping[str, str], rank: int, command: str | None) -> list[str]:
         """Return the program and its arguments: the user's shell on this machine."""
         shell = env.get("SHELL", "")
-        # A container's user may have a number alone.
+        # A container's user may have only a number.
         with contextlib.suppress(KeyError):
             shell = shell or pwd.getpwuid(os.getuid()).pw_shell
         if not os.access(shell, os.X_OK) or os.path.basename(shell) in _NO_SHELLS:
@@ -330,7 +330,7 @@ class TerminalService:
             return [shell, "-c", command]
         if os.path.basename(shell) != "bash":
             return [shell]
-        # The user's own files may put other programs first.
+        # The user's own startup files may put other programs first.
         where = f"rank {rank}" if not self._pool else f"{self._pool} rank {rank}"
         lines = [
             "for one in /etc/bash.bashrc ~/.bashrc; do [ -r $one ] && . $one; done; unset one",

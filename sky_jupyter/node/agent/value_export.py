@@ -1,8 +1,7 @@
-"""Transfer of ranks' values to the notebook: what the manager asks an agent.
+"""Transfer of ranks' values to the notebook, by calls of the manager.
 
-A rank writes a value to a file, in shared memory if there is room. On the same machine the notebook maps that file;
-from another one it comes over the link. The file is removed once the manager has it, does not want it any more, or is
-replaced.
+A rank writes a value to a file, in shared memory if there is room. A notebook on the same machine maps that file; any
+other gets it over the link. The file is removed once the manager has it, does not want it any more, or is replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from ...util.background_tasks import BackgroundTasks
 from .kernel_client import RankKernel
 
-# Seconds that an answer waits for progress.
+# Seconds that a reply waits for progress.
 _LINGER = 0.15
 
 
@@ -30,7 +29,7 @@ class _Job:
     rank: RankKernel
     places: list[Path]
     task: asyncio.Task[dict[str, Any]]
-    # Of the call that began it.
+    # The turn of the call that began it.
     turn: list[Any]
 
 
@@ -73,9 +72,9 @@ class ValueExport:
         keys : dict of int to str
             The manager's key of each rank's fetch; ranks of other nodes are ignored.
         wanted : list of str
-            All keys that it still wants; of the others those are dropped that an earlier call began.
+            All keys that the manager still wants; other fetches that earlier calls began are dropped.
         turn : list
-            When the manager listed them: its generation, the number of the call, and a guest's id. Calls may overtake
+            When the manager made the list: its generation, the number of the call, and a guest's id. Calls may overtake
             each other.
         content : dict
             Request to the rank; see `ResultStore.export`.
@@ -86,7 +85,7 @@ class ValueExport:
             For each rank ``"waits"``, whether it is busy with something else; ``"there"`` and ``"total"``,
             bytes; and ``"end"``, its end event, once it has one.
         """
-        # Those of another notebook are not this one's to drop.
+        # Another notebook's fetches must not be dropped.
         earlier = [key for key, job in self._jobs.items() if job.turn[2:] == turn[2:] and job.turn < turn]
         self._drop([key for key in earlier if key not in wanted])
         mine = {rank: key for rank, key in keys.items() if rank in self.ranks}

@@ -8,14 +8,14 @@ from typing import Any
 
 from ..protocol.rpc import PING, PING_MANY
 
-# An agent that pings others for the scheduler answers within this part of the time that the scheduler has.
+# Share of the scheduler's time in which an agent answers that pings others for it.
 _SHARE = 0.8
 
 
 class PingsMany:
     """Mixin for a Dask server that pings agents on behalf of another process.
 
-    The manager of many agents would be busy with their pings.
+    Pings of very many agents would keep one process busy.
     """
 
     _pings: dict[str, asyncio.Future[dict[str, str]]]
@@ -34,14 +34,14 @@ class PingsMany:
     ) -> dict[str, str]:
         """Ping agents; return the answers that come within ``patience`` seconds.
 
-        With ``branches`` those agents ping others: the ones that these have for their addresses. Raises an agent's own
-        error.
+        ``branches`` has, by the address of an agent, other agents that this agent pings. Raises an error of an agent
+        other than OSError.
         """
         for address in workers:
             if self.is_pinged(address) and address not in self._pings:
                 others = (branches or {}).get(address, ())
                 within = {"workers": [address, *others], "patience": _SHARE * patience} if others else {}
-                # One that is late is waited for by the next call: a request that is cut off costs its connection.
+                # The next call waits for a late ping: a request that is cancelled costs its connection.
                 ping = asyncio.ensure_future(self._ping(address, within, caller))
                 ping.add_done_callback(lambda ping: ping.cancelled() or ping.exception())
                 self._pings[address] = ping
@@ -67,5 +67,5 @@ class PingsMany:
         return ping
 
     def is_pinged(self, address: str) -> bool:
-        """Return whether an agent may be there."""
+        """Return whether to ping an agent."""
         return True

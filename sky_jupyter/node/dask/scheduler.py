@@ -27,15 +27,15 @@ from .pings import PingsMany
 from .shared_state import SharedStateExtension
 
 _LOOPBACK = "127.0.0.1"
-# Settings of both sides: TLS only.
+# Settings of both sides of a connection: TLS only.
 DASK_SETTINGS: dict[str, Any] = {
     "distributed.comm.require-encryption": True,
     # A broadcast would otherwise make a TLS connection to every agent each time.
     "distributed.scheduler.reuse-broadcast-comm": True,
-    # Output passes through events of megabytes; the journal keeps it.
+    # Output passes as events of megabytes; the journal keeps it.
     "distributed.admin.low-level-log-length": 1,
-    # It uses the wall clock, which may jump. Connections show who is there, and the manager detects members that do
-    # not answer.
+    # It uses the wall clock, which may jump. Connections show which agents are alive, and the manager detects members
+    # that do not answer.
     "distributed.scheduler.worker-ttl": None,
     "distributed.scheduler.work-stealing": False,
     # Function calls are queued here until a rank is free: their durations are unknown.
@@ -51,7 +51,7 @@ DASK_SETTINGS: dict[str, Any] = {
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "2s",
-    # Both are unused and would grow for hours.
+    # Both are unused, and would grow for hours.
     "distributed.admin.system-monitor.log-length": 10,
     "distributed.admin.log-length": 100,
     "distributed.diagnostics.nvml": False,
@@ -61,14 +61,14 @@ DASK_SETTINGS: dict[str, Any] = {
 }
 
 
-# Dask's names of what measures its event loop and process, and of time-outs that are not set here.
+# Dask's names of the callbacks that measure its event loop and process, and of timeouts that are not set here.
 _MEASUREMENTS = ("tick", "ticks", "monitor", "shift_counters", "idle-timeout", "no-workers-timeout")
 
 
 class WithoutHttp:
     """Mixin for a Dask server without its web server.
 
-    That one would listen on another port, without encryption.
+    It would listen on another port, without encryption.
     """
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:
@@ -84,13 +84,13 @@ class WithoutMeasurements:
     """
 
     def start_periodic_callbacks(self) -> None:
-        """Start what is left."""
+        """Start the remaining callbacks."""
         for name in _MEASUREMENTS:
             self.periodic_callbacks.pop(name, None)  # type: ignore[attr-defined]
         super().start_periodic_callbacks()  # type: ignore[misc]
 
 
-# Prefix of function calls' task keys, and the annotation for how often a call may lose its node.
+# Prefix of function calls' task keys, and the annotation that says how often a call may lose its node.
 CALL, RETRIES = "sky-call", "sky_retries"
 
 
@@ -103,7 +103,7 @@ class PoolScheduler(PingsMany, WithoutHttp, WithoutMeasurements, Scheduler):
         self.serve_pings()
 
     def is_pinged(self, address: str) -> bool:
-        """Return whether an agent is there."""
+        """Return whether an agent is connected."""
         return address in self.workers
 
     def is_rootish(self, ts: TaskState) -> bool:
@@ -118,14 +118,15 @@ class PoolScheduler(PingsMany, WithoutHttp, WithoutMeasurements, Scheduler):
     async def add_worker(self, comm: Any, *, address: str, **facts: Any) -> None:
         """Add a worker; refuse an address in use at once, so that it retries.
 
-        This happens when an agent reconnects, at a fixed address, before its former connection is known to be gone.
-        Dask would make it wait for ever.
+        This happens when an agent reconnects, at a fixed address, before its former connection is known to have ended.
+        Dask would let it wait for ever.
         """
         if comm is not None and self.coerce_address(address) in self.workers:
             await comm.write({"status": "error", "message": f"there is a worker at {address}", "time": time.time()})
             return
         for ts in self.unrunnable:
-            # They were to go on where they were, and no other node was there: Dask would wait for that address alone.
+            # These tasks were to continue on their node, and no other node was there: Dask would wait only for that
+            # address.
             if ts.loose_restrictions:
                 ts.worker_restrictions, ts.loose_restrictions = set(), False
         await super().add_worker(comm, address=address, **facts)
@@ -142,7 +143,7 @@ class PoolScheduler(PingsMany, WithoutHttp, WithoutMeasurements, Scheduler):
             if _at_its_end(ts):
                 ts.suspicious = self.allowed_failures
         for ts in worker.has_what:
-            # It has finished, and its result is only there. Without its run_spec it cannot be repeated.
+            # It has finished, and its result is on this worker only. Without its run_spec it cannot be repeated.
             if _at_its_end(ts) and len(ts.who_has or ()) == 1:
                 ts.run_spec = None
 
@@ -168,11 +169,11 @@ def security(folder: Path) -> Security:
 
 
 def patch_batched_send() -> None:
-    """Make Dask's batched streams send whatever the wall clock says.
+    """Patch Dask's batched streams to send whatever the wall clock says.
 
     A stream stores the time of day before which it sends nothing more, some milliseconds ahead; after the clock is set
     back, that is hours ahead. Without a deadline it sends at once, and batches what arrives while it writes. Each
-    process with such streams calls this.
+    process with such streams calls this function.
     """
     BatchedSend.next_deadline = property(_none, _forget)
 
@@ -188,8 +189,8 @@ def _forget(stream: BatchedSend, deadline: float | None) -> None:
 def prepare_forks() -> None:
     """Do once what each forked Dask process would otherwise do as it starts."""
     get_versions()
-    # Tornado makes a context with the system's certificates at a server's first connection, for nothing. Other systems
-    # may start a thread for that; earlier versions have made it by now.
+    # Tornado makes a context with the system's certificates at a server's first connection, though it is not needed. On
+    # other systems, that may start a thread; earlier versions of Tornado have made it at their import.
     if sys.platform == "linux" and callable(make := netutil._client_ssl_defaults):
         make()
 
@@ -197,7 +198,7 @@ def prepare_forks() -> None:
 def serve(folder: Path, address: str, port: int, write: int) -> None:
     """Run the scheduler until it ends; write its address to descriptor ``write``.
 
-    A ``port`` of 0 is a free one.
+    If ``port`` is 0, a free port is used.
     """
     dask.config.set({**DASK_SETTINGS, "temporary-directory": str(folder)})
     patch_batched_send()
@@ -219,7 +220,7 @@ async def _serve(folder: Path, address: str, port: int, write: int) -> None:
 async def _listen_on_loopback(scheduler: PoolScheduler) -> None:
     """Listen on the same port of loopback too: port forwards to a pod need it.
 
-    Where another process has that port there, the manager must reach the scheduler's own address.
+    If another process has that port on loopback, the manager must reach the scheduler's own address.
     """
     host, port = get_address_host_port(scheduler.address)
     if host == _LOOPBACK:

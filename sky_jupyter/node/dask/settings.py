@@ -19,7 +19,7 @@ def forget_the_persons() -> None:
 def defaults() -> dict[str, Any]:
     """Return Dask's own default settings, for ``dask.config.set``.
 
-    For a process in which the user's settings are loaded.
+    It is for a process that has loaded the user's settings.
     """
     merged = dask.config.merge(*dask.config.defaults)
     return {"distributed": merged["distributed"], "scheduler-address": None, "client-name": None}

@@ -1,10 +1,10 @@
 """Shared objects of a pool, held by the scheduler.
 
-Queues and locks are Dask's own; Dask has no dicts, sets, counters and barriers that change atomically. Keys and values
+Queues and locks are Dask's own. Dask has no dicts, sets, counters and barriers that change atomically. Keys and values
 are bytes here: only the requesting kernels and notebooks unpickle them.
 
-Each request has an id and is executed once, however often it is sent: a connection may break before the answer
-arrives. A requester's name begins with its agent's, so that its requests and locks end with either of them.
+Each request has an id and is executed once, however often it is sent: a connection may break before the answer arrives.
+A requester's name begins with its agent's name, so that its requests and locks end when either of them does.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ T = TypeVar("T")
 ABSENCE = 30.0
 MOST_ALL = 1 << 30
 _MOST_NAMES = 100_000
-# Requesters that are known to be gone.
+# Most requesters that are remembered to be gone.
 _MOST_GONE = 10_000
-# Answers are kept for retries, as long as a broken connection may take to come back.
+# Most answers, and seconds, that answers are kept for retries: as long as a broken connection may take to come back.
 _KEEP_ANSWERS, _KEEP_SECONDS = 2000, 60.0
 Answer = tuple[Any, list[bytes]]
 
@@ -79,9 +79,10 @@ class SharedStateExtension(SchedulerPlugin):
         self.asks: OrderedDict[str, PendingRequest] = OrderedDict()
         # Node and connection of each agent or notebook, by the first part of its requesters' names.
         self.homes: dict[str, tuple[str, str]] = {}
-        # Requests that wait, by kind, operation and name: who comes later has no item before them.
+        # Number of waiting requests, by kind, operation and name: a later request gets no item before them.
         self.waits: Counter[tuple[str, str, str]] = Counter()
-        # Close the connections of requesters on this machine, by their names; requesters that are gone for good.
+        # Functions that close the connections of requesters on this machine, by the requesters' names; requesters that
+        # are gone for good.
         self.closers: dict[str, set[Callable[[], None]]] = {}
         self.gone: OrderedDict[str, None] = OrderedDict()
         for call in rpc.SCHEDULER_CALLS:
@@ -98,7 +99,7 @@ class SharedStateExtension(SchedulerPlugin):
         Parameters
         ----------
         who : str
-            ``AGENT.RANK.GENERATION.``
+            The requester's name, ``AGENT.RANK.GENERATION.``
         ask : str
             The request's id.
         what : dict
@@ -154,7 +155,7 @@ class SharedStateExtension(SchedulerPlugin):
         except Exception as error:
             failed: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
-            # Who asks is told; nobody may.
+            # Mark the error as seen: the requester gets it, if it still asks.
             failed.exception()
             return failed
         if not asyncio.iscoroutine(done):
@@ -180,7 +181,7 @@ class SharedStateExtension(SchedulerPlugin):
         """Cancel a request as `sky_shared_cancel` does; return its task if it still runs."""
         asked = self.asks.get(ask)
         if asked is None:
-            # The cancellation has overtaken the request.
+            # The cancellation has arrived before the request.
             self.asks[ask] = PendingRequest("", {}, None)
             return None
         task, asked.task = asked.task, None
@@ -255,8 +256,11 @@ class SharedStateExtension(SchedulerPlugin):
                 del self.closers[who]
 
     async def sky_shared_left(self, who: str) -> None:
-        """Cancel requests and release locks of requesters gone for good, by name prefix."""
-        # What has not been read from their connections does not count.
+        """Cancel requests and release locks of requesters that are gone for good.
+
+        ``who`` is a prefix of their names.
+        """
+        # Requests that are still unread in their connections do not count.
         self.gone[who] = None
         if len(self.gone) > _MOST_GONE:
             self.gone.popitem(last=False)
@@ -290,7 +294,7 @@ class SharedStateExtension(SchedulerPlugin):
         if agent not in self.homes or self.homes[agent][1] != member:
             return
         if any(who.startswith(f"{agent}.") for who in self.closers):
-            # Its processes are there all the same.
+            # Some of its processes are still connected.
             asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, member)
             return
         del self.homes[agent]
@@ -299,7 +303,7 @@ class SharedStateExtension(SchedulerPlugin):
     # -- parts -------------------------------------------------------------------------------------
 
     def _charge(self, size: int) -> None:
-        """Count added or removed bytes against the limit."""
+        """Add added or removed bytes to the total size; refuse more than the limit."""
         if size > 0 and self.size + size > MOST_ALL:
             raise RequestRefused(
                 "MemoryError",
@@ -351,7 +355,7 @@ def _lease(who: str, ask: str) -> str:
 async def _within(work: Awaitable[T], timeout: float | None) -> tuple[bool, T | None]:
     """Wait for work; return whether it finished, and its result.
 
-    Cancelled work has had no effect.
+    Work that was cancelled has had no effect.
     """
     task = asyncio.ensure_future(work)
     given_up = False

@@ -1,6 +1,7 @@
 """Socket of the scheduler for shared-object requests from its own machine.
 
-It lies in the pool's folder, which only its owner can enter, as the pool's keys do: who can connect here has these.
+The socket is in the pool's folder, like the pool's keys. Only its owner can enter that folder, so that whoever can
+connect also has the keys.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def listen(state: SharedStateExtension, folder: Path) -> socket.socket:
 
 
 class _Connection:
-    """Connection of a thread that asks; what it waits for ends with it."""
+    """Connection of a thread that sends requests; its waiting request ends with it."""
 
     def __init__(self, state: SharedStateExtension, connected: socket.socket) -> None:
         self._state = state
         self._who = ""
-        # The request that came last, and whether it waits.
+        # The latest request, and whether it waits.
         self._last, self._is_waiting = "", False
         self._line = FrameSocket(connected, self._on_frame, self._on_close)
 
@@ -45,7 +46,7 @@ class _Connection:
             else:
                 raise ValueError("there is no such frame")
         except (ValueError, TypeError, LookupError):
-            # It is none of ours.
+            # The frame is invalid.
             self._line.close()
 
     def _begin(self, kind: int, who: str, epoch: str) -> None:
@@ -58,7 +59,7 @@ class _Connection:
         if self._is_waiting or not is_sound:
             raise ValueError("this is no request, or it has come before the answer to the last one")
         if id != self._last:
-            # Its answer has been read; a connection that has not read it sends nothing more.
+            # The requester has read the answer: before that, it sends no further request.
             self._state.forget(self._last)
         asked = self._state.begin(self._who, id, what, data)
         self._last, self._is_waiting = id, not asked.is_over
@@ -79,7 +80,7 @@ class _Connection:
         try:
             self._line.send(pack_value(answer))
         except (ValueError, OverflowError):
-            # Only JSON can have it; so it is asked for on the long way.
+            # Only JSON can represent the answer, so the requester must ask over TLS.
             self._line.close()
 
     def _on_close(self) -> None:

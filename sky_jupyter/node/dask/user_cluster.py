@@ -22,25 +22,25 @@ class UserDaskProcesses:
     folder : Path
         The pool's folder on this machine.
     config : HostConfig
-        Names the node's address and the tasks' working folder.
+        Configuration with the node's address and the tasks' working folder.
     node : int
         The node's number.
     """
 
     def __init__(self, folder: Path, config: HostConfig, node: int) -> None:
         self.folder, self.config, self.node = folder, config, node
-        # Process and address, by the scheduler that it works for; "" for the scheduler itself.
+        # Process and address, by the scheduler that the worker is for; "" for the scheduler itself.
         self._there: dict[str, tuple[Process, str]] = {}
         self._turn = asyncio.Lock()
 
     async def sky_start_dask(self, scheduler: str = "") -> str:
         """Return the address of this node's worker, starting it if needed.
 
-        Without a ``scheduler`` it is the scheduler's own.
+        Without a ``scheduler``, return the scheduler's address.
         """
         async with self._turn:
             for of, (process, _) in list(self._there.items()):
-                # Workers of a scheduler that is gone are useless.
+                # Workers of an earlier scheduler are useless.
                 if process.returncode is not None or (scheduler and of not in ("", scheduler)):
                     self._end(of)
             if scheduler not in self._there:

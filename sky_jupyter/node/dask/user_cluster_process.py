@@ -64,7 +64,7 @@ def main() -> None:
     folder, parent, address, cwd, *worker = sys.argv[1:]
     processes.die_with_parent(int(parent))
     dask.config.set({**_SETTINGS, "temporary-directory": folder})
-    # Where PDEATHSIG is missing, the end of the parent closes our standard input.
+    # Without PDEATHSIG, the parent's end closes standard input.
     threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
     os.chdir(cwd)
     # As in a rank, modules beside the notebook are importable; only now, after our own imports.

@@ -1,8 +1,8 @@
-"""Blob cache of a machine: what was sent once is not sent again.
+"""Blob cache of a machine: content that was sent once is not sent again.
 
 Each pool has a cache folder in each of its places, in shared memory and on disk. A cached file is named by its
-content's hash; a run that needs it gets a hard link in its own folder, and so does another pool of the same user on
-the machine. No reference counts are needed: a file is gone once the last folder that has it is removed, and a pool's
+content's hash. A run that needs it gets a hard link in its own folder, and so does another pool of the same user on the
+machine. No reference counts are needed: a file is gone once the last folder with a link to it is removed, and a pool's
 folders are removed with the pool.
 """
 
@@ -52,7 +52,7 @@ class BlobCache:
     limit : int, optional
         Limit of unreferenced bytes; a quarter of the free space by default.
     make : bool
-        Whether to create missing folders. Those of another pool may have ended with it.
+        Whether to create missing folders. Another pool's folders may have been removed with it.
     """
 
     def __init__(self, places: Sequence[Path], limit: int | None = None, *, make: bool = True) -> None:
@@ -193,10 +193,10 @@ class BlobCache:
                 for run in place.iterdir():
                     if _RUN.match(run.name):
                         held.update(path.name for path in run.iterdir())
-        # Here, as is `metrics`: notebooks import this module for the names of its folders.
+        # Imported here, as `metrics` is: notebooks import this module for the names of its folders.
         import psutil
 
-        # The agent's parent is the host, of which all ranks on this machine are descendants.
+        # The agent's parent is the host, and all ranks on this machine are the host's descendants.
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(os.getppid()).children(recursive=True):
                 held |= mapped_by(process.pid)

@@ -1,7 +1,7 @@
-"""Files of a node as they are browsed: a page of a folder, and a part of a file.
+"""Files of a node for browsing: a page of a folder, and a part of a file.
 
-They are read as the pool's user: what that account may not read is refused by the system. Links are followed, as
-everywhere on that machine.
+They are read as the pool's user: the system refuses what that account may not read. Links are followed, as everywhere
+on that machine.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from .file_manifest import to_wire
 
 MOST_ENTRIES = 1000
-"""Entries of a folder that one answer has."""
+"""Most entries of a folder in one answer."""
 MOST_BYTES = 4 << 20
-"""Bytes of a file that one answer has."""
-# A folder with more is refused: its names alone would fill the agent's memory.
+"""Most bytes of a file in one answer."""
+# A folder with more entries is refused: its names alone would fill the agent's memory.
 _MOST_NAMES = 200_000
 
 
@@ -37,16 +37,17 @@ def page(path: str, after: str = "", most: int = MOST_ENTRIES) -> dict[str, Any]
     Returns
     -------
     dict
-        ``self``, the path's facts, ``entries``, and how many ``more`` come after them.
+        ``self``, the path's facts; ``entries``; how many ``more`` come after them; and ``last``, the name after which
+        the next page begins.
 
     Raises
     ------
     OSError
-        If there is no such path, or it may not be read.
+        If the path does not exist, or may not be read.
     """
     own = _facts(path, os.path.basename(path), os.lstat(path))
     if own["kind"] == "link":
-        # A link that leads nowhere is an entry of its folder, and no file.
+        # A broken link is an entry of its folder, but not a file.
         os.stat(path)
     if own["kind"] != "directory" or not most:
         return {"self": own, "entries": [], "more": 0}
@@ -63,11 +64,11 @@ def page(path: str, after: str = "", most: int = MOST_ENTRIES) -> dict[str, Any]
 
 
 def read(path: str, start: int, length: int) -> bytes:
-    """Return a part of a file; less where it ends before, or at `MOST_BYTES`.
+    """Return a part of a file; less at the file's end, and at most `MOST_BYTES`.
 
     Raises OSError if it is not a regular file, or may not be read.
     """
-    # Opening a device may have effects; opening a pipe that came meanwhile must not wait for its other end.
+    # Opening a device may have effects. A pipe that has replaced the file must not be waited for.
     _check_regular(os.stat(path).st_mode, path)
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
@@ -99,12 +100,12 @@ def _names(path: str) -> list[str]:
 
 
 def _facts(path: str, name: str, info: os.stat_result) -> dict[str, Any]:
-    """Return what is known of an entry; of a link, what it leads to."""
+    """Return the facts of an entry; for a link, those of its target."""
     facts: dict[str, Any] = {"name": to_wire(name)}
     if stat.S_ISLNK(info.st_mode):
         with contextlib.suppress(OSError):
             facts["to"] = to_wire(os.readlink(path))
-        # One that leads nowhere keeps its own facts.
+        # A broken link keeps its own facts.
         with contextlib.suppress(OSError):
             info = os.stat(path)
     facts |= {"kind": _kind(info.st_mode), "size": info.st_size, "mtime": info.st_mtime, "mode": info.st_mode}

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 
-# Entries of a folder that are looked at, and those that are offered.
+# Most entries of a folder that are looked at, and that are offered.
 _MOST_LISTED = 20_000
 _MOST_OFFERED = 500
 

@@ -1,7 +1,7 @@
 """Agent's file service: calls of the manager, and of other agents.
 
-What has crossed the notebook's link once is copied from node to node over the agents' own channels. The kernels take
-no part in it.
+Files that came over the notebook's link to one node are copied from node to node over the agents' own channels. The
+kernels take no part in it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .piece_transfer import FileTransfer, Want, read
 _CONNECT = 5.0
 # Seconds without an answer after which a source has failed.
 _PATIENCE = 60.0
-# Shared memory is the node's memory: this much stays free, otherwise the disk is used.
+# Shared memory is the node's memory: so much of it stays free, otherwise the disk is used.
 _SPARE = 64 << 20
 _MOST_PLANS = 20
-# Folders and parts of files that are read at once for people.
+# Most folders and parts of files that are read at the same time for browsing.
 _BROWSERS = 16
 _SPOOL = "arriving"
 # A run's folder is named by its id; no other entry among the blobs has this form.
@@ -69,7 +69,7 @@ class FileService:
     folder : Path
         The pool's folder on this machine.
     config : HostConfig
-        Names the base of relative paths, and the folder of blobs.
+        Configuration with the base of relative paths, and the folder of blobs.
     """
 
     def __init__(self, folder: Path, config: HostConfig) -> None:
@@ -78,7 +78,7 @@ class FileService:
         self.kept = BlobCache(self._places, config.blob_limit)
         self._plans: dict[str, list[ManifestEntry]] = {}
         self._takes: dict[str, tuple[FileTransfer, asyncio.Task[None]]] = {}
-        # Threads of their own: those that hang are not missing elsewhere.
+        # Separate threads, so that a file system that hangs does not block other work.
         self._readers = ThreadPoolExecutor(_BROWSERS, "browse")
         self._free = threading.Semaphore(_BROWSERS)
 
@@ -114,7 +114,7 @@ class FileService:
         """Store a manifest with hashes under a name for `sky_start_transfer`."""
         entries = await asyncio.to_thread(unpack, listing)
         while len(self._plans) >= _MOST_PLANS:
-            # A plan whose manager is gone stays here; an active one is sent again.
+            # Plans whose managers are gone stay here; an active plan is sent again.
             del self._plans[next(iter(self._plans))]
         self._plans[plan] = entries
 
@@ -124,8 +124,8 @@ class FileService:
         """Start a plan's transfer to a path; False if the plan is unknown.
 
         The path is one that `sky_compare_files` returned. ``source`` is the address of another node's agent, and the
-        path there; without it, files that came to the staging folder are put in place. A known job is not started
-        again.
+        path on that node. Without it, files that came to the staging folder are put in place. A known job is not
+        started again.
         """
         if plan not in self._plans:
             return False
@@ -154,7 +154,7 @@ class FileService:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-                # Only now: until then no other job may write the same files.
+                # Only now: before, another job could write the same files.
                 self._takes.pop(job, None)
 
     async def sky_list_files(self, path: bytes) -> dict[str, Any]:
@@ -278,5 +278,5 @@ def _or_error(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except OSError as error:
         return {"error": [error.errno or 0, shown(error.strerror or str(error))]}
     except ValueError as error:
-        # A path with a zero character.
+        # The path contains a zero character.
         return {"error": [errno.EINVAL, str(error)]}

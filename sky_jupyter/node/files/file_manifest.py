@@ -101,7 +101,7 @@ def walk_opened(source: Beneath, root: Path) -> list[ManifestEntry]:
 def file_at(source: Beneath, root: Path, name: str) -> ManifestEntry:
     """Return the entry of one file of an open root.
 
-    Raises OSError when something else than a file is there.
+    Raises OSError when it is not a file.
     """
     info = source.stat(name)
     if info is None or kind_of(info.st_mode) != FILE:

@@ -1,4 +1,4 @@
-"""Receiver of a file or folder: each file whole or not at all.
+"""Receiver of a file or folder: each file completely or not at all.
 
 Data is written to a staging folder under names derived from the content, and moved into place from there. Targets are
 reached from an open folder, never through a link.
@@ -38,7 +38,7 @@ class Receiver:
     spool : Path, optional
         The staging folder, on the same file system; one beside the root unless given.
     above : bool
-        Whether the folder that the target is in is made; else FileNotFoundError is raised where it is gone.
+        Whether to create the target's parent folder; otherwise FileNotFoundError is raised if that is missing.
     """
 
     def __init__(self, root: Path, *, folder: bool, spool: Path | None = None, above: bool = True) -> None:
@@ -73,7 +73,7 @@ class Receiver:
     def has_staged(self) -> bool:
         """Return True if the staging folder exists.
 
-        An earlier transfer, or another way, has left files in it.
+        An earlier transfer, or another transport, has left files in it.
         """
         return self._staged is not None or self.spool.is_dir()
 
@@ -81,7 +81,7 @@ class Receiver:
     def part(self, token: str, name: str) -> Iterator[IO[bytes]]:
         """Open a partial file for reading and writing, with its earlier content.
 
-        It stays when the transfer breaks, except on a full disk. Two transfers cannot write the same one.
+        It is kept if the transfer breaks, except on a full disk. Two transfers cannot write the same part.
         """
         try:
             with open(_own(self.staged, token + PART, self._path(name)), "r+b", buffering=0) as file:
@@ -104,7 +104,7 @@ class Receiver:
         self.put_part(token, name, mode, mtime)
 
     def put_staged(self, token: str, name: str) -> None:
-        """Move a file into place that has come to the staging folder another way."""
+        """Move a file into place that came to the staging folder by another transport."""
         self._put(token, name, None, None)
 
     def link(self, name: str, to: str) -> None:

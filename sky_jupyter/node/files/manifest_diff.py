@@ -40,9 +40,9 @@ class ManifestDiff:
 
 
 def diff(root: Path, entries: Sequence[ManifestEntry], spool: Path | None = None) -> ManifestDiff:
-    """Compare a manifest with what is at ``root``, by sizes and times.
+    """Compare a manifest with the files at ``root``, by sizes and times.
 
-    No content is read. What an earlier transfer has left in the staging folder ``spool`` counts as written.
+    No content is read. Files that an earlier transfer has left in the staging folder ``spool`` count as written.
     """
     try:
         found = ManifestDiff(free=room_at(root), clash=_in_the_way(root, entries[0].kind if entries else FILE))
@@ -99,8 +99,8 @@ def is_same(place: Beneath, name: str, entry: ManifestEntry) -> bool:
 def has_come(place: Beneath, entry: ManifestEntry) -> bool:
     """Return True if an earlier transfer from the same source left a file whole.
 
-    Its time is set last. Times are compared in seconds and modes not at all: an archive or a file system may not keep
-    them.
+    A file's time is set last. Times are compared in seconds, and modes are not compared: an archive or a file system
+    may not keep them.
     """
     info = place.stat(entry.name)
     if info is None or entry.kind != FILE or kind_of(info.st_mode) != FILE:

@@ -1,7 +1,7 @@
 """Folder that is held open: entries are reached by name, never through links.
 
-Whoever fills a folder chooses its names and links, and may change them meanwhile. A path is resolved again at each
-use; an open folder stays the same one.
+Whoever fills a folder chooses its names and links, and may change them during the work. A path is resolved again at
+each use; an open folder stays the same one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-# A folder may be searchable and yet not readable.
+# A folder may be searchable, but not readable.
 _REACH = getattr(os, "O_PATH", os.O_RDONLY)
 _ENTER = _REACH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_LINKS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
@@ -32,7 +32,7 @@ class Beneath:
     path : Path
         The folder. The user chose it, so links in this path are followed, once.
     alone : str
-        Restricts access to this one name, which the empty name then stands for (otherwise for the folder).
+        Restricts access to this one name, which the empty name then means (otherwise it means the folder).
     """
 
     def __init__(self, path: Path, alone: str = "") -> None:
@@ -40,7 +40,7 @@ class Beneath:
 
     def _begin(self, path: Path, alone: str, top: int) -> None:
         self.path, self.alone, self._top = path, alone, top
-        # The folder used last: the next name is mostly in the same one.
+        # The folder that was used last: the next name is mostly in the same one.
         self._inner: tuple[tuple[str, ...], int] = ((), self._top)
         self._lock = threading.RLock()
         self._closed = False
@@ -296,7 +296,7 @@ def _replace(source: int, old: str, folder: int, last: str) -> None:
 def _settle(file: int, mode: int | None, mtime: int | None) -> None:
     """Set mode and mtime on an open descriptor and close it.
 
-    What O_PATH has opened is only reached through /proc.
+    With O_PATH, the file can only be changed through /proc.
     """
     try:
         info = os.fstat(file)

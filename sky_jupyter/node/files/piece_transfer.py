@@ -1,4 +1,4 @@
-"""Transfer of a file or folder in pieces, each file whole and verified.
+"""Transfer of a file or folder in pieces, each file complete and verified.
 
 Large files resume after a break. No content is accepted before its hash matches the manifest.
 """
@@ -91,7 +91,7 @@ class FileTransfer:
     got : int
         Bytes received from the source.
     missing : list of int
-        Indices of entries that did not come; only without a source, where it is no failure.
+        Indices of entries that were not staged; only without a source, where that is no failure.
     """
 
     def __init__(
@@ -201,13 +201,13 @@ class FileTransfer:
             self.there += entry.size
 
     async def _fetch_large(self, entry: ManifestEntry) -> None:
-        """Fetch one file in many pieces; resume what an earlier attempt left."""
+        """Fetch one file in many pieces; resume after an earlier attempt."""
         with self._receiver.part(entry.token, entry.name) as file:
             digest, start = await asyncio.to_thread(_left, file, entry.size)
             if not await self._append(file, digest, entry, start):
                 if not start:
                     raise _changed(entry)
-                # The partial file was of another content.
+                # The partial file had other content.
                 await asyncio.to_thread(file.truncate, 0)
                 file.seek(0)
                 if not await self._append(file, hashlib.sha256(), entry, 0):

@@ -10,7 +10,7 @@ from ..protocol.host_config import BUDGET
 
 
 class BudgetTimer:
-    """Timer of the host process; it keeps running when the manager is gone.
+    """Timer of the host process; it continues without a manager.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class BudgetTimer:
 
     @property
     def is_over(self) -> bool:
-        """True if the budget is used up; clock changes do not matter."""
+        """Whether the budget is used up; clock changes do not matter."""
         with contextlib.suppress(OSError, ValueError):
             word = self._path.stat().st_mtime_ns
             if word != self._word:

@@ -3,15 +3,15 @@
     python -m sky_jupyter.node.host FOLDER [SECONDS [OWNER]]
 
 It starts the forkserver, and waits up to SECONDS for FOLDER/host.json; it ends when its parent is not the process OWNER
-any more. Then it starts, on the head's machine, the scheduler, and the agents, of which several may share a process,
-and reports on standard output as JSON lines. A scheduler or a process of agents that ends is restarted in its place; a
-forkserver too, with all agents.
+any more. Then it starts the scheduler, on the head's machine, and the agents, of which several may share a process, and
+reports on standard output as JSON lines. A scheduler or a process of agents that ends is restarted in its place. So is
+a forkserver, and all agents with it.
 
-When FOLDER/host.json.next appears, it takes the new list of nodes from there: all agents are restarted, the forkserver
-and the scheduler are not. The pool ends with its owner process if it has one, when its lease or its time to live
-expires, and when its maker sends no heartbeat during the start. In any case everything ends with the host: its
-children die with it, it adopts orphans, and it removes the folder. A machine that was made for the pool is powered off
-then: see `power_file`.
+When FOLDER/host.json.next appears, it reads the new list of nodes from there, and restarts all agents, but not the
+forkserver and the scheduler. The pool ends with its owner process if it has one; when its lease, its time to live or
+its budget is over; and when its maker sends no heartbeat during the start. In any case everything ends with the host:
+its children die with it, it adopts orphans, and it removes the folder. A machine that was made for the pool is powered
+off then: see `power_file`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .host_parts import FORKSERVER_LOG, HostParts, fork
 from .power_file import GRACE, MARGIN, PowerFile
 
 _WATCH = 0.25
-# The same without an event: more often would be most of what an idle host costs.
+# Seconds between checks without an event; more frequent ones would be most of the costs of an idle host.
 _IDLE = 0.5
 _LOOK = 0.02
 _FAREWELL = 0.5
@@ -66,12 +66,12 @@ class HostProcess:
         self.children: dict[int, str] = {}
         # The nodes of each process of agents, by its name.
         self.agents: dict[str, list[int]] = {}
-        # Locks held until this process ends, and by it alone: visible to processes in other PID namespaces.
+        # Locks that only this process holds, until its end; processes in other PID namespaces see them.
         self.locks = [file_locks.hold(folder / file_locks.HOST), file_locks.shield(folder)]
         self.ending = False
-        # Whether it ends by its lease or its time to live.
+        # Whether a ready pool ends by its lease, its time to live or its budget.
         self.expired = False
-        # Number of signals that asked it to end: at the second one it does not wait for the ranks.
+        # Number of signals that asked it to end: after the second one, it does not wait for the ranks.
         self.asked = 0
         self.revivals: dict[str, list[float]] = {}
         self.began = self.renewed = time.monotonic()
@@ -87,7 +87,7 @@ class HostProcess:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self.on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # A signal that arrives between a check and a sleep must end the sleep.
+        # A signal between a check and a sleep must end the sleep.
         self.wake, wake_write = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(wake_write, False)
@@ -101,19 +101,19 @@ class HostProcess:
             self.start()
             self.watch()
         except BaseException as error:
-            # The folder, with the logs in it, is removed with the host.
+            # The host's end removes the folder with its logs, so the message has the last lines.
             if isinstance(error, StartFailed):
                 self.say(event="failed", message=str(error), lines=error.lines)
             else:
                 self.say(event="failed", message=f"{type(error).__name__}: {error}")
-                # The manager shows the end of this log with the message above, which says all of a failed start.
+                # The manager shows the end of this log with the message above; a failed start needs no traceback.
                 traceback.print_exc()
         finally:
             self.end()
             if self.expired:
                 self.power.give_up()
             else:
-                # Its manager, who ended it, may recreate it on this machine.
+                # The manager that ended it may recreate it on this machine.
                 self.power.keep(GRACE, at_once=True)
 
     def on_signal(self, *_: Any) -> None:
@@ -134,7 +134,7 @@ class HostProcess:
         self.say(event="started", scheduler=self.scheduler_address)
 
     def renew_forkserver(self) -> None:
-        """Start another forkserver and kill the agents, which are then restarted.
+        """Start another forkserver, and kill the agents, which are then restarted.
 
         The old forkserver's kernels died with it.
         """
@@ -169,7 +169,7 @@ class HostProcess:
         return line
 
     def comes(self, pipe: int) -> bool:
-        """Wait for a child's output or end; False if the host is to end meanwhile.
+        """Wait for a child's output or end; return False if the host must end meanwhile.
 
         Stopped processes are reported during the wait.
         """
@@ -214,7 +214,7 @@ class HostProcess:
             if self.config.owner is not None and os.getppid() != self.config.owner:
                 return
             if self.lease_is_over() or self.time_is_over():
-                # Who was making the pool may try again.
+                # The maker of a pool that was not ready may try again.
                 self.expired = self.ready
                 return
             self.keep_power()
@@ -235,7 +235,7 @@ class HostProcess:
                 self.say(event="standstill", **change)
 
     def change_if_asked(self) -> None:
-        """Apply a new host.json that the manager has left: new agents and kernels."""
+        """Apply a new host.json from the manager: new agents and kernels."""
         word = self.folder / NEXT
         if not word.exists():
             return
@@ -253,7 +253,7 @@ class HostProcess:
         renumber(self.folder, before, self.config)
         self.revivals.clear()
         self.start_all_agents()
-        # No agent could renew the lease meanwhile.
+        # Meanwhile, no agent could renew the lease.
         self.renewed = time.monotonic()
 
     def end_orphans(self, kept: dict[int, str]) -> None:
@@ -264,7 +264,7 @@ class HostProcess:
             if processes.is_there(pid):
                 self.children[pid] = name
             else:
-                # Its exit status was collected with the others.
+                # Its exit status was collected with those of the killed processes.
                 self.on_ended(name, "it ended as the nodes were changed")
 
     def lease_is_over(self) -> bool:
@@ -322,7 +322,7 @@ class HostProcess:
 
     def end(self) -> None:
         """End the agents, kill the remaining processes, remove the folders."""
-        # Ending may take long; a manager that waits for the start must not.
+        # Ending may take long, but a manager that waits for the start must not.
         self.say(event="ending")
         with contextlib.suppress(Exception):
             self.end_agents()
@@ -373,7 +373,7 @@ def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:
     for node in before:
         path = folder / f"n{node}"
         if node in numbers and path.exists():
-            # Via a temporary name: the new one may still be taken.
+            # By a temporary name: the new one may still be in use.
             path.rename(folder / f"moved-{numbers[node]}")
         else:
             shutil.rmtree(path, ignore_errors=True)
@@ -397,12 +397,12 @@ def main(parts_class: type[HostParts] = HostParts, host_class: type[HostProcess]
     folder, *given = sys.argv[1:]
     parts = parts_class(Path(folder))
     if given and not _is_told(Path(folder), float(given[0]), int(given[1]) if given[1:] else None):
-        # The process that makes the pool is gone, or has no use for this one.
+        # The maker of the pool is gone, or does not need this host.
         shutil.rmtree(folder, ignore_errors=True)
     else:
         parts.take_variables(Path(folder))
         host_class(Path(folder), parts).run()
-    # Nothing is left to be done; to take the control plane's modules apart would be a quarter of a second of work.
+    # Exit at once: to unload the control plane's modules would take a quarter of a second.
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(0)

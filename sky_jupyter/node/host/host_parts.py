@@ -1,6 +1,6 @@
 """Forkserver and control plane, which a host prepares before it knows its pool.
 
-A host that still waits for its orders has done this when they come.
+A host that waits for its orders has them ready when the orders come.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HostParts:
     forkserver : int
         Process id of the forkserver.
     serve_scheduler, serve_agents : callable
-        Run the scheduler and agents; called in processes of their own.
+        Functions that run the scheduler and agents; called in separate processes.
     present_gpus : callable
         Finds the machine's accelerators.
     """
@@ -65,11 +65,11 @@ class HostParts:
         with forkserver.listen(folder / "fork") as listener:
             self.forkserver = fork(folder / FORKSERVER_LOG, lambda: _serve_forks(listener, read, self._orders))
         os.close(read)
-        # After the forkserver: it must not contain the control plane's modules, nor wait for them.
-        # Garbage collections would only visit modules: here again and again, and in each child with copies of pages.
+        # After the forkserver, which must neither contain the control plane's modules nor wait for them. Garbage
+        # collections would only visit modules: here again and again, and in each child, where they copy pages.
         with collections_paused():
-            # Dask asks for these as it is imported, which takes a quarter of that time. Without numpy its buffers of
-            # frames are bytearrays, and without jinja2 it shows nothing in pages.
+            # Dask tries to import these, which takes a quarter of its import time. Without numpy, its buffers of frames
+            # are bytearrays; without jinja2, it shows no pages.
             with left_out("numpy", "jinja2"):
                 from ..dask import settings
 
@@ -94,7 +94,7 @@ class HostParts:
         os.environ.update(self._variables)
 
     def order(self, config: HostConfig) -> None:
-        """Tell the forkserver what to import for a pool; raise what went wrong until now."""
+        """Tell the forkserver what to import for a pool; raise any earlier error."""
         if self._error is not None:
             raise self._error
         content = {"preload": config.preload, "exit_timeout": config.exit_timeout, "variables": self._variables}
@@ -134,7 +134,7 @@ def fork(log: Path, work: Callable[[], None], locks: Sequence[int | None] = ()) 
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        # Ctrl-C in a terminal is for the kernels, which get it through the agents.
+        # Ctrl-C in a terminal is meant for the kernels, which get it through the agents.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(out, 1)

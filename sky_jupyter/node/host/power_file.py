@@ -1,7 +1,7 @@
-"""Power file: until when a machine that was made for a pool stays on.
+"""Power file: the time until which a machine that was made for a pool stays on.
 
-A watchdog that started with the machine (`machines.power_watchdog`) powers it off then. The file has one number:
-seconds since the machine's boot, as in ``/proc/uptime``, so that a changed clock ends no machine.
+At that time, a watchdog that started with the machine (`machines.power_watchdog`) powers it off. The file has one
+number: seconds since the machine's boot, as in ``/proc/uptime``, so that changes of the clock have no effect.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import time
 from pathlib import Path
 
-# How long a machine stays on while nothing of a pool writes: after its boot, and while a pool is recreated.
+# Seconds for which a machine stays on without a pool's writes: after its boot, and while a pool is recreated.
 GRACE = 30 * 60.0
-# A machine outlives the lease of its host by this: the host ends in order, and says so.
+# Seconds for which a machine stays on after its host's lease, so that the host can end in order and report that.
 MARGIN = 30.0
 _PAUSE = 5.0
 
@@ -24,7 +24,7 @@ class PowerFile:
     Parameters
     ----------
     path : str
-        The file; with "", nothing is written. Names of environment variables stand for their values.
+        The file; if empty, nothing is written. Names of environment variables are replaced by their values.
     """
 
     def __init__(self, path: str) -> None:
@@ -53,7 +53,7 @@ class PowerFile:
 
     @staticmethod
     def _write(path: Path, value: int) -> None:
-        # Without the file no watchdog is there.
+        # Without the file, the machine has no watchdog.
         with contextlib.suppress(OSError, ValueError):
             if not path.exists():
                 return

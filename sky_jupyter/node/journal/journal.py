@@ -27,10 +27,10 @@ from .spare_files import FileRecycler
 
 LIMIT = 256 << 20
 MAX_READ = 4 << 20
-# Fraction of the limit: the size of the first part that is kept, and the limit of a single event.
+# Fraction of the limit for the first part, which is always kept, and for a single event.
 _QUARTER = 4
 _SEGMENTS = 16
-# A disk that fills up repeatedly leaves small files.
+# A disk that fills up repeatedly leaves many small files.
 _MOST_SEGMENTS = 4 * _SEGMENTS
 _MOST_ENDS = 512
 _MOST_HELD = 3 * _MOST_ENDS
@@ -54,7 +54,7 @@ class Journal:
     limit : int
         Approximate limit of bytes on disk.
     spares : FileRecycler, optional
-        Recycles its files; without it they are created and deleted.
+        Recycler of its files; without it they are created and deleted.
     """
 
     # Seconds after which a full disk is tried again.
@@ -67,7 +67,7 @@ class Journal:
         self.next = 0
         """The number of the next event."""
         self.begin: dict[str, Any] | None = None
-        """Event 0, if it is the run's begin."""
+        """Event 0, if it is the begin of the run."""
         self.ended: set[int] = set()
         """The ranks that have an end event."""
         self._parts: list[JournalPart] = []
@@ -126,7 +126,7 @@ class Journal:
         return False
 
     def _keep(self, first: int, entries: Sequence[_Entry]) -> None:
-        """Write entries to segments; a gap stands for those that fail."""
+        """Write entries to segments; gaps stand for entries that fail."""
         if self._closed:
             return self._pass_over(first, entries, "the run was forgotten")
         if self._failed is not None and time.monotonic() - self._failed < self.patience:
@@ -163,7 +163,7 @@ class Journal:
         segments = [part for part in self._parts if isinstance(part, Segment)]
         total = sum(part.size for part in segments)
         for part in segments:
-            # Includes the room that the rest of the segment may take.
+            # The span includes the room for the rest of the segment.
             if total + max(size, span) <= self.limit and len(segments) < _MOST_SEGMENTS:
                 break
             if not part.head and part is not segment:
@@ -225,12 +225,12 @@ class Journal:
             segment.first, segment.next, segment.size, f"journal limit {format_size(self.limit)}", segment.tally
         )
         lines = [Line(number, segment.read(number, 1)[0]) for number in segment.held]
-        # The file may have been tampered with.
+        # User code may have changed the file.
         lines = [line for line in lines if (parse(line.data) or {}).get("kind") in ("begin", "end")]
         place = self._parts.index(segment)
         self._parts[place : place + 1] = filled(segment.first, segment.next, [*lines, whole])
         self._parts = merged(self._parts)
-        # In this order a crash leaves an extra file and loses no event.
+        # In this order, a crash leaves an extra file but loses no event.
         saved = self._save()
         segment.remove()
         if not saved:
@@ -239,9 +239,11 @@ class Journal:
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, start: int, most: int = MAX_READ) -> tuple[bytes, int]:
-        """Return lines from event ``start`` on, up to about 4 MiB, and the next number.
+        """Return lines from event ``start`` on, and the number after the last.
 
-        Missing events come as a gap event, which stands for ``count`` events from ``seq`` on.
+        They have about ``most`` bytes, at most 4 MiB.
+
+        Missing events are returned as a gap event, which stands for ``count`` events from ``seq`` on.
         """
         at, data, left = max(0, start), [], max(1, min(most, MAX_READ))
         place = bisect_right(self._parts, at, key=lambda part: part.first) - 1
@@ -269,7 +271,7 @@ class Journal:
             self._spares.use(path)
 
     def _save(self) -> bool:
-        """Write everything outside of segments to a file, atomically; True on success."""
+        """Write all parts but segments to a file, atomically; return True on success."""
         self._saved = True
         held = self._file("held")
         fresh = self._file("held.new")
@@ -284,7 +286,7 @@ class Journal:
         return True
 
     def _mark(self, number: int) -> None:
-        """Store the next number where it survives the agent.
+        """Store the next number in a file that survives the agent.
 
         It is written in place, in a block that was allocated with the first segment: this works on a full disk.
         """
@@ -302,7 +304,7 @@ class Journal:
     def reopen(cls, path: Path, limit: int = LIMIT) -> Journal:
         """Open the journal of a dead agent; drop broken lines.
 
-        Numbers continue after the last that was given to an event, stored or not.
+        Numbers continue after the last that an event had, stored or not.
         """
         self = cls(path, limit)
         self._inherited = True
@@ -338,7 +340,7 @@ class Journal:
         return lambda event, size: _count(segment, event["seq"], _stream(event), size, self._learn(event))
 
     def _held(self) -> list[Gap | Line]:
-        """Return what is outside of segments, as last saved."""
+        """Return the saved parts that are not segments."""
         found: list[Gap | Line] = []
         with contextlib.suppress(OSError), self._file("held").open("rb") as file:
             for line in itertools.islice(iter(functools.partial(file.readline, MAX_LINE), b""), _MOST_HELD):
@@ -371,7 +373,7 @@ class Journal:
         return [folder / name for name in sorted({match["base"] for match in matches})]
 
     def close(self) -> None:
-        """Stop writing; what is written stays readable."""
+        """Stop writing; the written events stay readable."""
         self._closed = True
 
     def remove(self) -> None:

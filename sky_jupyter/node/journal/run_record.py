@@ -14,11 +14,11 @@ from .journal import LIMIT, Journal
 from .spare_files import FileRecycler
 
 # Limits of one text event: characters, and a fraction of the journal's limit. An event larger than a few of the
-# journal's files would push out both the beginning and the end of a flood.
+# journal's files would displace both the beginning and the end of a flood.
 _CHUNK = 1 << 20
 _PARTS = 64
-# Bytes that are gathered at most before they are written, and that wait for forwarding; the journal has earlier ones.
-# Agents that share a process share these too.
+# Most bytes that are gathered before they are written, and that wait for forwarding; the journal has earlier ones.
+# Agents that share a process share these limits too.
 _MOST_PENDING = 2 << 20
 _MOST_UNSENT = 8 << 20
 _LEAST = 1 << 18
@@ -77,9 +77,9 @@ class RunRecord:
         self.over = asyncio.Event()
         # Batches wait until the first reply has been sent.
         self.replied = False
-        # The generation of the manager that answers what its code asks; None if nobody does.
+        # The generation of the manager that answers questions of its code; None if nobody does.
         self.answered_by: int | None = None
-        # The guest that has begun it and answers instead; "" for the manager.
+        # The guest that has begun the run, and answers instead; "" for the manager.
         self.guest = ""
         self._most_pending, self._most_unsent = part_of(_MOST_PENDING, sharers), part_of(_MOST_UNSENT, sharers)
         self._gathered = 0
@@ -151,14 +151,14 @@ class RunRecord:
         self.pending, self._gathered = [], 0
         self.unsent.append((first, self.journal.next - first, data))
         self._waiting += len(data)
-        # Memory must stay bounded, whether the disk works or not. A late reader gets the journal, or its gaps.
+        # Memory must stay bounded, even if the disk fails. A late reader gets the journal, or its gaps.
         while self._waiting > self._most_unsent and len(self.unsent) > 1:
             self._waiting -= len(self.unsent.popleft()[2])
 
     def pass_over_begin(self) -> None:
-        """Do not forward the event with which the journal has just begun.
+        """Do not forward the begin event, with which the journal has just begun.
 
-        Another may have followed it: that nothing can be written to the disk.
+        A notice may have followed it: that the disk cannot be written.
         """
         first, count, data = self.unsent.popleft()
         rest = data[data.index(b"\n") + 1 :]
@@ -169,7 +169,7 @@ class RunRecord:
     def take(self) -> tuple[int, int, bytes] | None:
         """Return the events to forward: first number, count, lines; None if empty.
 
-        After a long pause the first events may be missing: the journal has them.
+        After a long pause, the first events may be missing: the journal has them.
         """
         self.settle()
         if not self.unsent:

@@ -1,6 +1,6 @@
 """Parts of a journal: segments (files of whole lines), gaps and held lines.
 
-Each part covers the events from ``first`` to before ``next``. A journal's parts follow each other without a hole.
+Each part covers the events from ``first`` to before ``next``. A journal's parts have no holes between them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _NAME = "spare-"
 
 
 class FileRecycler:
-    """Recycler for one folder of journals; removes an earlier agent's spares.
+    """Recycler for one folder of journals; it removes an earlier agent's spares.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Program that becomes a script with the variables of ``accelerate launch``.
 
-Each process of ``%sky accelerate launch`` runs it as a file, with the Python of its node: its arguments are our options
-in JSON, and the script's command. Accelerate itself reads the options; the processes, their numbers and their meeting
-place are the pool's.
+Each process of ``%sky accelerate launch`` runs it as a file, with its node's Python: its arguments are our options in
+JSON, and the script's command. Accelerate itself parses the options; the pool sets the processes, their numbers and
+their rendezvous.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import NoReturn
 
-# torchrun's, which the pool has set.
+# The variables of torchrun, which the pool has set.
 _OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -22,7 +22,7 @@ def variables(options: list[str], config: str | None) -> dict[str, str]:
     Parameters
     ----------
     options : list of str
-        Its options, without those on processes and machines.
+        Options of ``accelerate launch``, without those on processes and machines.
     config : str, optional
         The text of a file of ``accelerate config``.
 
@@ -37,20 +37,20 @@ def variables(options: list[str], config: str | None) -> dict[str, str]:
     from accelerate.commands import launch
     from accelerate.utils import launch as environments
 
-    # Which options have defaults is of no interest in each of the processes.
+    # Messages on options with defaults would come from each process.
     logging.getLogger(launch.__name__).setLevel(logging.ERROR)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         if config is not None:
             file.write(config)
             file.flush()
             options = [*options, "--config_file", file.name]
-        # A free port is chosen, and not used: the port of the pool may be in use by now.
+        # A free port, which is not used: the pool's own port may be in use by now.
         world = ["--num_processes", os.environ["WORLD_SIZE"], "--num_machines", "1", "--main_process_port", "0"]
         parser = launch.launch_command_parser()
-        # Without its usage of a hundred lines.
+        # Accelerate would print its usage of a hundred lines.
         parser.error = _refuse
         given = parser.parse_args([*options, *world, "script"])
-        # What it settles before it starts anything has no public name.
+        # The function that completes the options has no public name.
         given, defaults, from_config = launch._validate_launch_command(given)
     if given.use_deepspeed and not given.cpu:
         fields = list(defaults.deepspeed_config.keys()) if defaults else []
@@ -82,6 +82,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The folder of this file, whose modules have names of the standard library.
+    # The folder of this file has modules with names of the standard library.
     del sys.path[0]
     main()

@@ -1,4 +1,4 @@
-"""Packages of this process, and those that ``--sync`` and ``--pip`` added."""
+"""Packages of this process, and packages that ``--sync`` and ``--pip`` added."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _requirement(name: str, distribution: metadata.Distribution) -> str:
             return f"-e {origin['url']}"
         if "vcs_info" in origin:
             return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
-        # A wheel sent from the notebook's machine lies in our cache; that URL is useless elsewhere.
+        # A wheel from the notebook's machine is in our cache; its URL is useless elsewhere.
         if "url" in origin and "/sky_jupyter/wheels/" not in origin["url"]:
             return f"{name} @ {origin['url']}"
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -1,7 +1,7 @@
 """Settings of the notebook's process, applied in a rank.
 
-Each change is applied once, so that later changes of a cell stay. Settings of a module that is not loaded are applied
-when it is imported, before the importing cell goes on.
+Each change is applied once, so that later changes by a cell stay. Settings of a module that is not loaded are applied
+when it is imported, before the importing cell continues.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Following(MetaPathFinder):
         self._own = frozenset(name for name, value in os.environ.items() if before.get(name) != value)
 
     def update(self, told: Mapping[str, Any] | None) -> None:
-        """Apply what has changed in the notebook; see ``capture``'s `Settings.told`."""
+        """Apply changes from the notebook; see ``capture``'s `Settings.told`."""
         if not told or (told["of"] == self._of and told["version"] <= self._taken):
             return
         taken = self._taken if told["of"] == self._of else 0
@@ -77,7 +77,7 @@ class Following(MetaPathFinder):
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # Restores the loader before the module can be inspected.
+            # Restore the loader before the module can be inspected.
             with contextlib.suppress(AttributeError):
                 del loader.exec_module
             run(module)
@@ -95,11 +95,11 @@ class Following(MetaPathFinder):
 
 
 def _put(kind: str, key: str, form: str, value: Any) -> None:
-    """Apply one setting; on error, print a message and go on."""
+    """Apply one setting; on an error, print a message and continue."""
     try:
         with warnings.catch_warnings() if kind != "warnings" else contextlib.nullcontext():
             if kind != "warnings":
-                # The notebook has shown deprecation warnings already.
+                # The notebook has already shown deprecation warnings.
                 warnings.simplefilter("ignore")
             FAMILIES[kind].put(key, pickle.loads(base64.b64decode(value)) if form == "pickle" else value)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Completion and inspection of a rank's names, as its own IPython does them."""
+"""Completion and inspection of a rank's names, with its own IPython."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST = 500
 
 
 def complete(shell: Any, code: str, cursor: int) -> dict[str, Any]:
-    """Return what may replace the text before the cursor.
+    """Return the possible replacements of the text before the cursor.
 
-    The objects themselves are looked at first. That takes milliseconds; jedi takes longer, and follows expressions
-    that are not evaluated.
+    The objects themselves are tried first. That takes milliseconds; jedi takes longer, but follows expressions without
+    evaluating them.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def complete(shell: Any, code: str, cursor: int) -> dict[str, Any]:
             break
     start = found[0].start if found else cursor
     texts = [one.text for one in found]
-    # IPython replaces an attribute with its dot, jedi without; people read the names.
+    # IPython's replacement of an attribute includes the dot, jedi's does not; users see only the names.
     if texts and all(text.startswith(".") for text in texts) and code[start : start + 1] == ".":
         start, texts = start + 1, [text[1:] for text in texts]
     names = shell.user_ns if code[:start][-1:] != "." else {}
@@ -54,7 +54,7 @@ def complete(shell: Any, code: str, cursor: int) -> dict[str, Any]:
 
 
 def inspect(shell: Any, code: str, cursor: int, detail: int) -> dict[str, Any]:
-    """Return what is known of the name at the cursor, as a mimebundle.
+    """Return the facts of the name at the cursor, as a mimebundle.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def _using_jedi(completer: Any, uses_jedi: bool) -> Iterator[None]:
 
 
 def _kind(value: Any) -> str:
-    """Return a value's type as completers name it; none of its code runs."""
+    """Return a value's type in completers' terms; run none of its code."""
     if issubclass(type(value), types.ModuleType):
         return "module"
     if issubclass(type(value), type):

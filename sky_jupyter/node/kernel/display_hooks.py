@@ -1,7 +1,7 @@
-"""Display hooks for what IPython leaves to a front end.
+"""Display hooks for output that IPython leaves to a front end.
 
-Pager texts, new cells, and results that are not the last: a front end reads these from the reply to a cell. A rank has
-no front end, and its run has one result: here they are output, in order with what the cell prints.
+A front end reads pager texts, new cells, and results other than the last from the reply to a cell. A rank has no front
+end, and its run has one result: here they become output, in order with the cell's other output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ShownPayloads(PayloadManager):
         """Show a payload of ``x?``, ``%prun`` or ``%load``."""
         source = data.get("source") if isinstance(data, Mapping) else None
         if source == "page":
-            # Every rank has found it; once is enough.
+            # Every rank has the same text; one of them shows it.
             if getattr(self.parent, "sky_pages", True):
                 self._show(data["data"])
         elif source == "set_next_input":

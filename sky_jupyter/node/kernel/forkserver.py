@@ -1,8 +1,8 @@
-"""Forkserver: imports what the plugins name, and forks kernels from there.
+"""Forkserver: imports the plugins' modules, and forks kernels after that.
 
-The host starts one per machine. Over a unix socket, with one JSON object per line, agents ask it to fork the kernel of
-a rank. As the kernels' parent it learns of their end first, and reports it at once to the agent that asked. It has one
-thread, so that forking is safe; the imports start no backend.
+The host starts one per machine. Agents connect to its unix socket, and ask it, in JSON objects of one line each, to
+fork the kernel of a rank. As the kernels' parent it learns of their end first, and reports it at once to the agent that
+asked. It has one thread, so that forking is safe; the imports start no backend.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..system import processes
 
 # Suffix of a file beside the socket that exists once all imports are done.
 READY = ".ready"
-# The kernel, and what IPython imports as one starts.
+# The kernel's module, and modules that IPython imports when a kernel starts.
 KERNEL_MODULES = (
     "sky_jupyter.node.kernel.kernel",
     "IPython.core.completerlib",
@@ -39,9 +39,10 @@ KERNEL_MODULES = (
     "tornado.platform.asyncio",
 )
 _MAX_LINE = 1 << 20
-# A process that the OOM killer ended may first have much memory to return.
+# Seconds that a process may need to end after an OOM kill: it may have much memory to return.
 _OOM_WINDOW = 5.0
-# All agents of a machine connect at once. Where Linux has no room for one, asyncio takes its socket for connected.
+# All agents of a machine connect at once. If the queue is full, Linux refuses a connection, but asyncio takes the
+# socket for connected.
 _BACKLOG = 4096
 # Poll interval while kernels have a deadline.
 _LOOK = 0.05
@@ -70,9 +71,9 @@ def preload(modules: Iterable[str]) -> dict[str, str]:
 
 
 def ready_file(path: str | Path) -> Path:
-    """Return the file that is there once the forkserver at a socket has imported all.
+    """Return the file that exists once the forkserver at a socket has imported all.
 
-    Its time is that of the last kernel that was forked, or has ended.
+    Its modification time is that of the last fork or end of a kernel.
     """
     return Path(f"{path}{READY}")
 
@@ -83,17 +84,18 @@ def serve(listener: socket.socket, orders: Callable[[], tuple[Iterable[str], flo
     Parameters
     ----------
     listener : socket
-        Where agents connect.
+        Socket to which agents connect.
     orders : callable
-        Waits for, and returns, the modules to import besides the kernel's own, and the seconds that kernels whose agent
-        is gone have for an orderly exit.
+        Waits for the modules to import besides the kernel's own, and the seconds that kernels without an agent have for
+        an orderly exit; returns both.
     """
     # Garbage collections would only visit modules, again and again.
     with collections_paused():
         preload(KERNEL_MODULES)
         modules, exit_timeout = orders()
         failed = preload(modules)
-        # Imported modules are never freed: freezing them saves forks from copying their pages in a collection.
+        # Imported modules are never freed. If they are frozen, a garbage collection in a fork does not copy their
+        # pages.
         gc.freeze()
     ready_file(listener.getsockname()).touch(mode=0o600)
     _Server(listener, failed, exit_timeout).run()
@@ -113,7 +115,7 @@ class _Server:
         self.leaving: dict[int, float] = {}
         self.buffers: dict[socket.socket, bytes] = {}
         self.asked_by: dict[int, socket.socket] = {}
-        # Times and counts of OOM kills; the first entry lies before the window.
+        # Times and counts of OOM kills; the first entry is from before the window.
         self.oom_kills = collections.deque([(time.monotonic(), processes.oom_kills())])
         self.selector = selectors.DefaultSelector()
         self.wake_read, self.wake_write = os.pipe()
@@ -235,7 +237,7 @@ class _Server:
         for pid, status, used in processes.collect():
             self.finish(pid)
             self.leaving.pop(pid, None)
-            # Processes that it started and left end with it, however it ended.
+            # Processes that it started and left behind end with it, however it ended.
             processes.kill_group(pid, ended=True)
             self.show_progress()
             connection = self.asked_by.pop(pid, None)
@@ -244,9 +246,9 @@ class _Server:
                 self.tell(connection, {"pid": pid, "ended": status, "text": text})
 
     def memory_was_short(self) -> bool:
-        """Return True if the OOM killer was active lately.
+        """Return True if the OOM killer was active recently.
 
-        A process that it killed takes a while to end.
+        A process takes a while to end after it was killed.
         """
         now, kills = time.monotonic(), self.oom_kills
         kills.append((now, processes.oom_kills()))

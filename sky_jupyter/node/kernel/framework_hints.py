@@ -1,6 +1,6 @@
-"""Hints for errors of frameworks that a process sets up twice or too late.
+"""Hints for errors of frameworks that a process initializes twice or too late.
 
-A script sets JAX or torch up once. A cell is run again, in the same process.
+A script initializes JAX or torch once. A cell is run again, in the same process.
 """
 
 from __future__ import annotations

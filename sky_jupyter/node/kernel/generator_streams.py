@@ -23,9 +23,9 @@ from ..protocol.shared_bytes import SharedWriter, TooLarge
 from ..serialization import pickling, result_values
 from ..shared.agent_channel import AgentChannel, of_rank
 
-# Limits by how much a generator may be ahead of its reader: items and bytes.
+# Items and bytes by which a generator may be ahead of its reader.
 AHEAD, AHEAD_BYTES = 8, 8 << 20
-# Limit of items requested at once from a notebook iterator; the number doubles while items are used up.
+# Most items that are requested at once from a notebook iterator; the number doubles while items are consumed.
 MOST_AT_ONCE = 64
 
 

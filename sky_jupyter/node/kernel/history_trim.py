@@ -1,7 +1,7 @@
 """Limits on what IPython keeps of every cell.
 
 A rank works for days. Its output is in the journal, and the values of its latest cells are kept as long as they can be
-fetched. The source of a cell is kept while it is among the newest, and while any object made from it is alive: a
+fetched. The source of a cell is kept while it is among the newest, and while any object made from it is alive: then a
 traceback through a function of an old cell still shows its lines.
 """
 
@@ -41,7 +41,7 @@ def keep_no_outputs(shell: Any) -> None:
 
 
 def forget_cells(shell: Any, values: int) -> None:
-    """Drop what an IPython shell keeps of its cells, except for the newest.
+    """Drop what an IPython shell stores of its cells, except for the newest.
 
     ``values`` entries of ``Out`` are kept.
     """
@@ -94,7 +94,7 @@ def _forget_sources(shell: Any, files: dict[str, int]) -> None:
 
 
 def _forget_name(shell: Any, name: str) -> None:
-    """Drop a name that IPython assigned, from both of its namespaces."""
+    """Drop a name that IPython assigned, from both of IPython's namespaces."""
     if shell.user_ns.get(name) is shell.user_ns_hidden.pop(name, None):
         shell.user_ns.pop(name, None)
 
@@ -108,15 +108,15 @@ def forget_failure(shell: Any) -> None:
         last.error_before_exec = last.error_in_exec = None
     for shown in (shell.InteractiveTB, shell.SyntaxTB):
         vars(shown).pop("tb", None)
-        # The debugger has the frames of its last session; a new one is made where it is needed.
+        # The debugger holds the frames of its last session; a new debugger is made when needed.
         shown.pdb = None
 
 
 def forget_trees(shell: Any) -> None:
     """Drop the caches behind a shown traceback, except files' syntax trees.
 
-    Call it after a failure. IPython's packages for that keep the code of each frame that they ever saw, and the trees
-    of all sources: a function that is sent anew for each call is new code each time, and each cell is a new file.
+    Call it after a failure. IPython's traceback packages keep the code of each frame that they ever saw, and the trees
+    of all sources. A function that is sent anew for each call is new code each time, and each cell is a new file.
     """
     executing = sys.modules.get("executing.executing")
     if executing is None:

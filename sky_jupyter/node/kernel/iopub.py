@@ -34,7 +34,7 @@ class OutputThread(IOPubThread):
         self._children = f"ipc://{path}"
         # Whether it is writing to the iopub socket, which blocks while the agent's queue is full.
         self.sending = False
-        # Number of messages sent, and of functions that other threads had run here, such as those that send.
+        # Number of messages sent, and of functions that other threads have scheduled here, such as those that send.
         self.sent = self.scheduled = 0
         super().__init__(socket, pipe=True, session=session)
         _stay_alive(self.thread)
@@ -79,8 +79,8 @@ class OutputThread(IOPubThread):
     def schedule(self, f: Callable[[], Any]) -> None:
         """Run a function in the thread; at once if called from the thread itself.
 
-        ipykernel sends such a thread a message, one per flushed text. With many flushes in a row the queue fills up,
-        and the thread blocks on itself.
+        ipykernel sends such a thread a message, one per flushed text. After many flushes in a row, the queue is full,
+        and the thread waits for itself.
         """
         if threading.current_thread() is self.thread:
             f()
@@ -92,8 +92,8 @@ class OutputThread(IOPubThread):
 def _stay_alive(thread: threading.Thread) -> None:
     """Make `is_alive` reliable even if an interrupt hits its caller.
 
-    Before Python 3.13, an interrupt inside of `Thread.is_alive` marks the thread as ended for ever (bpo-45274).
-    ipykernel calls it for each text: from then on all threads would send, and share a socket.
+    Before Python 3.13, an interrupt inside `Thread.is_alive` marks the thread as ended for ever (bpo-45274). ipykernel
+    calls it for each text: from then on, all threads would send by themselves, and share a socket.
     """
 
     def is_alive() -> bool:

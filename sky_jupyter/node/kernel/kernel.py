@@ -84,8 +84,8 @@ from .shell import SkyShell, said, without_ours
 if TYPE_CHECKING:
     from .rank_debugger import RankDebugger
 
-# ipykernel imports debugpy for each kernel, which takes longer than all else of its start, and makes a debugger that
-# no rank uses: see `rank_debugger`.
+# ipykernel imports debugpy in each kernel, which takes longer than the rest of its start, and makes a debugger that no
+# rank uses: see `rank_debugger`.
 with left_out("debugpy"):
     import ipykernel.debugger  # noqa: F401 - only to have it imported
 
@@ -94,10 +94,11 @@ _NATIVE_PATIENCE = 1.0
 # Seconds after which no further call of a batch is started.
 _MOST_TOGETHER = 0.2
 _PIPE = 1 << 16
-# Characters in one message, and messages that may wait for the agent; beyond that, printing blocks.
+# Most characters in one message, and most messages that wait for the agent; beyond that, printing blocks.
 _MOST_TEXT = 1 << 20
 _MOST_WAITING = 32
-# If output is not sent within this time and the sending thread is idle, that thread waits for its caller.
+# Seconds without progress after which the sending thread counts as stuck, if it is not sending: then it waits for its
+# caller.
 _STUCK = 0.5
 # Limit of native output in a rank's log. The journal has it too; the log shows the last lines before a crash.
 _MOST_LOG = 4 << 20
@@ -114,7 +115,7 @@ class CellCompiler(XCachingCompiler):
     Stacks that are read from outside show these names.
     """
 
-    # While a debugger is attached it names them: breakpoints are set before a cell has its number.
+    # An attached debugger names them: breakpoints are set before a cell has its number.
     named_by: ClassVar[Callable[[str], str | None]] = lambda code: None
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
@@ -126,7 +127,7 @@ class SkyKernel(IPythonKernel):
 
     compiler_class = Type(CellCompiler)
     shell_class = Type(SkyShell)
-    # The agent waits for a message and not for idle; a pause would only delay it.
+    # The agent waits for a message, not for idle; a pause would only delay it.
     _execute_sleep = 0.0
     # See `OneShell`.
     _supports_kernel_subshells = False
@@ -146,14 +147,14 @@ class SkyKernel(IPythonKernel):
         self.sky_modules, self.sky_added = project_modules.ProjectModules(), added_packages.Added()
         self.sky_settings = apply_settings.Following()
         self.sky_values = result_store.ResultStore(_KEEP_VALUES)
-        # Made with the first request of a page's debugger.
+        # Made at the first request of a page's debugger.
         self.sky_debugger: RankDebugger | None = None
-        # Answers of the user to code on this rank; set where the process gets its `input`.
+        # The user's answers to code on this rank; set when the process gets its `input`.
         self.sky_input = user_input.UserInput()
         self._last_result: Any = None
         # Whether a request runs, and whether this process ends once it is idle.
         self._working = self._ending = False
-        # Whether an interrupt cancelled what the cell awaits.
+        # Whether an interrupt cancelled the await of the cell.
         self._cancelled = False
         self.shell.events.register("post_run_cell", self._on_post_run_cell)
         self.shell.ask_exit = _refuse_exit
@@ -194,7 +195,7 @@ class SkyKernel(IPythonKernel):
             finally:
                 signal.signal(signal.SIGINT, before)
                 if self._working:
-                    # What a cell that awaits something prints from now on is its own.
+                    # Later output belongs to the cell that awaits something.
                     self.requests.run(self.set_parent, [], request, "shell")
 
         return handle
@@ -229,7 +230,7 @@ class SkyKernel(IPythonKernel):
     async def sky_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Run one request; report its end with `sky_end` in any case."""
         if self._ending:
-            # The agent sees the end of this process, which ends all queued requests.
+            # The agent notices the end of this process, which ends all queued requests.
             return
         self.requests.run(self.set_parent, ident, parent, "shell")
         await self.requests.attend(self._request(parent["content"]))
@@ -247,7 +248,7 @@ class SkyKernel(IPythonKernel):
         self._working = True
         parent = self.get_parent("shell")
         for stream in self.sky_streams:
-            # Also for code that replaced a stream and restores it in a later request.
+            # Also for a stream that code has replaced, and may restore in a later request.
             stream.set_parent(parent)
         try:
             set_interrupt_handler(signal.default_int_handler)
@@ -281,14 +282,14 @@ class SkyKernel(IPythonKernel):
         return end
 
     def note_idle(self) -> None:
-        """Note that a request is over and reported; end this process if it is to end."""
+        """Note that a request is over and reported; end this process if requested."""
         self._working = False
         if self._ending:
             self.io_loop.stop()
 
     @property
     def is_ending(self) -> bool:
-        """Whether this process begins no more requests."""
+        """Whether this process starts no more requests."""
         return self._ending
 
     def end_when_idle(self, descriptor: int) -> None:
@@ -369,7 +370,7 @@ class SkyKernel(IPythonKernel):
     async def sky_cell(self, content: dict[str, Any]) -> dict[str, Any]:
         namespace = self.shell.user_ns
         if not user_input.looks_back(content["code"]):
-            # Its frames may hold the memory that this cell needs.
+            # Its frames may hold memory that this cell needs.
             history_trim.forget_failure(self.shell)
         self.find_code(content)
         pickling.bind(content["manifest"], namespace, instance_info().rank)
@@ -468,20 +469,20 @@ class SkyKernel(IPythonKernel):
             yield
 
     async def called(self, content: dict[str, Any]) -> Any:
-        """Call a function and return its value; of a batch, a list of values."""
+        """Call a function and return its value; for a batch, a list of values."""
         function, calls = self.load_call(content)
         began, values = time.perf_counter(), []
         for args, kwargs in calls:
             value = function(*args, **kwargs)
             if inspect.iscoroutine(value):
                 if asyncio.current_task() is None:
-                    # A short call becomes a task here, as what it awaits may need one.
+                    # A short call becomes a task here, since what it awaits may need one.
                     await asyncio.sleep(0)
                 value = await value
             values.append(value)
             if content.get("together"):
                 _end_lines()
-            # Batches are for short calls. If they take long after all, other ranks take the rest.
+            # Batches are for short calls. If one takes long, other ranks take its remaining calls.
             if time.perf_counter() - began > _MOST_TOGETHER:
                 break
         return values if content.get("together") else values[0]
@@ -489,7 +490,7 @@ class SkyKernel(IPythonKernel):
     async def streamed(self, content: dict[str, Any]) -> Any:
         """Call a function that reads notebook iterators or yields; return its value.
 
-        For a generator that is its return value.
+        For a generator, that is its return value.
         """
         with generator_streams.opened(content["run"]) as stream:
             function, ((args, kwargs),) = self.load_call(content)
@@ -510,7 +511,7 @@ class SkyKernel(IPythonKernel):
     def find_code(self, content: dict[str, Any]) -> None:
         """Apply what a request refers to: settings, added packages, project modules.
 
-        Also notes the Python that reads the request's values.
+        Also store the notebook's Python, for which values are pickled.
         """
         self.sky_settings.update(content.get("settings"))
         self.sky_added.update(content.get("packages"))
@@ -596,7 +597,7 @@ def _await_empty(stream: Any) -> None:
 
     end = time.monotonic() + _NATIVE_PATIENCE
     while time.monotonic() < end:
-        # The reader holds the lock until it has written what it read.
+        # The reader holds the lock until it has written the data.
         with stream.taking:
             if not any(fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0")):
                 return
@@ -629,7 +630,7 @@ def _told(before: dict[str, int], namespace: dict[str, Any], bound: Sequence[Seq
     writes = _writes(before, namespace)
     sizes = {name: _size(namespace[name]) for name in writes if name in namespace}
     found = {name: namespace[name] for name in sizes if isinstance(namespace[name], types.ModuleType)}
-    # A cell that runs again binds no other object.
+    # A cell that runs again binds the same objects.
     again = {name: namespace[name] for name, *_ in bound if isinstance(namespace.get(name), types.ModuleType)}
     reads = {name: sorted(global_reads(namespace[name], namespace) - _BUILTINS) for name in sizes}
     return {
@@ -693,7 +694,7 @@ class OrderedStream(OutStream):
         self._mark = self._sent = 0
         # Whether the last write did not end its line.
         self.line_is_open = False
-        # Whether a timer runs that sends what was written.
+        # Whether a timer for the next flush runs.
         self._timer_is_set = False
         super().__init__(*arguments, **options)
 
@@ -749,7 +750,7 @@ class OrderedStream(OutStream):
         reads = threading.current_thread() in OrderedStream._watchers
         if reads and OrderedStream._stuck == thread.sent:
             return
-        # No Event: an interrupt inside of one may leave it locked, and the thread would hang.
+        # A lock and no Event: an interrupt inside an Event may leave it locked, and the thread would hang.
         sent = threading.Lock()
         sent.acquire()
         thread.schedule(lambda: self._flush_and_tell(sent.release))
@@ -774,7 +775,7 @@ class OrderedStream(OutStream):
             return written
         for start in range(0, len(string), _MOST_TEXT):
             self._write(string[start : start + _MOST_TEXT])
-            # Waits until it has been sent.
+            # This waits until the text has been sent.
             self.flush()
         return len(string)
 
@@ -791,10 +792,10 @@ class OrderedStream(OutStream):
             tell()
 
     def _schedule_flush(self) -> None:
-        """Have what was written sent soon.
+        """Send the written text soon.
 
-        ipykernel sets a timer for the first text after each flush. In a loop of ``print(..., flush=True)`` that is one
-        for each line, and waking the sending thread for it costs more than the line.
+        ipykernel sets a timer for the first text after each flush. A loop of ``print(..., flush=True)`` would set one
+        for each line, and to wake the sending thread costs more than the line.
         """
         if not self._timer_is_set and self.pub_thread is not None:
             self._timer_is_set = True
@@ -815,7 +816,7 @@ class OneShell:
     """Placeholder for ipykernel's thread that reads the shell channel.
 
     That thread serves subshells, which are not used here. Without it the main thread reads the channel itself, and a
-    short cell takes a fifth less time. A false value is taken for no thread.
+    short cell takes a fifth less time. ipykernel takes a false value for no thread.
     """
 
     def __init__(self) -> None:

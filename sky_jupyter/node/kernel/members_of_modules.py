@@ -17,7 +17,7 @@ def imported(
 ) -> dict[str, list[str]]:
     """Return modules and members by the names that a cell has bound to them.
 
-    What may have changed since its import is left out: an object with a state of its own, such as a model.
+    Objects that may have changed since their import, such as a model with its own state, are left out.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def imported(
     writes : collection of str
         Names that the cell has bound to other objects.
     namespace : mapping
-        The rank's.
+        The rank's namespace.
 
     Returns
     -------
@@ -52,6 +52,6 @@ def _is_from(module: str, member: str, value: Any) -> bool:
 def _has_no_state(value: Any) -> bool:
     """Return whether a value is a constant, a function or a class.
 
-    Pickles refer to these by name, too.
+    Pickles also refer to these by name.
     """
     return type(value) in _CONSTANTS or (callable(value) and isinstance(getattr(value, "__qualname__", None), str))

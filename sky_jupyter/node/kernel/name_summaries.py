@@ -1,8 +1,8 @@
 """Summaries of a rank's names (type, shape, bytes), made without user code.
 
-A value is looked at only if its type, or a base that a library gives it, is known here. What is read is stored in the
-object: nothing is computed, nothing is copied, and no device is waited for. So attributes come from the library's own
-descriptors, and never through a class of the user's (its ``__getattr__``, ``__len__`` or ``__repr__``).
+A value is inspected only if its type, or a base that a library gives it, is known here. Only stored attributes are
+read: nothing is computed or copied, and no device is waited for. So attributes come from the library's own descriptors,
+and never through a class of the user's (its ``__getattr__``, ``__len__`` or ``__repr__``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_NAMES = 1000
 _SECONDS = 0.25
 _MOST_TEXT = 60
 _MOST_AXES = 32
-# Objects of one model, and bits of an int, that are looked at.
+# Most objects of one model, and bits of an int, that are looked at.
 _MOST_PARTS = 5000
 _MOST_BITS = 256
 _MOST_COLUMNS = 1000
@@ -31,7 +31,7 @@ _COLLECTIONS = frozenset({"deque", "OrderedDict", "defaultdict", "Counter"})
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool)
 Summary = dict[str, Any]
 
-# The getters of `type` itself: a metaclass can replace what ``cls.__name__`` says, and run code there.
+# The getters of `type` itself: a metaclass can replace ``cls.__name__``, and run code there.
 _module_of: Callable[[type], Any] = vars(type)["__module__"].__get__
 _name_of: Callable[[type], Any] = vars(type)["__name__"].__get__
 _bases_of: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
@@ -50,17 +50,17 @@ def summarize(namespace: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[
     namespace : mapping
         The user's names.
     initial : mapping
-        What the shell put there; values that are still the same are left out.
+        The names that the shell defined; those with unchanged values are left out.
 
     Returns
     -------
     dict
-        ``names``, a summary of each: see `summary`; and ``more``, the number of those that had no place or time.
+        ``names``, a summary of each: see `summary`; and ``more``, the number of names beyond the limits.
     """
     end = time.monotonic() + _SECONDS
     chosen = [
         (name, value)
-        # A thread of the user's may assign names meanwhile.
+        # Another thread of the user's may assign names meanwhile.
         for name, value in list(namespace.items())
         if type(name) is str and is_users(name) and not name.startswith("__") and initial.get(name) is not value
     ]
@@ -73,7 +73,7 @@ def summarize(namespace: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[
 
 
 def summary(value: Any) -> Summary:
-    """Return what is known of a value without running code of the user's.
+    """Return the summary of a value without running the user's code.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def summary(value: Any) -> Summary:
     Returns
     -------
     dict
-        ``type``, and of these what applies: ``shape``, ``dtype``, ``device``, ``bytes``, ``items``, ``weights``,
+        ``type``, and those of these that apply: ``shape``, ``dtype``, ``device``, ``bytes``, ``items``, ``weights``,
         ``value`` (a number, or a short text).
     """
     kind = type(value)
@@ -91,7 +91,7 @@ def summary(value: Any) -> Summary:
     try:
         facts.update(_known(value, kind))
     except Exception:
-        # An object in an unusual state, such as a deleted array: its type is still true.
+        # An object in an unusual state, such as a deleted array: only its type is known.
         return facts
     return facts
 
@@ -113,13 +113,13 @@ def _known(value: Any, kind: type) -> Summary:
 
 
 def _is_genuine(kind: type) -> bool:
-    """Return whether a class is what its module has under its name."""
+    """Return whether a class is the one that its module has under its name."""
     module = sys.modules.get(_module_of(kind)) if isinstance(_module_of(kind), str) else None
     return type(module) is types.ModuleType and vars(module).get(_name_of(kind)) is kind
 
 
 def _state_of(base: type) -> Callable[[Any], dict[str, Any]]:
-    """Return the getter of an instance's attributes that a library's class has."""
+    """Return the getter that a library's class has for its instances' attributes."""
     getter: Callable[[Any], dict[str, Any]] = next(
         vars(one)["__dict__"].__get__ for one in _bases_of(base) if "__dict__" in vars(one)
     )
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Summary:
 
 
 def _scalar(value: Any) -> Summary:
-    """Return a number, or a short text, as a value that JSON has."""
+    """Return a number, or a short text, as JSON can represent it."""
     kind = type(value)
     if kind is str:
         short = len(value) <= _MOST_TEXT
@@ -235,7 +235,7 @@ def _of_torch(value: Any, name: str) -> Summary:
 
 
 def _tensor(value: Any, torch: Any) -> Summary:
-    """Return a tensor's summary: all of it is on the host, whatever the device is at."""
+    """Return a tensor's summary, from host memory only: it waits for no device."""
     facts: Summary = {"shape": _shape(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     facts["device"] = _text(str(value.device))
     if value.layout is torch.strided:
@@ -276,7 +276,7 @@ def _values(mapping: Any) -> list[Any]:
 def _walk(root: Any, children: Callable[[Any], list[Any]]) -> Iterator[Any]:
     """Yield an object and all parts of it, each once, up to a limit.
 
-    Raises LookupError beyond the limit: a part of the number would be wrong.
+    Raises LookupError beyond the limit: the count of a part would be wrong.
     """
     seen, left = {id(root)}, [root]
     while left:
@@ -293,7 +293,7 @@ def _walk(root: Any, children: Callable[[Any], list[Any]]) -> Iterator[Any]:
 
 
 def _of_jax(value: Any, name: str) -> Summary:
-    """Return an array's summary; a computation that fills it may still be going on."""
+    """Return an array's summary; the computation that fills it may still be running."""
     if name not in ("ArrayImpl", "PRNGKeyArray"):
         return {}
     facts: Summary = {"shape": _shape(value.shape), "dtype": _text(str(value.dtype))}
@@ -307,7 +307,7 @@ def _of_jax(value: Any, name: str) -> Summary:
     size = math.prod(sharding.shard_shape(value.shape)) * value.dtype.itemsize
     facts |= {"device": _devices(here, sharding), "bytes": int(size * len(here))}
     in_memory = bool(here) and here[0].platform == "cpu" and sharding.is_fully_replicated
-    # A number on another device, or one that is being computed, would be waited for.
+    # Reading a number on another device, or one that is being computed, would wait.
     if in_memory and not facts["shape"] and value.dtype.kind in "biuf" and value.is_ready():
         facts |= _scalar(value.item())
     return facts
@@ -316,7 +316,7 @@ def _of_jax(value: Any, name: str) -> Summary:
 def _devices(here: list[Any], sharding: Any) -> str:
     every = sharding.num_devices
     if every == 1 and here:
-        # Ids count through all processes of a cluster.
+        # Ids are numbered over all processes of a cluster.
         return _text(f"{here[0].platform}:{here[0].local_hardware_id}")
     platform = here[0].platform if here else "device"
     how = "a copy on each" if sharding.is_fully_replicated else "sharded"

@@ -1,7 +1,7 @@
 """Orderly exit of a rank's process.
 
-A kernel is a fork of the forkserver and leaves by `os._exit`, which runs no exit handler and flushes no file. This
-module does before that what programs rely on, in the interpreter's own order.
+A kernel is a fork of the forkserver and leaves by `os._exit`, which runs no exit handler and flushes no file. Before
+that, this module does what programs rely on, in the interpreter's own order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run(namespace: MutableMapping[str, Any]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     steps = (
-        # Waits for non-daemon threads and for executors.
+        # This waits for non-daemon threads and for executors.
         threading._shutdown,  # type: ignore[attr-defined]
         atexit._run_exitfuncs,
         lambda: let_go(namespace),
@@ -47,7 +47,7 @@ def run(namespace: MutableMapping[str, Any]) -> None:
 
 
 def flush_output() -> None:
-    """Send what exit handlers print.
+    """Send the output of exit handlers.
 
     Register it as an exit handler before user code can register any.
     """
@@ -70,7 +70,7 @@ def close_files() -> None:
     """Close files that are still referenced, wrapping files first."""
     texts, others, buffers = [], [], []
     for one in gc.get_objects():
-        # By type only: a proxy's `__class__` may raise, or do anything.
+        # By the exact type only: a proxy's `__class__` may raise, or run any code.
         kind = type(one)
         if issubclass(kind, io.TextIOBase):
             texts.append(one)

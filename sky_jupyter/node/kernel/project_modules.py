@@ -1,6 +1,6 @@
 """Project modules in a rank: importable, and reloaded when they change.
 
-The files lie in one folder of the node, with an index: each file's hash, and the modules, each after those that it
+The files are in one folder of the node, with an index: each file's hash, and the modules, each after those that it
 imports. A rank that sees a new index reloads changed modules and their importers, in that order, as IPython's
 autoreload does: existing functions and classes are updated. A module's other variables are reset.
 """
@@ -48,9 +48,9 @@ class ProjectModules:
     def update(self, version: str | None) -> None:
         """Reload modules to match the index at ``version``; no-op if it is known.
 
-        Raises what a reloaded module raised; the next cell tries again.
+        Raises an error of a reloaded module; the next cell tries again.
         """
-        # Runs with each cell: it must be fast.
+        # This runs with each cell, so it must be fast.
         if version == self._version or not os.path.isfile(self._index):
             return
         # Another notebook may have sent code that this one does not mention.
@@ -72,7 +72,7 @@ class ProjectModules:
                 self._reload(name)
             except BaseException:
                 self._version = ""
-                # The rest is reloaded once the user has fixed the error.
+                # The remaining modules are reloaded once the user has fixed the error.
                 for place in map(self._place, stale[stale.index(name) :]):
                     self._files[place] = ""
                 raise
@@ -100,7 +100,7 @@ class ProjectModules:
     def _forget(self, path: Path) -> None:
         """Drop a file's cached lines and bytecode.
 
-        Python takes stale bytecode for valid if the file's second and size are unchanged.
+        Python accepts stale bytecode if the file's second and size are unchanged.
         """
         linecache.cache.pop(str(path), None)
         if path.suffix == ".py":
@@ -110,7 +110,7 @@ class ProjectModules:
     def _drop_strangers(self, modules: Iterable[tuple[str, list[str]]]) -> None:
         """Forget modules that were imported from elsewhere before they were sent.
 
-        The next import finds those that were sent.
+        The next import then finds the sent ones.
         """
         for name in [name for name, _ in modules]:
             place = self._origin(name)
@@ -181,7 +181,7 @@ def included(path: str | os.PathLike[str]) -> Path:
     Parameters
     ----------
     path : str or path
-        As it was named to ``--include``, or a path inside a folder that was.
+        The path as it was given to ``--include``, or a path inside such a folder.
 
     Returns
     -------

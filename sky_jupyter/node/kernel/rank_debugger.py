@@ -1,11 +1,11 @@
 """Debugger of a rank: ipykernel's, on a socket pair to pydevd in this process.
 
-In a notebook's kernel ipykernel starts debugpy's adapter instead. That listens on TCP ports of the loopback interface,
-and takes whoever connects: every user of the machine could run code here. Here nothing listens.
+In a notebook's kernel, ipykernel starts debugpy's adapter instead. That listens on TCP ports of the loopback interface,
+and accepts any connection: every user of the machine could run code here. Here nothing listens.
 
 The agent's requests come on the control channel, so that they are answered while a cell runs or is stopped.
 
-Kernels begin without debugpy, whose import would be most of their start (`kernel`): the first request has it imported.
+Kernels start without debugpy, whose import would take most of their start (`kernel`): the first request imports it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ...util.background_tasks import BackgroundTasks
 from ..protocol.debug_messages import TOPIC, Message, failure, response
 from ..shared.agent_channel import AgentChannel
 
-# Events that no page shows: output goes the way of all output.
+# Events that no page shows; output comes as that of any cell.
 _UNSEEN = ("output", "module", "process")
 _READ = 1 << 16
-# Seconds that pydevd has for its last answer.
+# Seconds that pydevd has for its answer to the disconnect request.
 _FAREWELL = 5.0
 _MISSING = (
     "the debugger needs debugpy in the node's environment, and there it cannot be imported: `pip install debugpy` there"
@@ -49,7 +49,7 @@ class SocketPairClient(DebugpyClient):
         self._socket: socket.socket | None = None
 
     def get_host_port(self) -> tuple[str, int]:
-        """Return what pages are told: there is no such port."""
+        """Return the address that pages get: there is no such port."""
         return "127.0.0.1", 0
 
     def connect_tcp_socket(self) -> None:
@@ -70,7 +70,7 @@ class SocketPairClient(DebugpyClient):
     def _read(self, ours: socket.socket) -> None:
         data = ours.recv(_READ)
         if data:
-            # pydevd escapes all that is not ASCII.
+            # pydevd escapes all characters that are not ASCII.
             self.receive_dap_frame(data.decode("ascii", "replace"))
         else:
             asyncio.get_running_loop().remove_reader(ours)
@@ -90,9 +90,9 @@ class RankDebugger(ipykernel_debugger.Debugger):
     kernel : SkyKernel
         This process's kernel.
     channel : AgentChannel
-        The way to the agent.
+        The channel to the agent.
     files : str
-        How the names of the files begin in which pydevd finds the cells' source.
+        Prefix of the files in which pydevd finds the cells' source.
     """
 
     def __init__(self, kernel: Any, channel: AgentChannel, files: str) -> None:
@@ -107,7 +107,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
     def on_request(self, content: Message) -> None:
         """Answer a request of the agent."""
         if content.get("request", {}).get("command") == "disconnect":
-            # pydevd may never answer one: an expression that does not return.
+            # pydevd may never answer a request, such as an expression that does not return.
             for task in self._answering:
                 task.cancel()
         task = self._tasks.start(self._answer(content))
@@ -117,7 +117,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
     async def _answer(self, content: Message) -> None:
         request = content.get("request", {})
         try:
-            # pydevd's answers are taken in the order of the requests.
+            # pydevd's answers are matched by the order of the requests.
             async with self._turn:
                 reply = await self.process_request(request)
         except Exception as error:
@@ -135,7 +135,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
     async def handle_stopped_event(self) -> None:
         """Report the next stop, without ipykernel's request for all threads.
 
-        ipykernel would take the answers to other requests for its own.
+        ipykernel would take the answers to other requests for the answer to its own.
         """
         event = await self.stopped_queue.get()
         self.stopped_threads.add(event.get("body", {}).get("threadId"))
@@ -149,7 +149,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
         return response(msg)
 
     def start(self) -> bool:
-        """Connect pydevd to this thread; return whether that is done."""
+        """Connect pydevd to this thread; return whether it is connected."""
         self.debugpy_initialized = True
         return bool(super().start())
 
@@ -161,7 +161,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
         pydevd.stoptrace()
 
     async def attach(self, message: Message) -> Message:
-        """Handle an attach message, which pydevd answers in an order of its own."""
+        """Handle an attach request, which pydevd does not answer in order."""
         await super().attach(message)
         return response(message)
 
@@ -170,7 +170,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
         return response(message, {"sourcePath": self.file(message["arguments"]["code"])})
 
     def file(self, code: str) -> str:
-        """Return the file of a cell's code, which pydevd wants to exist.
+        """Return the file of a cell's code, which pydevd requires.
 
         It does not depend on the cell's number: breakpoints are set before the cell runs.
         """
@@ -188,10 +188,10 @@ class RankDebugger(ipykernel_debugger.Debugger):
         return None
 
     def of_next_request(self) -> None:
-        """Prepare the main thread for a request: trace it, or trace it no more.
+        """Start or stop tracing the main thread, before a request.
 
-        An interrupt at a breakpoint ends the tracing of its thread before Python 3.12, and one just before it stops
-        leaves it to be stopped.
+        Before Python 3.12, an interrupt at a breakpoint ends the tracing of its thread; an interrupt just before a stop
+        leaves the thread marked to stop.
         """
         if self.is_started:
             from _pydevd_bundle.pydevd_constants import get_global_debugger
@@ -206,7 +206,7 @@ class RankDebugger(ipykernel_debugger.Debugger):
 def make(kernel: Any, channel: AgentChannel, files: str) -> RankDebugger | None:
     """Return this rank's debugger; None without debugpy."""
     if not ipykernel_debugger._is_debugpy_available:
-        # It was imported without debugpy; what it takes from there it finds now, if that is installed.
+        # ipykernel's module was imported without debugpy; reloaded, it finds debugpy if that is installed.
         importlib.reload(ipykernel_debugger)
     return RankDebugger(kernel, channel, files) if ipykernel_debugger._is_debugpy_available else None
 
@@ -217,12 +217,12 @@ def refuse(channel: AgentChannel, content: Message) -> None:
 
 
 def kernel_files(kernel: Any) -> list[str]:
-    """Return the files in which no cell stops: those that ran before the first cell."""
+    """Return files in which no cell stops: those that ran before the first cell."""
     return list(getattr(kernel, "_kernel_modules", ()))
 
 
 def _trace(connection: socket.socket) -> None:
-    """Have pydevd trace this process's threads, and take its commands from a socket."""
+    """Let pydevd trace this process's threads, and read its commands from a socket."""
     import pydevd
 
     connects, pydevd.start_client = pydevd.start_client, lambda host, port: connection
@@ -250,9 +250,9 @@ _forks_clean = False
 
 
 def _let_go_of_interrupted(debugger: Any) -> None:
-    """Have a thread that is interrupted at a breakpoint run again.
+    """Let a thread that was interrupted at a breakpoint continue.
 
-    pydevd leaves it marked as stopped. From Python 3.12 on it is traced all the same, and would stop again in whatever
+    pydevd leaves it marked as stopped. From Python 3.12 on it is still traced, and would stop again in the code that
     handles the interrupt.
     """
     waits = debugger.do_wait_suspend
@@ -268,7 +268,7 @@ def _let_go_of_interrupted(debugger: Any) -> None:
 
 
 def _run_on(thread: threading.Thread) -> None:
-    """Have pydevd take a thread as running."""
+    """Make pydevd treat a thread as running."""
     from _pydevd_bundle.pydevd_additional_thread_info import set_additional_thread_info
     from _pydevd_bundle.pydevd_thread_lifecycle import internal_run_thread
 
@@ -285,7 +285,7 @@ def _forget_in_child() -> None:
     debugger.pydb_disposed = True
     set_global_debugger(None)
     if sys.version_info >= (3, 12):
-        # pydevd may have been told not to use it.
+        # pydevd may be configured not to use it.
         with contextlib.suppress(ValueError):
             sys.monitoring.set_events(sys.monitoring.DEBUGGER_ID, 0)
     sys.settrace(None)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class RequestBegin:
-    """Which request can be interrupted now.
+    """State of the request that can be interrupted now.
 
     Parameters
     ----------
@@ -37,11 +37,11 @@ class RequestBegin:
 
     def tell(self, run: str) -> None:
         """Tell the agent once a request has begun; runs in the control thread."""
-        # In this order: the main thread sets one and then looks at the other.
+        # In this order: the main thread sets one of the two, and then checks the other.
         self._awaited = run
         if self._running == run:
             self._tell(run)
 
     def _tell(self, run: str) -> None:
-        # The clock of the machine, which the agent has too.
+        # The machine's monotonic clock, which the agent reads too.
         self._send("sky_begin", {"run": run, "since": self._since})

@@ -1,7 +1,7 @@
 """Context of a rank's requests; its context variables persist between cells.
 
-ipykernel keeps one for messages of its shell channel. Cells and calls come by a socket too, and so the rank has its
-own, for whichever way they come.
+ipykernel keeps a context for messages of its shell channel. But cells and calls also come by a socket, so the rank has
+its own context for all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RequestContext:
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the context."""
         if self._is_entered:
-            # A loop that runs within a cell: this is its context already.
+            # In a loop that runs within a cell, this is the context already.
             return function(*arguments)
         self._is_entered = True
         try:
@@ -33,7 +33,7 @@ class RequestContext:
             self._is_entered = False
 
     def run_in_copy(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a copy of the context: what it sets there ends with it."""
+        """Call a function in a copy of the context: its changes end with it."""
         return self._context.copy().run(function, *arguments)
 
     @types.coroutine

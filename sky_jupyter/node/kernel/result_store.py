@@ -55,8 +55,8 @@ class ResultStore:
     def export(self, content: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
         """Write the value of a run (``"of"``), ``"name"`` or ``"names"`` to a file.
 
-        Returns what `result_values.give` returns; ``"gone"``, the reason why it is not there; or ``"lacks"``, the end
-        of a message that no such name exists.
+        Returns the result of `result_values.give`; ``"gone"``, the reason why the value is missing; or ``"lacks"``, the
+        end of a message that no such name exists.
         """
         if "names" in content:
             return _give_names(content["names"], namespace, content["places"])

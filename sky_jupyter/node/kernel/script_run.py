@@ -1,7 +1,7 @@
 """Scripts on a rank: fresh processes with the environment of torchrun or JAX.
 
-A script is a run whose code is one call of `run`. Each rank starts its share of the processes, relays what they print
-to the run, passes interrupts on, and raises `ScriptError` for an exit code other than 0. The rank's own namespace and
+A script is a run whose code is one call of `run`. Each rank starts its share of the processes, relays their output to
+the run, passes interrupts on, and raises `ScriptError` for an exit code other than 0. The rank's own namespace and
 process groups are not touched.
 """
 
@@ -35,23 +35,23 @@ from .project_modules import included
 # The variable in which the agent names all devices of a node's ranks.
 DEVICES = "SKY_DEVICES"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-# What an interrupted process gets for its end: as torchrun's workers.
+# Seconds that interrupted processes have to end, as with torchrun.
 PATIENCE = 30.0
-# What it gets after another one of the script has failed.
+# Seconds that they have after another process of the script has failed.
 _SHORT_PATIENCE = 5.0
 _LOOK = 0.1
 _ASK = 0.5
 _PIPE = 1 << 16
-# A longer line of one of several processes is broken.
+# A longer line of one of several processes is split.
 _LONGEST = 1 << 20
 _TAIL, _TAIL_LINE = 5, 300
 _EXEC_FAILED = 127
-# A bar goes back to the begin of its line, to draw itself anew; the next line erases it.
+# A bar returns to the begin of its line to redraw itself; the next line erases it.
 _DRAWN, _ERASE = "\r", "\x1b[K"
-# Of a rank's plugins or of a cluster's launcher: a fresh process would take them for its own.
+# Variables of a rank's plugins or of a cluster's launcher, which a fresh process would take for its own.
 _NOT_FOR_SCRIPTS = ("PET_", "TORCHELASTIC_", "JAX_COORDINATOR_", "JAX_LOCAL_DEVICE_COUNT")
-# The process becomes a group of its own, dies with its parent, may be looked at by our host's other processes (Yama),
-# and then is the program. A function between fork and exec would run beside the kernel's threads.
+# The process leads its own group, dies with its parent, may be inspected by our host's other processes (Yama), and then
+# becomes the program. A function between fork and exec would run beside the kernel's threads.
 _LAUNCH = f"""
 import ctypes, os, sys
 parent, host, *command = sys.argv[1:]
@@ -90,12 +90,12 @@ def layout(ranks: Sequence[int], ranks_per_node: int, per_node: int = 0) -> dict
     ranks_per_node : int
         How many ranks a node has.
     per_node : int
-        How many processes each node is to have; 0 for one a rank.
+        The number of processes on each node; 0 for one per rank.
 
     Returns
     -------
     dict of int to list of Place
-        By rank; a rank may have several, or none.
+        The processes by rank; a rank may have several, or none.
     """
     nodes: dict[int, list[int]] = {}
     for rank in sorted(ranks):
@@ -105,7 +105,8 @@ def layout(ranks: Sequence[int], ranks_per_node: int, per_node: int = 0) -> dict
     for group, there in enumerate(nodes.values()):
         count = per_node or len(there)
         for local in range(count):
-            # In order, each rank's share beside each other; where there are fewer than ranks, the first ones.
+            # In order: each rank's processes are neighbours. With fewer processes than ranks, the first ranks have
+            # them.
             starter = there[local * len(there) // count if count > len(there) else local]
             found[starter].append(Place(first + local, local, count, group))
         first += count
@@ -114,34 +115,34 @@ def layout(ranks: Sequence[int], ranks_per_node: int, per_node: int = 0) -> dict
 
 @dataclass(frozen=True)
 class ScriptPlan:
-    """What is to run on all ranks; the notebook makes it.
+    """Parameters of a script, the same for all ranks; the notebook makes them.
 
     Parameters
     ----------
     id : str
-        What its processes are told of it; torchrun's ``--rdzv-id``.
+        Id that its processes get: torchrun's ``--rdzv-id``.
     kind : str
         ``"file"``, ``"module"`` or ``"program"`` (``--no-python``).
     target : str
         Path, module or program.
     args : list of str
-        The arguments behind it.
+        The arguments after it.
     ranks : list of int
         The pool's ranks that take part.
     per_node : int
-        How many processes each node is to have; 0 for one a rank.
+        The number of processes on each node; 0 for one per rank.
     restarts : int
-        How often all processes are started again after one has failed.
+        How often all processes are restarted after one has failed.
     role : str
         torchrun's ``--role``.
     sent : bool
-        Whether the file is among the code that was sent; otherwise it lies where it is in the notebook.
+        Whether the file is among the code that was sent; otherwise its path is the same as on the notebook's machine.
     jax : bool
-        Whether ``jax.distributed.initialize()`` without arguments is to find the others.
+        Whether ``jax.distributed.initialize()`` without arguments must find the other processes.
     accelerate : dict, optional
-        The options that Accelerate reads, and the text of its file; it then sets its variables.
+        The options that Accelerate parses, and the text of its file; Accelerate then sets its variables.
     key : str
-        Names this start of the script alone, by which its ranks find each other.
+        Id of this start of the script, by which its ranks find each other.
     """
 
     id: str
@@ -159,11 +160,11 @@ class ScriptPlan:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The script's name in messages."""
         return f"-m {self.target}" if self.kind == "module" else os.path.basename(self.target)
 
     def to_json(self) -> str:
-        """Serialise to what `run` takes."""
+        """Serialize to the argument of `run`."""
         return json.dumps(asdict(self))
 
 
@@ -185,7 +186,7 @@ def run(plan: str) -> None:
 
 
 class _Script:
-    """Script that runs: this rank's part of it."""
+    """Part of a running script on this rank."""
 
     def __init__(self, plan: ScriptPlan, info: InstanceInfo) -> None:
         self.plan = plan
@@ -198,7 +199,8 @@ class _Script:
         self.world = sum(map(len, found.values()))
         self.groups = len({rank // info.ranks_per_node for rank in ranks})
         self.alone, self.ranks = len(ranks) == 1, ranks
-        # As many processes as ranks, in the same order: what the pool says of a rank is true of its process.
+        # There are as many processes as ranks, in the same order: the pool's facts of a rank are also true of its
+        # process.
         self.is_the_pool = [[one.rank for one in places] for places in found.values()] == [
             [rank] for rank in range(info.world_size)
         ]
@@ -219,7 +221,7 @@ class _Script:
                 print(f"{_in_a_line(failed)}; start {attempt + 2} of {self.plan.restarts + 1}", file=sys.stderr)
 
     def _attempt(self, attempt: int, ports: Sequence[int], *, last: bool) -> ScriptError | None:
-        """Run the processes once; return a failure, of this rank alone if ``last``."""
+        """Run the processes once; return a failure, with ``last`` of this rank alone."""
         children = Children(self.plan.name, prefixed=len(self.mine) > 1)
         try:
             with children.interruptible():
@@ -278,7 +280,7 @@ class _Script:
         try:
             ports = (holders[0].getsockname()[1], holders[1].getsockname()[1])
             if sys.platform != "linux":
-                # Only there does a socket that does not listen leave its port to others with SO_REUSEADDR.
+                # Only on Linux can others use a port with SO_REUSEADDR that a bound socket reserves without listening.
                 for holder in holders:
                     holder.close()
             if not self.alone:
@@ -297,7 +299,7 @@ class _Script:
         else:
             program = [sys.executable, str(included(plan.target)) if plan.sent else plan.target]
         if plan.accelerate is not None:
-            # A file and no module: the process need not find this package.
+            # By the file and not as a module: the process need not find this package.
             program = [sys.executable, accelerate_launch.__file__, json.dumps(plan.accelerate), *program]
         return [*program, *plan.args]
 
@@ -306,14 +308,14 @@ class _Script:
         if not self.is_the_pool:
             env.pop(POOL_VARIABLE, None)
         if env.get("MPLBACKEND", "").startswith("module://"):
-            # The kernel's own, which draws into its cells.
+            # The kernel's backend, which draws into its cells.
             del env["MPLBACKEND"]
         if devices := env.pop(DEVICES, ""):
             # As under torchrun, LOCAL_RANK is the number of a process's device among those of its node.
             env[_VISIBLE] = devices
         if place.local_world > 1:
             env.setdefault("OMP_NUM_THREADS", "1")
-        # Otherwise what it prints would come in blocks.
+        # Otherwise its output would come in blocks.
         env.setdefault("PYTHONUNBUFFERED", "1")
         master, coordinator = ports
         addr = self.info.peers[self.first // self.info.ranks_per_node] if self.info.cluster else self.info.addr
@@ -349,7 +351,7 @@ class _Script:
 def _found_by_jax(place: Place, world: int, coordinator: str, devices: int) -> dict[str, str]:
     """Return the variables by which JAX finds its processes, as under Open MPI.
 
-    JAX reads the coordinator's address, but not the number of processes, from variables of its own.
+    From its own variables, JAX reads the coordinator's address, but not the number of processes.
     """
     env = {
         "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{coordinator}",
@@ -375,18 +377,18 @@ def _held(addr: str) -> socket.socket:
 
 
 class _Stream:
-    """One of a process's streams: its pipe, where its text goes, and its last lines.
+    """One stream of a process: its pipe, the target of its text, and its last lines.
 
     Parameters
     ----------
     pipe : BinaryIO
-        Where the process writes to.
+        The process's end of output, to read from.
     to : str
         ``"stdout"`` or ``"stderr"``.
     prefix : str
-        What each line begins with.
+        Prefix of each line.
     bars : set of str
-        Those of ``to`` whose last line is a bar that the next one replaces; of all processes.
+        Streams, of all processes, whose last line is a bar that the next line replaces.
     """
 
     def __init__(self, pipe: BinaryIO, to: str, prefix: str, bars: set[str]) -> None:
@@ -398,7 +400,7 @@ class _Stream:
         os.set_blocking(pipe.fileno(), False)
 
     def take(self) -> bool:
-        """Relay what has come; return False at the end of it."""
+        """Relay available output; return False at its end."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.pipe.fileno(), _PIPE)
             self._relay(self._decode(data, final=not data), end=not data)
@@ -409,14 +411,14 @@ class _Stream:
         *lines, self._line = (self._line + text).split("\n")
         self.tail.extend(line.rpartition("\r")[2][:_TAIL_LINE] for line in lines if line.strip())
         if self._prefix:
-            # Whole lines: several processes share a stream.
+            # Only complete lines, as several processes share a stream.
             rest = [self._line] if end and self._line else []
             text = "".join(map(self._prefixed, [*lines, *rest])) + self._bar()
         if end and self._line.strip():
             self.tail.append(self._line.rpartition("\r")[2][:_TAIL_LINE])
             if not end and len(self._line) > _LONGEST:
                 text, self._line = text + self._prefixed(self._line), ""
-        # Of a very long line, the end is enough.
+        # Of a very long line, only the end is kept.
         self._line = "" if end else self._line if self._prefix else self._line[-_PIPE:]
         if text:
             stream: TextIO = getattr(sys, self._to)
@@ -430,7 +432,7 @@ class _Stream:
 
     def _bar(self) -> str:
         """Remove a progress bar's last complete drawing from the open line; return it."""
-        # A last "\r" may belong to a "\n" that comes.
+        # A last "\r" may be the first half of a line end.
         drawn, found, rest = self._line[:-1].rpartition(_DRAWN)
         if not found:
             return ""
@@ -455,9 +457,9 @@ class Children:
     Parameters
     ----------
     name : str
-        What messages call the script.
+        The script's name in messages.
     prefixed : bool
-        Whether each line begins with its process's number, as there are several.
+        Whether each line begins with its process's number, since there are several.
     """
 
     def __init__(self, name: str, *, prefixed: bool) -> None:
@@ -466,7 +468,7 @@ class Children:
         self._children: list[_Child] = []
         self._bars: set[str] = set()
         self._selector = selectors.DefaultSelector()
-        # When those that were asked to end are killed.
+        # The time at which processes that were asked to end are killed.
         self._deadline: float | None = None
 
     def start(self, place: Place, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -489,7 +491,7 @@ class Children:
         for stream in streams:
             self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
         if self.interrupts:
-            # It came before this one could be told.
+            # The interrupt came before this process existed.
             self._signal(signal.SIGINT if self.interrupts == 1 else signal.SIGKILL)
 
     @contextlib.contextmanager
@@ -516,7 +518,7 @@ class Children:
         return failed or self._failure()
 
     def _step(self) -> bool:
-        """Wait a moment for output and relay it; return False once all have ended."""
+        """Wait briefly for output and relay it; return False once all have ended."""
         running = [child for child in self._children if child.process.poll() is None]
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._signal(signal.SIGKILL)
@@ -525,7 +527,7 @@ class Children:
                 self._selector.unregister(key.fileobj)
         for child in running:
             if not any(stream.pipe in self._open() for stream in child.streams):
-                # Its pipes are closed: it is about to end, or runs on without output.
+                # Its pipes are closed: it is about to end, or continues without output.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(_LOOK)
         return bool(running)
@@ -541,7 +543,7 @@ class Children:
             self._end(signal.SIGINT, PATIENCE)
 
     def _end(self, number: int, patience: float) -> None:
-        """Ask all to end; after a while they are killed."""
+        """Signal all processes to end; they are killed after a while."""
         self._deadline = time.monotonic() + patience
         self._signal(number)
 
@@ -551,7 +553,7 @@ class Children:
                 processes.signal_group(child.process.pid, number)
 
     def _failure(self) -> ScriptError | None:
-        """Return what the first process that has failed ended with."""
+        """Return the error of the first process that has failed."""
         for child in self._children:
             if (code := child.process.returncode) not in (None, 0):
                 for stream in child.streams:
@@ -560,7 +562,7 @@ class Children:
         return None
 
     def _drain(self, stream: _Stream) -> None:
-        """Relay what an ended process left in a pipe that its children may hold open."""
+        """Relay an ended process's output from a pipe that its children may hold open."""
         while stream.pipe in self._open():
             ready = [key for key, _ in self._selector.select(0) if key.data is stream]
             if not ready:
@@ -599,7 +601,7 @@ def _in_a_line(failed: ScriptError) -> str:
 
 
 def _host() -> int:
-    """Return our host process, whose other children look at stacks."""
+    """Return our host process, whose other children inspect stacks."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(os.getppid()).ppid()
     return 0

@@ -1,8 +1,8 @@
 """IPython shell of a rank: shows all output, and reports every failure.
 
-IPython shows some failures and goes on: of a file that ``%run`` runs, or of a shell command that was interrupted. A
-person at a notebook sees that. With many ranks no one would, and other ranks would wait for the failed one: here such
-failures end the cell.
+IPython shows some failures and continues: those of a file that ``%run`` runs, or of a shell command that was
+interrupted. A person at a notebook sees that. With many ranks nobody would, and other ranks would wait for the failed
+one: so here, such failures end the cell.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class SkyShell(ZMQInteractiveShell):
     def __init__(self, **kwargs: Any) -> None:
         # The exception that ends the current cell, with its traceback.
         self.sky_failure: tuple[BaseException, list[str]] | None = None
-        # Whether a cell runs: an error in code that a function call runs does not end one.
+        # Whether a cell runs: an error in code that a function call runs does not end a cell.
         self.sky_in_cell = False
-        # Whether a displayed result is output, as later results of the cell may follow.
+        # Whether a displayed result is output, because later results of the cell may follow.
         self.sky_goes_on = False
-        # Whether this rank shows what `name?` finds, for all ranks of the run.
+        # Whether this rank shows the text of `name?`, for all ranks of the run.
         self.sky_pages = True
         # Nesting depth of running cells.
         self._cells = 0
         # Number of our frames between a command and the frame whose names it reads.
         self._between = 0
-        # Whether somebody can answer questions of the code that runs; set by the kernel.
+        # Whether questions of the running code can be answered; set by the kernel.
         self.sky_can_ask: Callable[[], bool] = lambda: False
         super().__init__(**kwargs)
 
@@ -89,7 +89,7 @@ class SkyShell(ZMQInteractiveShell):
         """
         return contextlib.nullcontext()
 
-    # ipykernel looks at its signature for what this release of IPython takes.
+    # ipykernel reads its signature to find the options of this release of IPython.
     @functools.wraps(ZMQInteractiveShell.run_cell_async)
     async def run_cell_async(self, *arguments: Any, **options: Any) -> Any:
         """Run a cell; keep the result of an outer cell, and return interrupts.
@@ -100,7 +100,8 @@ class SkyShell(ZMQInteractiveShell):
         try:
             return await super().run_cell_async(*arguments, **options)
         except KeyboardInterrupt as press:
-            # It came between the cell's steps. Raised in a task, it would end the event loop and the process.
+            # The interrupt came between the cell's steps. Raised in a task, it would end the event loop and the
+            # process.
             result = ExecutionResult(None)
             result.error_in_exec = press
             self.showtraceback()
@@ -136,7 +137,7 @@ class SkyShell(ZMQInteractiveShell):
         sys.stderr.flush()
         hook, content = self.displayhook, {"ename": etype.__name__, "evalue": said(evalue), "traceback": list(stb)}
         if getattr(hook, "msg", None) is not None:
-            # ipykernel fails the cell for it.
+            # ipykernel makes the cell fail because of it.
             self._last_traceback_during_displayhook = True
             own = True
         else:
@@ -148,9 +149,9 @@ class SkyShell(ZMQInteractiveShell):
         self._last_traceback = stb
 
     def showtraceback(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
-        """Show an exception; an interrupt during that is too late.
+        """Show an exception; an interrupt meanwhile has no effect on an ended cell.
 
-        IPython would break off, print the interrupt alone, and lose the cell's error.
+        IPython would stop, print only the interrupt, and lose the cell's error.
         """
         before = self.sky_failure
         with counting_interrupts() as came:
@@ -177,7 +178,7 @@ class SkyShell(ZMQInteractiveShell):
         super().showtraceback(exc_tuple, *arguments, **options)
 
     def showsyntaxerror(self, filename: Any = None, running_compiled_code: bool = False) -> None:
-        """Show a syntax error, without the frames of IPython's reader."""
+        """Show a syntax error, without the frames of IPython's parser."""
         if filename or not running_compiled_code:
             super().showsyntaxerror(filename, running_compiled_code)
             return
@@ -195,7 +196,7 @@ class SkyShell(ZMQInteractiveShell):
     # -- failures ----------------------------------------------------------------------------------
 
     def safe_execfile(self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any) -> None:
-        """Run a file and raise what it raises; IPython's would show it and go on."""
+        """Run a file and raise its error; IPython's method would show it and continue."""
         __tracebackhide__ = True
         try:
             super().safe_execfile(fname, *where, exit_ignore=exit_ignore, **{**options, "raise_exceptions": True})
@@ -204,7 +205,7 @@ class SkyShell(ZMQInteractiveShell):
                 raise
 
     def safe_run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
-        """Run a module and raise what it raises; IPython's would show it and go on."""
+        """Run a module and raise its error; IPython's method would show it and continue."""
         import runpy
 
         __tracebackhide__ = True
@@ -217,7 +218,7 @@ class SkyShell(ZMQInteractiveShell):
     def system_piped(self, cmd: Any) -> None:
         """Run a shell command; raise KeyboardInterrupt if it is interrupted.
 
-        IPython's goes on after the interrupt has ended the command.
+        IPython's method continues after the interrupt has ended the command.
         """
         __tracebackhide__ = True
         with _heeding_interrupts(), self._one_between():
@@ -240,7 +241,7 @@ class SkyShell(ZMQInteractiveShell):
     def var_expand(self, cmd: Any, depth: int = 0, *arguments: Any, **options: Any) -> Any:
         """Expand variables in a command, in the frame that IPython means.
 
-        Frames of this class lie between.
+        There are frames of this class in between.
         """
         return super().var_expand(cmd, depth + 1 + self._between, *arguments, **options)
 
@@ -263,7 +264,7 @@ class SkyShell(ZMQInteractiveShell):
     # -- debugging ---------------------------------------------------------------------------------
 
     def debugger(self, force: bool = False) -> None:
-        """Debug the last failure, or refuse where nobody can type commands."""
+        """Debug the last failure, or refuse if nobody can type commands."""
         if force and not self.call_pdb:
             if not self.sky_can_ask():
                 refuse(NO_DEBUGGER, "%debug")
@@ -285,9 +286,9 @@ _CELLS = {
 
 @contextlib.contextmanager
 def _heeding_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end if one came during the block.
+    """Raise KeyboardInterrupt at the end of the block if one came during it.
 
-    IPython treats it as the command's alone.
+    IPython would let the interrupt end only the command.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -317,8 +318,8 @@ def _heeding_interrupts() -> Iterator[None]:
 def _is_cells_own() -> bool:
     """Return True if the displayed error ends the cell.
 
-    Then none of its code runs any more. An error that the cell's code displays itself, for code that it runs in turn,
-    is output.
+    Then the cell's code does not run any more. If the cell's code itself displays an error, of code that it runs in
+    turn, that error is output.
     """
     frame: Any = sys._getframe(2)
     outermost = inner = None
@@ -327,7 +328,7 @@ def _is_cells_own() -> bool:
         if frame.f_code is _RUN:
             outermost, inner = frame, below
         elif frame.f_code in _CELLS and outermost is None:
-            # Before or after the cell's code, as for a syntax error or an interrupt.
+            # The error is from before or after the cell's code, such as a syntax error or an interrupt.
             outermost, inner = frame, None
         below, frame = frame, frame.f_back
     if outermost is None:
@@ -359,14 +360,14 @@ def without_ours(error: BaseException, trace: Any) -> Any:
     ours, inner = (__name__, user_input.__name__), {f"{__package__}.kernel", *DEBUGGERS}
     while trace is not None:
         if "pydevd" in os.path.basename(trace.tb_frame.f_code.co_filename):
-            # An interrupt at a breakpoint: pydevd's frames, and the one that was stopped, again.
+            # After an interrupt at a breakpoint: drop pydevd's frames, and the repeated stopped frame.
             del steps[len(steps) - (len(steps) > 1 and steps[-1].tb_frame is steps[-2].tb_frame) :]
             trace = None
             break
         if _module(trace) not in ours:
             steps.append(trace)
         trace = trace.tb_next
-    # IPython from 9 on leaves its own out; earlier ones show all but the first, which runs the cell.
+    # IPython from 9 on leaves out its own frames; earlier versions show all but the first, which runs the cell.
     steps = [step for index, step in enumerate(steps) if index == 0 or not _is_ipythons(step)]
     while isinstance(error, NotOnRanks) and len(steps) > 1 and _module(steps[-1]) in inner:
         steps.pop()

@@ -1,7 +1,7 @@
 """Short calls and cells on a rank: a socket brings them and returns quiet ends.
 
-All else is as with requests: a call runs on the main thread, between them. The end of a call that fails, prints, shows
-something, or returns a large value, is told by `sky_end`, after its output.
+Otherwise, they are like requests: a call runs on the main thread, between requests. If a call fails, prints, shows
+something, or returns a large value, `sky_end` reports its end, after its output.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ShortCallReceiver:
         if kind == frames.CALL:
             run, key, arguments, about = rest
             if "cell" in about:
-                # It may await something at its first step, which only a task can.
+                # Its first step may await something, which only a task can do.
                 cell = self._cell(run, about.pop("cell"), about)
                 self._task = asyncio.ensure_future(self._kernel.requests.attend(cell))
             else:
@@ -101,7 +101,7 @@ class ShortCallReceiver:
         self._task = asyncio.ensure_future(call)
 
     async def _call(self, run: str, key: bytes, arguments: AnyBytes, about: dict[str, Any]) -> None:
-        """Run a call and answer, or tell its end as that of a request."""
+        """Run a call; answer, or report its end like that of a request."""
         content = {**self._functions[key], **about, "kind": "call", "run": run, "pickled": arguments, "short": True}
         end, was_quiet = await self._run(run, content)
         pickled = end.pop("pickled", None)
@@ -112,11 +112,11 @@ class ShortCallReceiver:
         self._kernel.note_idle()
 
     async def _cell(self, run: str, content: dict[str, Any], about: dict[str, Any]) -> None:
-        """Run a cell and tell its end, here if it has shown nothing."""
+        """Run a cell; report its end here if it has shown nothing."""
         end, was_quiet = await self._run(run, {**content, **about, "run": run})
         packed = b""
         if was_quiet and end["status"] == "ok" and len(end["writes"]) <= frames.MOST_WRITES:
-            # What cannot be packed goes as any other end.
+            # An end that cannot be packed is reported like any other.
             with contextlib.suppress(ValueError, TypeError, OverflowError):
                 packed = frames.pack(frames.DONE, run, end["elapsed"], None, "", end)
         if 0 < len(packed) <= frames.MOST_VALUE and self._agent is not None:
@@ -129,7 +129,7 @@ class ShortCallReceiver:
         """Run a request; return its end, empty if not begun, and whether it was quiet."""
         kernel = self._kernel
         if kernel.is_ending:
-            # The agent sees the end of this process, which ends all requests.
+            # The agent notices the end of this process, which ends all requests.
             return {}, False
         kernel.set_parent(b"", {"header": {"msg_id": run, "msg_type": "sky_request"}}, "shell")
         before = self._traffic()
@@ -138,7 +138,7 @@ class ShortCallReceiver:
         return end, not end.get("ended") and self._traffic() == before
 
     def _traffic(self) -> tuple[Any, ...]:
-        """Return what changes with each message of this process, and with what it prints."""
+        """Return marks that change with each message and each output of this process."""
         thread = self._kernel.iopub_socket.io_thread
         marks = [getattr(stream, "mark", None) for stream in (sys.stdout, sys.stderr, *self._kernel.sky_streams)]
         return thread.scheduled, thread.sent, *marks

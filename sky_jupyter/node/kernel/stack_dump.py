@@ -1,7 +1,7 @@
 """Text format of a rank's stacks: the kernel writes them, the agent reads.
 
 The interpreter's fault handler writes the stack from C and without the GIL, so that it works whatever the main thread
-is doing. It writes the main thread only: walking the frames of running threads could crash the process.
+does. It writes only the main thread: to walk the frames of running threads could crash the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-# Not SIGUSR1: batch systems and trainers use it. Without real-time signals, SIGINFO, which is ignored by default.
+# Not SIGUSR1, which batch systems and trainers use. Without real-time signals: SIGINFO, which is ignored by default.
 LOOK: int = signal.SIGRTMIN + 7 if sys.platform == "linux" else getattr(signal, "SIGINFO", signal.SIGUSR1)
 CELL = re.compile(r"sky-cells/In\[(?P<count>\d{1,9})\]-[0-9a-f]{8}\.py\Z")
 MAX_FRAMES = 300
@@ -60,7 +60,7 @@ def path_of(connection_file: str | Path) -> Path:
 def answer_looks(path: Path) -> None:
     """Make this process write its main stack to a file on signal LOOK.
 
-    Call it on the main thread. The first stack in the file is the current one, as a reference: later stacks are
+    Call it on the main thread. The first stack in the file is the present one, as a reference: later stacks are
     complete if they have the same outermost frame.
     """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -103,7 +103,7 @@ class Dump:
 def read_dumps(text: str) -> list[Dump]:
     """Parse the stacks in a file, the reference first; skip other lines.
 
-    A process that runs user code writes the file: it may hold anything.
+    A process that runs user code writes the file, so it may contain anything.
     """
     dumps: list[Dump] = []
     frames: list[Frame] = []
@@ -156,7 +156,7 @@ def clean(text: Any) -> str:
 def plain_name(function: str) -> str:
     """Return a function's name without its class or enclosing function.
 
-    Not every writer of stacks knows those.
+    Not all programs that write stacks know these.
     """
     return function.rpartition(".")[2] or function
 
@@ -167,7 +167,7 @@ def runs_script(frames: tuple[Frame, ...]) -> bool:
 
 
 def scripts_part(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return a script's stack without what `python -m` has below it."""
+    """Return a script's stack without the frames of `python -m` below it."""
     outer = len(frames)
     while outer > 1 and frames[outer - 1][0].startswith("<frozen runpy"):
         outer -= 1

@@ -1,4 +1,4 @@
-"""Input and debuggers on a rank: the notebook asks its user, or they are refused."""
+"""Input and debuggers on a rank: the notebook's user answers, or they fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_DEBUGGER = (
     "{} does not work on a rank " + _NOBODY + ": call the function in a plain cell to debug it there, "
     "or print what you want to see; `%sky where` shows each rank's stack while a cell runs"
 )
-# Code that looks at the failure of an earlier cell.
+# Code that reads the failure of an earlier cell.
 _LOOKING_BACK = re.compile(r"%debug\b|\bpdb\b|\blast_(?:traceback|value|type|exc)\b|\bprint_last\b")
 _HIDDEN = "········"
 _END_OF_FILE = "\x04"
@@ -36,7 +36,7 @@ class UserInput:
     """Replacement of `input`, `getpass` and the hook of `breakpoint` on a rank."""
 
     def __init__(self) -> None:
-        # Whether somebody can answer the request that runs.
+        # Whether somebody can answer the present request.
         self.allowed = False
         # Whether an interrupt came while a debugger asked.
         self.was_interrupted = False
@@ -46,7 +46,7 @@ class UserInput:
         self.allowed, self.was_interrupted = allowed, False
 
     def end(self) -> None:
-        """Note that the request has ended: threads that it has left cannot ask."""
+        """Note that the request has ended: its remaining threads cannot ask."""
         self.allowed = False
 
     def ask(self, prompt: str, refusal: str, what: str, *, password: bool = False, where: str = "") -> str:
@@ -84,9 +84,9 @@ def looks_back(code: str) -> bool:
 
 
 def forget_results(namespace: dict[str, Any]) -> None:
-    """Drop what a debugger leaves in a namespace where a cell returned or failed.
+    """Drop names that a debugger sets in a namespace where a cell returned or failed.
 
-    A later debugger would show it with each frame of a cell, as a line ``None``.
+    A later debugger would show them with each frame of a cell, as a line ``None``.
     """
     for name in ("__return__", "__exception__"):
         namespace.pop(name, None)
@@ -101,7 +101,7 @@ def refuse(text: str, what: str) -> NoReturn:
 def install() -> UserInput:
     """Replace `input`, `getpass` and `breakpoint`'s hook; return the `UserInput`.
 
-    The standard functions would wait for an answer in a terminal that is not there, or read an empty one.
+    The standard functions would wait for an answer in a terminal that does not exist, or read empty input.
     """
     users = UserInput()
 
@@ -112,7 +112,7 @@ def install() -> UserInput:
         try:
             return users.ask(str(prompt), NO_DEBUGGER, "a debugger", where="in the debugger")
         except KeyboardInterrupt:
-            # pdb would ask again: the interrupt is to end the cell.
+            # pdb would ask again, but the interrupt must end the cell.
             users.was_interrupted = True
             raise bdb.BdbQuit from None
 
@@ -123,7 +123,7 @@ def install() -> UserInput:
     def stop(*arguments: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         if os.environ.get("PYTHONBREAKPOINT"):
-            # Disabled, or chosen by the user.
+            # The user has disabled or replaced it.
             return sys.__breakpointhook__(*arguments, **options)
         if not users.allowed:
             refuse(NO_DEBUGGER, "breakpoint()")
@@ -136,9 +136,9 @@ def install() -> UserInput:
 
 
 def _leave_interrupts_alone() -> None:
-    """Make debuggers set no signal handler.
+    """Keep debuggers from setting a signal handler.
 
-    After `continue` theirs would turn an interrupt of the cell into a prompt.
+    After `continue`, their handler would turn an interrupt of the cell into a prompt.
     """
     begin = pdb.Pdb.__init__
 
@@ -151,7 +151,7 @@ def _leave_interrupts_alone() -> None:
 
 
 def _flush() -> None:
-    """Send what has been printed, so that it is seen before the question."""
+    """Send printed text, so that it is seen before the question."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

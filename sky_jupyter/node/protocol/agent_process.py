@@ -1,7 +1,6 @@
 """Agents that share a process: their incarnations, and the process's name.
 
-Nodes of one machine may share one process, in which each has an agent of its own, with its own name, address and
-kernels.
+Nodes of one machine may share one process, in which each has its own agent, with its own name, address and kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def renewed(incarnation: str) -> str:
 
 
 def process_of(incarnation: str) -> str:
-    """Return what the incarnations of the agents of one process have in common."""
+    """Return the common part of the incarnations of one process's agents."""
     return incarnation[:_TOKEN]
 
 
@@ -37,7 +36,7 @@ def name_of(nodes: Sequence[int]) -> str:
 def log_of(name: str) -> str:
     """Return the path of a process's log in the pool's folder, by its name.
 
-    For a process of another kind there is no such file.
+    Processes of other kinds have no such file.
     """
     first = re.match(r"agents? (\d+)", name)
     return f"n{first[1] if first else ''}/agent.log"

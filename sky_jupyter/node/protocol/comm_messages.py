@@ -40,7 +40,7 @@ class CommMessage:
     rank : int
         Rank that owns the comm.
     parent : str
-        The id of the message that it answers: a run's or a page's.
+        The id of the message, a run's or a page's, that it answers.
     head : dict
         Other fields of a ``comm_open``, such as ``target_name``, and the message's ``metadata``.
     state : dict
@@ -94,14 +94,14 @@ class CommMessage:
         return {key: json.loads(text) for key, text in self.state.items()}
 
     def wire(self) -> dict[str, Any]:
-        """Serialize to plain types that Dask's connections carry."""
+        """Serialize to plain types, which Dask's connections can carry."""
         paths = json.dumps([list(path) for path in self.binary])
         facts = {name: getattr(self, name) for name in ("kind", "comm", "rank", "parent", "state", "data", "buffers")}
         return {**facts, "head": json.dumps(self.head), "paths": paths, "binary": list(self.binary.values())}
 
     @classmethod
     def unwire(cls, facts: Any) -> CommMessage | None:
-        """Parse what `wire` returned; None if it is malformed."""
+        """Parse the result of `wire`; return None if it is malformed."""
         try:
             head, paths = json.loads(facts["head"]), json.loads(facts["paths"])
             state = {str(key): str(text) for key, text in facts["state"].items()}
@@ -118,7 +118,7 @@ class CommMessage:
 
 
 def read(message: Mapping[str, Any], *, widget: bool, rank: int = -1) -> CommMessage | None:
-    """Parse a Jupyter comm message; None if it is another kind or too large.
+    """Parse a Jupyter comm message; None if it has another type or is too large.
 
     Parameters
     ----------

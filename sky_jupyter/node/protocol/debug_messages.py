@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# What agent and rank say about the debugger, and the batches of its events.
+# Topic of the debugger's messages between agent and rank, and of the batches of its events.
 TOPIC = "debug"
 Message = dict[str, Any]
 

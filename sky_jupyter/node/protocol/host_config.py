@@ -9,13 +9,13 @@ from pathlib import Path
 from ...spec.pool_spec import DEFAULT_OPTIONS
 
 CONFIG = "host.json"
-# Variables for a host that was started without some of the pool's; it deletes the file as it reads it.
+# The pool's variables that a host was started without; the host deletes the file when it reads it.
 VARIABLES = "host.env"
 # A changed configuration is written under this name; the host renames it to CONFIG once it has read it.
 NEXT = "host.json.next"
 # The process that starts the pool touches the first of these files repeatedly, and writes the second at the end.
 STARTING, READY = "starting", "ready"
-# The manager writes into this file in how many seconds the pool's budget is used up, at the present price.
+# The manager writes into this file the seconds until the pool's budget is used up, at the present price.
 BUDGET = "budget"
 
 
@@ -28,11 +28,11 @@ class HostConfig:
     pool : str
         The pool's id.
     nodes : list of int
-        Numbers of the nodes that live on this machine.
+        Numbers of the nodes on this machine.
     ranks_per_node, total_nodes : int
         The pool's shape.
     addresses : list of str
-        Each node's address, by number; the scheduler and agents listen on their own only.
+        Each node's address, by number; the scheduler and agents listen only on their own.
     scheduler : str or None
         The scheduler's address; None on the head's machine, which starts it.
     preload : list of str
@@ -44,15 +44,15 @@ class HostConfig:
     owner : int or None
         Process whose exit ends this pool; None for a pool that outlives its maker.
     idle_timeout : float or None
-        Seconds without a manager and without a run after which this machine's part of the pool ends
-        itself; None where only its owner ends it.
+        Seconds without a manager and without a run after which this machine's part of the pool ends itself; None if
+        only its owner ends it.
     journal : int
         Bytes that a node keeps of each run's output.
     blob_limit : int or None
         Bytes of unreferenced blobs that are kept; None for a quarter of the free space.
     contact : str or None
-        Address under which the scheduler reaches this machine's agent, if it is not the machine's own. The
-        agent then listens on loopback.
+        Address under which the scheduler reaches this machine's agent, if it is not the machine's own. Then the agent
+        listens on loopback.
     port : int
         Port of the agent in that case.
     shape : int
@@ -70,11 +70,12 @@ class HostConfig:
         Seconds without a heartbeat of the starting process after which this machine's part of the pool ends
         itself, until the pool is ready; None if only ``idle_timeout`` counts.
     notice : str
-        The provider's function that says that this machine is about to be taken away; empty if it has none.
+        The provider's function that returns notices that this machine is about to be taken away; empty if there is
+        none.
     power_file : str
-        File on the machine that says until when it stays on; "" on a machine that was not made for the pool.
+        File on the machine with the time until which it stays on; "" on a machine that was not made for the pool.
     nodes_per_agent : int
-        How many nodes have their agents in one process, at most.
+        Most nodes whose agents share one process.
     """
 
     pool: str

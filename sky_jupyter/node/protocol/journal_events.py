@@ -1,7 +1,7 @@
 """Journal events: creation, parsing, validation, and gaps for missing ones.
 
-User code can send any message, and a foreign agent any event. Each field either has the type that its readers rely on,
-or it is left out. Values that are too large are cut or replaced by a note.
+User code can send any message, and a foreign agent any event. So each field either has the type that its readers rely
+on, or is left out. Values that are too large are cut or replaced by a note.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Tally = dict[tuple[int, str], int]
 
 @dataclass
 class Gap:
-    """Events that are not stored, and why."""
+    """Events that are not stored, and the reason."""
 
     first: int
     next: int
@@ -66,7 +66,7 @@ class Gap:
             self.tally[key] = self.tally.get(key, 0) + size
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event that readers get."""
+        """Return the event for readers."""
         streams = [[rank, name, size] for (rank, name), size in sorted(self.tally.items())]
         count = self.next - self.first
         return {
@@ -119,7 +119,7 @@ def parts_of(message: Mapping[str, Any]) -> tuple[str, str, Any]:
 
 
 def event_of(kind: str, content: Any) -> dict[str, Any] | None:
-    """Convert a kernel message to a journal event; None if it has no output."""
+    """Convert a kernel message to a journal event; None if it is no output."""
     if not isinstance(content, dict):
         return None
     if kind == "stream":
@@ -282,10 +282,10 @@ def _fitting(values: Mapping[Any, Any], left: int) -> tuple[dict[str, Any], list
 def _size(value: Any) -> int | None:
     """Return a value's size as JSON; None if it cannot be serialized.
 
-    A value that is nested too deep for its readers counts as one that cannot.
+    A value that is nested too deep for its readers also counts as such.
     """
     if type(value) is int:
-        # Each event's number and rank.
+        # The event's number and rank.
         return len(str(value))
     try:
         return len(json_codec.dumps(value)) if _is_flat(value) else None
@@ -333,7 +333,7 @@ def _text(value: Any) -> str | None:
 def _words(value: Any) -> str | None:
     """Return a text without terminal control sequences.
 
-    People read such texts in messages and tracebacks.
+    They are shown in messages and tracebacks.
     """
     text = _text(value)
     return None if text is None else cleaned(text)
@@ -423,7 +423,7 @@ def _end(event: Mapping[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:
         elif name in ("kind", "status"):
             continue
         elif isinstance(name, str) and len(name) <= _MOST_NAME and len(done) <= _MOST_NAME:
-            # Unknown fields, as of a later version.
+            # Unknown fields, for example of a later version.
             size = _size(value)
             if size is not None and size <= left:
                 done[name] = value

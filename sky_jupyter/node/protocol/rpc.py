@@ -1,8 +1,8 @@
 """Table of the agents' calls: what a pool's manager may ask a node.
 
 The manager calls ``control.ask(rpc.TRANSFER_STATUS, nodes, jobs=…)``; the agent registers a handler for each row. To
-add a call, add a row here and a method ``sky_NAME`` to the part of the agent that answers it. Raise the protocol
-number if managers cannot work with agents that lack it.
+add a call, add a row here, and a method ``sky_NAME`` to the part of the agent that answers it. Raise the protocol
+number if managers cannot work with agents that lack the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# What an agent says to a manager that has been replaced.
+# An agent's answer to a manager that has been replaced.
 REPLACED = "another notebook has taken the pool over"
 
 
@@ -21,7 +21,7 @@ class AgentCall:
     Parameters
     ----------
     name : str
-        Its name on the wire, without the prefix that tells it from Dask's own.
+        Its name on the wire, without the prefix that distinguishes it from Dask's own calls.
     part : str
         The attribute of the agent that answers it; empty for the agent itself.
     required, optional : tuple of str
@@ -31,16 +31,17 @@ class AgentCall:
     timeout : float, optional
         Seconds to wait for the answer, unless the caller sets a timeout of its own.
     fenced : bool
-        Whether only the pool's current manager may call it, and its guests.
+        Whether only the pool's current manager and its guests may call it.
     guests : bool
-        Whether guests may.
+        Whether guests may call it.
     same_agents : bool
-        Whether it is repeated for the same agents only: another agent of a node is not asked in the place of the one
-        that was.
+        Whether it is repeated only for the same agents: another agent of a node is not called in place of the first
+        one.
     joint : AgentCall, optional
-        The call that asks all agents of a process at once. It takes their ``incarnations`` besides, by node, and
-        answers by node, without those that have another one. If it takes ``branches``, an agent passes it on to the
-        addresses that these have for its own, and answers for them too, without those that it does not reach.
+        The call for all agents of a process at once. Its further argument ``incarnations`` has them by node. It answers
+        by node, without agents that have another incarnation. If it takes ``branches``, which has addresses by an
+        agent's address, that agent passes it on to them, and answers for them too, except for those that it cannot
+        reach.
     """
 
     name: str
@@ -105,10 +106,10 @@ RESTART_KERNELS = AgentCall("restart_kernels", optional=("ranks",))
 END_KERNELS = AgentCall("end_kernels", required=("patience",), optional=("ranks",), guests=False)
 SAMPLE_STACKS = AgentCall("sample_stacks", required=("native", "known", "window", "within"), idempotent=True)
 LIST_PACKAGES = AgentCall("list_packages", idempotent=True, timeout=60.0)
-# Managers and agents of all versions know this call by this name: it tells them whether they are compatible.
+# Managers and agents of all versions know this call by this name: it shows whether they are compatible.
 PYTHON = AgentCall("python", idempotent=True)
 
-# A node has another machine.
+# A node has moved to another machine.
 CHANGE_ADDRESSES = AgentCall("change_addresses", required=("addresses",), idempotent=True, guests=False)
 # Agents tell each other that a machine is about to be taken away.
 NOTE_INTERRUPTION = AgentCall("note_interruption", "interruptions", required=("node", "notice"), fenced=False)
@@ -134,7 +135,7 @@ TRANSFER_STATUS = AgentCall("transfer_status", "files", required=("jobs",), idem
 CANCEL_TRANSFER = AgentCall("cancel_transfer", "files", required=("plan", "jobs"), idempotent=True)
 LIST_FILES = AgentCall("list_files", "files", required=("path",), idempotent=True)
 COMPLETE_PATH = AgentCall("complete_path", "files", required=("path",), idempotent=True, timeout=3.0)
-# Files as they are browsed: a page of a folder, and a part of a file.
+# Files for browsing: a page of a folder, and a part of a file.
 LIST_FOLDER = AgentCall(
     "list_folder", "files", required=("path",), optional=("after", "most"), idempotent=True, timeout=10.0
 )
@@ -145,7 +146,7 @@ LINK_BLOBS = AgentCall("link_blobs", "files", required=("run", "files"))
 STORE_BLOBS = AgentCall("store_blobs", "files", required=("run", "names"))
 CACHE_STATS = AgentCall("cache_stats", "files", timeout=10.0)
 MAKE_ROOM = AgentCall("make_room", "files", required=("size",), timeout=10.0)
-# Agents call each other, whichever manager they obey.
+# Agents call one another, whichever manager they obey.
 READ_PIECES = AgentCall("read_pieces", "files", required=("asked",), fenced=False)
 
 # Values of ranks.
@@ -154,7 +155,7 @@ DISCARD_VALUES = AgentCall("discard_values", "values", required=("keys",))
 RELEASE_VALUE = AgentCall("release_value", "values", required=("run", "ranks"))
 
 LIST_NAMES = AgentCall("list_names", "names", required=("within",), idempotent=True)
-# Names of ranks, as a page asks for them while a person types.
+# Names of ranks, for a page while a person types.
 INSPECT_NAMES = AgentCall(
     "inspect_names", "inspection", required=("rank", "code", "cursor"), optional=("detail",), timeout=3.0
 )
@@ -162,7 +163,7 @@ INSPECT_NAMES = AgentCall(
 # Questions of code on ranks to the user.
 ANSWER_INPUT = AgentCall("answer_input", "inputs", required=("run", "id", "value"), idempotent=True)
 
-# Terminals of people. Agents of earlier versions have none, and answer None.
+# Terminals. Agents of earlier versions have none, and answer None.
 OPEN_TERMINAL = AgentCall(
     "open_terminal", "terminals", required=("id", "rank", "size", "term"), optional=("command",), idempotent=True
 )

@@ -1,8 +1,8 @@
 """Bytes in shared memory: an unnamed file, whose descriptor a socket carries.
 
-They are written once and read once, whereas a socket takes bytes in pieces and has both ends wait for each other. The
-memory is freed with the last descriptor, so that a process that is killed leaves nothing. A notebook keeps some files
-that everybody has read, and writes into them again: to be given the pages takes four times as long as to fill them.
+They are written once and read once, whereas a socket transfers bytes in pieces, and its two ends wait for each other.
+The memory is freed with the last descriptor, so that a killed process leaves nothing behind. A notebook keeps some
+files that everybody has read, and writes into them again: to get new pages takes four times as long as to fill them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Fewer bytes are cheaper in the socket.
+# Smaller values are cheaper in the socket.
 _LEAST = 1 << 15
 MOST = 64
-"""Descriptors of one message, at most."""
+"""Most descriptors in one message."""
 IS_POSSIBLE = hasattr(os, "memfd_create")
-"""Whether there are such files here; otherwise all bytes go through the socket."""
-# Descriptors that are open. A process has few, and user code needs some: with so many, no further bytes are shared.
+"""Whether this system has such files; otherwise all bytes go through the socket."""
+# Open descriptors. A process may have few, and user code needs some: above this number, no further bytes are shared.
 _open: set[int] = set()
 _MOST_OPEN = 64
-# Files that are kept for further bytes, each as large as the most that was in it.
+# Most files that are kept for further bytes. Each stays as large as its largest content.
 _MOST_SPARE = 8
 _ROOM = socket.CMSG_SPACE(MOST * array.array("i").itemsize)
 
@@ -37,7 +37,7 @@ class SharedBytes:
     descriptor : int
         The file, which is closed with this object.
     size : int
-        How many bytes it has.
+        Number of its bytes.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -48,14 +48,14 @@ class SharedBytes:
         return self.size
 
     def __bytes__(self) -> bytes:
-        """Read them; ValueError if the file has fewer."""
+        """Read the bytes; raise ValueError if the file has fewer."""
         data = os.pread(self.descriptor, self.size, 0)
         if len(data) != self.size:
             raise ValueError(f"{self.size} bytes of shared memory were announced, and there are {len(data)}")
         return data
 
     def detach(self) -> SharedBytes:
-        """Return the file as one without bytes; this object has none any more."""
+        """Return the file without content; this object does not own it any more."""
         spare, self.descriptor, self.size = SharedBytes(self.descriptor, 0), -1, 0
         return spare
 
@@ -69,18 +69,18 @@ AnyBytes = bytes | SharedBytes
 
 
 class SpareFiles:
-    """Files that nobody reads any more, to be written again; any thread uses them."""
+    """Files without readers, to be written again; any thread uses them."""
 
     def __init__(self) -> None:
         self._spare: list[SharedBytes] = []
 
     def put(self, data: AnyBytes) -> None:
-        """Keep the file of bytes that nobody needs; close it if there are enough."""
+        """Keep the file of bytes that nobody needs; close it if enough are kept."""
         if isinstance(data, SharedBytes) and data.descriptor >= 0 and len(self._spare) < _MOST_SPARE:
             self._spare.append(data.detach())
 
     def take(self, most: int = 1) -> list[SharedBytes]:
-        """Return so many files, or those that there are."""
+        """Return so many files, or as many as there are."""
         taken: list[SharedBytes] = []
         with contextlib.suppress(IndexError):
             while len(taken) < most:
@@ -89,22 +89,22 @@ class SpareFiles:
 
 
 class TooLarge(Exception):
-    """More bytes were written than may be."""
+    """Raised when more bytes are written than allowed."""
 
 
 class SharedWriter:
-    """File for a pickler, of which the bytes are shared if they are many.
+    """File for a pickler, whose bytes are shared if there are many.
 
-    Large parts are written as they are, without the copies that a pickle in memory takes.
+    Large parts are written directly, without the copies of a pickle in memory.
 
     Parameters
     ----------
     most : int
-        So many bytes may be written; TooLarge is raised for more.
+        Most bytes; TooLarge is raised for more.
     shares : bool
         Whether bytes may be shared.
     spare : callable, optional
-        Returns files that may be written, if there are any.
+        Returns spare files to write to, if there are any.
     """
 
     def __init__(self, most: int, *, shares: bool = True, spare: Callable[[], list[SharedBytes]] = list) -> None:
@@ -114,7 +114,7 @@ class SharedWriter:
         self._shared: SharedBytes | None = None
 
     def write(self, data: Any) -> int:
-        """Write bytes; returns how many they are."""
+        """Write bytes; return their number."""
         size = memoryview(data).nbytes
         self._size += size
         if self._size > self._most:
@@ -122,7 +122,7 @@ class SharedWriter:
         if self._shared is None and self._shares and self._size >= _LEAST and len(_open) < _MOST_OPEN:
             self._begin_sharing()
         if self._shared is None:
-            # Its memory is the pickler's.
+            # The pickler reuses its memory.
             self._parts.append(bytes(data))
         else:
             _write(self._shared, data)
@@ -139,21 +139,21 @@ class SharedWriter:
             _write(self._shared, part)
 
     def written(self) -> AnyBytes:
-        """Return what was written."""
+        """Return the written bytes."""
         if self._shared is None:
             return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         return self._shared
 
 
 def own(data: AnyBytes) -> AnyBytes:
-    """Return bytes that are to be kept: those of this process if too many are shared."""
+    """Return bytes to be kept: a copy in this process if too many are shared."""
     return data if isinstance(data, SharedBytes) and len(_open) < _MOST_OPEN else bytes(data)
 
 
 def _write(shared: SharedBytes, data: Any) -> None:
     left = memoryview(data).cast("B")
     while left:
-        # The position of a descriptor belongs to all processes that have it.
+        # All processes that have a descriptor share its position.
         written = os.pwrite(shared.descriptor, left, shared.size)
         shared.size += written
         left = left[written:]
@@ -180,7 +180,7 @@ class _Reader:
         return size
 
     def readline(self) -> bytes:
-        """Refuse what only pickles of other protocols have."""
+        """Refuse pickles of other protocols, the only ones with lines."""
         raise pickle.UnpicklingError("shared bytes are no pickle of protocol 5")
 
     def _most(self, size: int) -> int:

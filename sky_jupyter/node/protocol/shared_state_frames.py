@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-# Whose requests come on this connection, and to which scheduler: [HELLO, requester, epoch]. It has no answer: a
-# scheduler of another epoch closes the connection.
+# The requester and the scheduler of this connection: [HELLO, requester, epoch]. There is no answer: a scheduler of
+# another epoch closes the connection.
 HELLO = 0
-# [REQUEST, id, request, keys and values]. The answer is a dict, as that of `sky_shared_request`. Each waits for the
-# one before.
+# [REQUEST, id, request, keys and values]. The answer is a dict, as that of `sky_shared_request`. Each request waits for
+# the answer to the one before.
 REQUEST = 1
-# What is not wanted any more: [CANCEL, id]. It has no answer.
+# A request that is not wanted any more: [CANCEL, id]. There is no answer.
 CANCEL = 2
 
 MOST = 1 << 26
-"""Bytes of keys and values in a frame; more go by the agent."""
+"""Most bytes of keys and values in a frame; more go through the agent."""
 
 
 def socket_of(folder: str | os.PathLike[str]) -> str:

@@ -1,7 +1,7 @@
 """Frames of short calls: between notebook and agent, and between agent and rank.
 
-A frame is a list in msgpack; its first element says what it is. Where bytes are shared (`SharedBytes`), it has their
-size, and their descriptor comes beside it. docs/design-calls.md has the whole.
+A frame is a list in msgpack; its first element is its kind. For shared bytes (`SharedBytes`) it contains their size,
+and their descriptor is sent beside it. docs/design-calls.md describes it all.
 """
 
 from __future__ import annotations
@@ -20,43 +20,44 @@ import msgpack  # type: ignore[import-untyped]
 from . import shared_bytes
 from .shared_bytes import AnyBytes, SharedBytes
 
-# Notebook to agent, and agent to rank. A function with what it reads, by its key: [FUNCTION, key, content].
+# Notebook to agent, and agent to rank. A function with the values that it reads, by its key: [FUNCTION, key, content].
 FUNCTION = 0
 # A function that is not called any more: [FORGET, key].
 FORGET = 1
-# To an agent: [CALL, id, key, arguments, ranks, about]; to a rank: [CALL, run, key, arguments, about].
-# A cell has no key, and ``about`` has its request.
-# ``about`` may have the room for a value, shared bytes that are to be written: of the first ranks, or of the rank.
+# To an agent: [CALL, id, key, arguments, ranks, about]; to a rank: [CALL, run, key, arguments, about]. A cell has no
+# key, and its request is in ``about``. ``about`` may also have room for values: shared bytes to write to, of the first
+# ranks, or of the rank.
 CALL = 2
 
-# The value of a call that printed nothing. From a rank: [DONE, run, elapsed, value, type]; from an agent:
-# [DONE, id, rank, elapsed, value, type]. After it comes what the call has assigned, if anything: {field: value}, as in
-# the ends of journals. Of a cell that is the whole end, and there is no value.
+# The value of a call that printed nothing. From a rank: [DONE, run, elapsed, value, type]; from an agent: [DONE, id,
+# rank, elapsed, value, type]. If the call has assigned names, {field: value} follows, as in the ends of journals. For a
+# cell that is the whole end, and there is no value.
 DONE = 3
-# Agent to notebook. It goes on the long way, with a journal: [OPENED, id]. It was not begun here: [REFUSED, id].
+# Agent to notebook. The call was opened, and continues with a journal: [OPENED, id]. It was not begun here: [REFUSED,
+# id].
 OPENED = 4
 REFUSED = 5
 # The values of all ranks of a call whose agents share a process: [DONE_ALL, id, [[rank, elapsed, value, type], ...]],
-# each with what the call has assigned there.
+# each followed by the names that the call has assigned there.
 DONE_ALL = 6
-# The first frame on the socket of an agents' process: [HELLO, manager]. Its answer has the incarnations of the agents
-# there: [OPENED, {node: incarnation}].
+# The first frame on the socket of an agents' process: [HELLO, manager]. The answer has the incarnations of its agents:
+# [OPENED, {node: incarnation}].
 HELLO = 7
-# Calls of one rank that nobody wants any more: [WITHDRAW, ids]. The answer for each that the rank had not begun:
-# [WITHDRAWN, id]; the others end as they would have.
+# Calls on one rank that nobody wants any more: [WITHDRAW, ids]. The answer for each call that the rank had not begun:
+# [WITHDRAWN, id]; the other calls end as usual.
 WITHDRAW = 8
 WITHDRAWN = 9
 
 HANDSHAKE = "sky_short_calls"
 """Operation by which a notebook opens its channel to an agent."""
 MOST_ARGUMENTS = 1 << 20
-"""Bytes of arguments that go in a frame; more go in files."""
+"""Most bytes of arguments in a frame; more go in files."""
 MOST_VALUE = 1 << 20
-"""Bytes of a value that comes in a frame."""
+"""Most bytes of a value in a frame."""
 MOST_WRITES = 100
-"""Names that a call may assign and tell of in a frame."""
+"""Most assigned names in a frame."""
 WRITES = ("writes", "modules", "imports", "members", "sizes", "uses")
-"""Fields of an end that tell of the names which a call has assigned."""
+"""Fields of an end that describe the names which a call has assigned."""
 _MOST = 1 << 28
 _READ = 1 << 18
 # Type of shared bytes in msgpack.
@@ -64,18 +65,18 @@ _SHARED = 1
 
 
 def pack(*frame: Any) -> bytes:
-    """Return a frame's bytes; the frame has no shared ones."""
+    """Return a frame's bytes; the frame has no shared bytes."""
     return pack_value(frame)
 
 
 def pack_value(value: Any) -> bytes:
-    """Return the bytes of a frame that is no list."""
+    """Return the bytes of a frame that is not a list."""
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
 
 
 def pack_shared(*frame: Any) -> tuple[bytes, list[SharedBytes]]:
-    """Return a frame's bytes, and the shared ones that are to be sent with them."""
+    """Return a frame's bytes, and the shared bytes to send with them."""
     shared: list[SharedBytes] = []
 
     def put(value: Any) -> msgpack.ExtType:
@@ -89,13 +90,13 @@ def pack_shared(*frame: Any) -> tuple[bytes, list[SharedBytes]]:
 
 
 def long_end(end: dict[str, Any]) -> dict[str, Any]:
-    """Return a short call's end with its value as the ends in journals have it."""
+    """Return a short call's end with its value in the form of journals."""
     pickled: AnyBytes = end.pop("pickled")
     return {**end, "value": base64.b64encode(bytes(pickled)).decode()}
 
 
 class _Descriptors(deque[int]):
-    """Descriptors that have come, and that no frame has named yet."""
+    """Descriptors that have arrived, and that no frame has named yet."""
 
     def take(self, kind: int, data: bytes) -> SharedBytes:
         """Return the next shared bytes of a frame."""
@@ -144,7 +145,7 @@ class FrameSocket:
     on_frame : callable
         Called with each frame.
     on_close : callable
-        Called once it is closed, by whichever end.
+        Called once it is closed, by either end.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class FrameSocket:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._socket.close()
-            # Later: whoever sends is in the middle of something.
+            # Later, as the sender is in the middle of its work.
             self._loop.call_soon(self._on_close)
 
     def _on_writable(self) -> None:
@@ -222,7 +223,7 @@ class FrameSocket:
         try:
             arrived = list(self._frames.feed(data, descriptors))
         except ValueError:
-            # Bytes that are no frame, or shared ones for which this process had no descriptor left.
+            # The bytes are no frame, or this process had no descriptor left for shared ones.
             self.close()
             return
         for frame in arrived:

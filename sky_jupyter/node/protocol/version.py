@@ -1,9 +1,9 @@
 """Version number of the protocol between managers, agents and pool files.
 
 Raise it by one with any change after which a manager of the previous version cannot work with a pool of this one, or
-the other way round: an agent call that every manager needs and that is new, gone or has other arguments; another
-format of blobs, journals, `host.json` or `pool.record`; another module of a class or function that is pickled by name.
-Optional additions need no new number. A pool of another version is not attached to, but can be ended.
+the reverse: a call of the agents that every manager needs is new, gone or has other arguments; blobs, journals,
+`host.json` or `pool.record` have another format; a class or function that is pickled by name has another module.
+Optional additions need no new number. A pool of another version cannot be attached to, but can be ended.
 """
 
 PROTOCOL = 11

@@ -1,9 +1,8 @@
 """Reduction of arrays to out-of-band buffers, and their reconstruction.
 
-numpy's arrays use buffers by themselves, except for dates, for dtypes that other packages add (bfloat16), and for
-arrays that are not contiguous. torch's
-storages and jax's arrays would be copied into the pickle. Arrays on accelerators, and others that are not plain
-memory, are left to their own pickling. No framework is imported for this.
+numpy's arrays use buffers by themselves, except for dates, for dtypes of other packages (bfloat16), and for arrays that
+are not contiguous. torch's storages and jax's arrays would be copied into the pickle. Arrays on accelerators, and
+others that are not plain memory, keep their own pickling. No framework is imported for this.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import weakref
 from typing import Any
 
 SMALL = 4096
-"""Arrays below this many bytes are left to their own pickling."""
+"""Arrays below this many bytes keep their own pickling."""
 
-# From here on an array that is not contiguous is copied for a buffer, which goes to a file of its own; see `pickling`.
+# From this size on, an array that is not contiguous is copied to a buffer, which gets its own file; see `pickling`.
 _WORTH_A_COPY = 1 << 20
 _DATES = "mM"
 _ADDED = 2  # numpy's `isbuiltin` for a dtype that another package added.
@@ -43,7 +42,7 @@ def apart(obj: Any) -> Any:
 def _of_numpy(array: Any) -> Any:
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
-        # numpy would copy it into the pickle, and each rank would have it for itself.
+        # numpy would copy it into the pickle, and each rank would have its own copy.
         if array.nbytes < _WORTH_A_COPY or array.dtype.hasobject:
             return NotImplemented
         plain = array.copy(order="C").reshape(-1).view("u1")
@@ -62,7 +61,7 @@ def _numpy_array(plain: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> 
 
 
 def root_of(array: Any) -> Any:
-    """Return the array that owns the memory of a view; itself for no view."""
+    """Return the array that owns a view's memory; the array itself if it is no view."""
     kind = type(array)
     while type(array.base) is kind:
         array = array.base
@@ -72,7 +71,7 @@ def root_of(array: Any) -> Any:
 def view_of(array: Any, root: Any) -> Any:
     """Return a reduction of a numpy array as a view of another one.
 
-    NotImplemented if it is no such view.
+    NotImplemented if that is impossible.
     """
     flags = root.flags
     if not (flags.c_contiguous or flags.f_contiguous) or array.dtype.hasobject != root.dtype.hasobject:
@@ -105,8 +104,8 @@ def _numpy_view(
     return array
 
 
-# Roots of rebuilt views, by the views' ids. A view's own base is the memory's owner: without this reference, the array
-# that it was taken from would be gone once its name is, and later values could not refer to it.
+# Roots of rebuilt views, by the views' ids. A view's own base is the memory's owner. Without this reference, the array
+# that the view was taken from would be freed once its name is gone, and later values could not refer to it.
 _VIEWED: dict[int, Any] = {}
 
 
@@ -118,7 +117,7 @@ def _keep(view: Any, root: Any) -> None:
 def frame_of(pickled: bytes, buffers: list[Any]) -> Any:
     """Unpickle a pandas object that was pickled by itself.
 
-    Memory that its arrays share is left to pandas.
+    pandas handles memory that its arrays share.
     """
     return pickle.loads(pickled, buffers=buffers)
 

@@ -23,7 +23,7 @@ class _Nowhere(io.RawIOBase):
 
 
 def find_code_object(value: Any) -> str:
-    """Return the name of a function whose code a value's pickle has; or ""."""
+    """Return the name of a function whose code is in a value's pickle; or ""."""
     # Buffers are skipped.
     pickler = Pickler(_Nowhere(), main_namespace(), buffer_callback=lambda buffer: None)  # type: ignore[arg-type]
     pickler.reader = ""

@@ -44,11 +44,11 @@ def explain(
     namespace : dict
         The namespace whose functions are pickled without their globals.
     error : BaseException
-        What the pickler raised.
+        The pickler's error.
     pickler : type
         The pickler's class.
     within : float, optional
-        Time limit of the search in seconds; the path ends where it was by then.
+        Time limit of the search in seconds; then the path ends where the search was.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def one_line(error: BaseException) -> str:
 
 
 def refusal(value: Any, namespace: dict[str, Any], pickler: type[Pickler] = Pickler) -> BaseException | None:
-    """Return what pickling a value raises; None if it succeeds."""
+    """Return the error of pickling a value; None if it succeeds."""
     try:
         pickler(_Nowhere(), namespace, buffer_callback=lambda _: False).dump(value)
     except KeyboardInterrupt:

@@ -68,7 +68,7 @@ def _describe(error: BaseException, told: dict[str, Any], depth: int) -> None:
 def _contents(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return an exception's arguments and attributes.
 
-    Raises ValueError if it has a reduction of its own.
+    Raises ValueError if its class defines its own reduction.
     """
     kind = type(error)
     reduced: tuple[Any, ...] = tuple(error.__reduce_ex__(4))
@@ -110,7 +110,7 @@ def reduced(obj: Any) -> Any:
     if own or not (special is None or foreign):
         return obj.__reduce_ex__(4) if foreign else NotImplemented
     if any(vars(one).get("__slots__") for one in kind.__mro__):
-        # The description has no slots: leave it to the class.
+        # A description has no slots, so the class's own reduction is used.
         return obj.__reduce_ex__(4)
     same, args, *rest = obj.__reduce_ex__(4)
     try:

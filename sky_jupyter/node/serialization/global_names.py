@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-# Limit of objects visited for one value, and of parts of each: objects that hold functions are small.
+# Most objects that are visited for one value, and most parts of each: objects that hold functions are small.
 _MOST = 1000
 _SIMPLE = {int, float, complex, bool, str, bytes, type(None)}
 
@@ -47,8 +47,8 @@ def global_reads(obj: Any, namespace: dict[str, Any]) -> set[str]:
     Parameters
     ----------
     obj : Any
-        A function, method, class, partial, property or instance, or a container of such. What it
-        wraps, its defaults, closure, attributes and bases are searched too, as far as that goes fast.
+        A function, method, class, partial, property or instance, or a container of such. Wrapped functions, defaults,
+        closures, attributes and bases are searched too, as far as that is fast.
     namespace : dict
         Namespace of a ``__main__``: only functions defined there count.
 

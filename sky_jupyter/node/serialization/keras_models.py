@@ -1,9 +1,9 @@
 """Rebuilding of Keras models that share layers with models sent earlier.
 
-Keras pickles each model as an archive. Two models with a common layer would each get a copy. So only one of them, its
-owner, has it in its archive; the other one refers to it by a number in its configuration.
+Keras pickles each model as an archive, so two models with a common layer would each get a copy. So only one of them,
+the layer's owner, has the layer in its archive; the other refers to it by a number in its configuration.
 
-Parts of a model have places, which the notebook and the nodes count alike.
+Parts of a model have places, which the notebook and the nodes number in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WithBackend(dict[str, Any]):
 
 
 class _Choice:
-    """Choice of a backend, made where this is unpickled."""
+    """Choice of a backend, made when this object is unpickled."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,7 +48,7 @@ def _second(first: None, second: dict[str, Any]) -> dict[str, Any]:
 
 
 def backend() -> str:
-    """Return the backend of the Keras that this process has imported; "" without one."""
+    """Return the backend of this process's Keras; "" if Keras is not imported."""
     with contextlib.suppress(Exception):
         return str(sys.modules["keras"].backend.backend())
     return ""
@@ -83,7 +83,7 @@ def parts(model: Any) -> Iterator[tuple[Place, Any]]:
 def part(model: Any, place: Place) -> Any:
     """Return the part at a place of a model.
 
-    Raises LookupError when another part is there by now.
+    Raises LookupError when the place has another part by now.
     """
     kind, number, index, name = place
     found = None
@@ -124,7 +124,7 @@ def _variables(holder: Any) -> list[Any]:
 
 
 def _name(obj: Any) -> str:
-    # A layer's name may be generated, and differ here.
+    # A layer's name may be generated, and differ in this process.
     return type(obj).__name__ if is_keras(obj) else str(getattr(obj, "name", ""))
 
 
@@ -134,7 +134,7 @@ def rebuilt(archive: io.BytesIO, given: dict[int, Any], customs: dict[str, Any],
     Parameters
     ----------
     archive : file
-        As `archived` of ``sky_jupyter.capture.keras_layers`` returns it.
+        The archive, as returned by `archived` of ``sky_jupyter.capture.keras_layers``.
     given : dict
         Existing parts, by their numbers in the configuration.
     customs : dict
@@ -201,7 +201,7 @@ def _leave_out(config: Any, customs: dict[str, Any]) -> None:
 def _count_on(config: Any, given: dict[int, Any], calls: dict[str, int]) -> None:
     """Shift call numbers of given layers, which have been called before.
 
-    The model's graph then refers to the calls that it makes itself.
+    Then the model's graph refers to its own calls.
     """
     if isinstance(config, list):
         for one in config:
@@ -209,7 +209,7 @@ def _count_on(config: Any, given: dict[int, Any], calls: dict[str, int]) -> None
     if not isinstance(config, dict):
         return
     if config.get("shared_object_id") in given:
-        # It is not rebuilt, nor is anything in it; but it is called.
+        # It is not rebuilt, nor are its parts; but it is called.
         for node in config.get("inbound_nodes", ()):
             _count_on(node, given, calls)
         return

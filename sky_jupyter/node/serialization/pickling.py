@@ -1,12 +1,12 @@
 """Pickling of notebook values, and loading of blobs into a rank.
 
-The capturing side writes a blob file for each value and a manifest of plain JSON; `bind` reads both in the rank's
-process. `Pickler` pickles a function of the notebook without its globals: rebuilt here, it reads and writes the rank's
-own ``__main__``, so that everything a user defines shares one namespace, as in a notebook. The same pickler serves
-values that travel the other way.
+The capturing side writes a blob file for each value, and a manifest of plain JSON; `bind` reads both in the rank's
+process. `Pickler` pickles a function of the notebook without its globals. The rebuilt function reads and writes the
+rank's own ``__main__``, so that everything a user defines shares one namespace, as in a notebook. The same pickler is
+used for values from ranks to the notebook.
 
-Names that share an object in the notebook are one blob, a dict of them, and share it here too; objects that were sent
-earlier are found by `received_objects`.
+Names that share an object in the notebook are in one blob, a dict of them, and share the object on the rank too;
+`received_objects` finds objects that were sent earlier.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PYTHON = platform.python_version().rpartition(".")[0]
 """The minor version of this process's Python, such as ``"3.12"``."""
 
 _NEAR = 100
-# Pickles of blobs that were read last, by their relative paths.
+# Pickles of the blobs that were read last, by their relative paths.
 _kept: dict[str, bytes] = {}
 _SMALL_PICKLE, _MOST_KEPT = 16 << 10, 128
 _CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__type_params__")
@@ -78,7 +78,7 @@ def load_blob(path: str | PathLike[str]) -> Any:
 def read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
     """Return a blob file's pickle and buffers.
 
-    Small pickles are kept: a function that is called in a loop is loaded for each call, with what it reads.
+    Small pickles are kept: in a loop, a function and the values that it reads are loaded for each call.
     """
     if (kept := _kept.get(str(path))) is not None:
         return memoryview(kept), []
@@ -101,7 +101,7 @@ def read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
     if end != len(view):
         raise ValueError(f"{path} is damaged: {len(view) - end} bytes after its end")
     if not buffers and pickled <= _SMALL_PICKLE and not os.path.isabs(path):
-        # Named by its content.
+        # A relative path is named by its content, which does not change.
         _kept[str(path)] = bytes(view[start:end])
         if len(_kept) > _MOST_KEPT:
             with contextlib.suppress(KeyError, StopIteration, RuntimeError):
@@ -138,7 +138,7 @@ def _opened(path: str | PathLike[str]) -> IO[bytes]:
 def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
     """Return a function and a list of the arguments for each call of it.
 
-    The arguments are in the function's blob, in a blob of their own, or inline as text or bytes, which may be shared.
+    The arguments are in the function's blob, in their own blob, or inline as text or bytes, which may be shared.
     """
     loaded = _load_tied(content, HELD)
     if "pickled" in content:
@@ -168,19 +168,18 @@ def _load_tied(content: dict[str, Any], held: SentObjects) -> Any:
 def bind(
     manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0, *, held: SentObjects | None = None
 ) -> None:
-    """Import and load what a cell needs, and bind it in `namespace`.
+    """Import and load the values that a cell needs, and bind them in `namespace`.
 
     Parameters
     ----------
     manifest : dict
-        ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module
-        with an empty name is a submodule that is imported and not bound; if it is missing, the code that
-        uses it raises. Modules come first, then ``"members": [[name, module, member], ...]``, which are members of
-        modules, then values in order. ``"bound"`` is for the kernel. ``"owners": [[name, ranks], ...]`` lists
-        ranks that keep their own value of a name. Of ``"parts": [[name, [[rank, path], ...]], ...]`` each
-        rank loads its own. ``"sources"`` are for `cell_sources.learn`.
-        A value may be ``[[names], path, unit, {name: path of its own}]``: names that share objects, as a dict
-        in one blob; if an object that it refers to is gone, each name is loaded from its own blob. With a
+        ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module with an empty name
+        is a submodule that is imported and not bound; if it is missing, the code that uses it raises. Modules come
+        first, then ``"members": [[name, module, member], ...]``, which are members of modules, then values in order.
+        ``"bound"`` is for the kernel. ``"owners": [[name, ranks], ...]`` lists ranks that keep their own value of a
+        name. Each rank loads its own part of ``"parts": [[name, [[rank, path], ...]], ...]``. ``"sources"`` are for
+        `cell_sources.learn`. A value may be ``[[names], path, unit, {name: its own path}]``: names that share objects,
+        as a dict in one blob; if an object that it refers to is gone, each name is loaded from its own blob. With a
         single name, it may be ``[name, path, unit]``.
     namespace : dict
         The rank's namespace.
@@ -210,7 +209,7 @@ def bind(
         if name not in own:
             namespace[name] = _explained(name, functools.partial(_member, module), member)
     held = HELD if held is None else held
-    # Keeps the former values alive: a later value may refer to one whose name is bound anew.
+    # Keep the former values alive: a later value may refer to one whose name is bound to another value.
     refers = any(not isinstance(name, str) and more[1] for name, _, *more in manifest["values"])
     former = list(namespace.values()) if refers else []
     for one in manifest["values"]:
@@ -272,7 +271,7 @@ class Pickler(cloudpickle.Pickler):
     Parameters
     ----------
     file : file
-        Where the pickle is written.
+        File that the pickle is written to.
     namespace : dict
         The notebook's namespace.
     buffer_callback : callable, optional
@@ -281,11 +280,11 @@ class Pickler(cloudpickle.Pickler):
     Attributes
     ----------
     codes : list of code
-        Code of the notebook's functions in the value: the names that it reads must be sent too.
+        Code of the notebook's functions in the value; the names that it reads must be sent too.
     carried : list of code
         All code in the pickle: only the same minor version of Python can run it.
     reader : str
-        The reader's minor version of Python if it differs: code is refused then.
+        The reader's minor version of Python if it differs; then code is refused.
     """
 
     reader = ""
@@ -338,8 +337,8 @@ class Pickler(cloudpickle.Pickler):
 def _intern_names(attributes: dict[str, Any]) -> None:
     """Intern a class's attribute names (Python 3.13), as those of its methods are.
 
-    In a class that was loaded they are other strings, as when an instance came back from a rank: its pickle would
-    differ, and all that is of it would be sent again.
+    In a class that was loaded they are other strings, as after an instance came back from a rank. Its pickle would
+    differ, and all of its values would be sent again.
     """
     names = attributes.get("__static_attributes__")
     if isinstance(names, tuple):
@@ -349,7 +348,7 @@ def _intern_names(attributes: dict[str, Any]) -> None:
 def out_of_band(buffers: list[memoryview], inline: int = 0) -> Callable[[pickle.PickleBuffer], bool]:
     """Return a buffer callback that collects large buffers in a list.
 
-    Small ones stay in the pickle, and large ones of up to ``inline`` bytes in all.
+    Small buffers stay in the pickle, and so do large ones of up to ``inline`` bytes in all.
     """
     left = inline
 
@@ -372,7 +371,7 @@ def out_of_band(buffers: list[memoryview], inline: int = 0) -> Callable[[pickle.
 
 def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
     carried = {name: getattr(function, name) for name in _CARRIED if hasattr(function, name)}
-    # One string with the code's, as before it was loaded; see `_intern_names`. (Python 3.10 has none there.)
+    # The same string as the code's, as it was before loading; see `_intern_names`. Python 3.10 has none there.
     if (known := getattr(function.__code__, "co_qualname", None)) == function.__qualname__:
         carried["__qualname__"] = known
     with contextlib.suppress(Exception):  # Lazily evaluated since 3.14: they may refer to undefined names.

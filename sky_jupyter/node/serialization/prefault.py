@@ -15,7 +15,7 @@ import threading
 _LEAST, _MOST = 8 << 20, 4 << 30
 # The call holds the interpreter's lock: 4 MB take 0.2 ms.
 _PIECE = 4 << 20
-# Files that were mapped: a loop of calls maps those of its arguments in each, and may read little of them.
+# Files that were mapped: each call in a loop maps the files of its arguments, and may read little of them.
 _seen: set[tuple[int, int]] = set()
 _MOST_SEEN = 1000
 # From linux/mman.h, since Linux 5.14: it reads all pages, and copies none. The module mmap has no name for it.
@@ -25,7 +25,7 @@ _MADV_POPULATE_READ = 22
 def prefault(mapped: mmap.mmap, file: int) -> None:
     """Map a large in-memory file's pages in a thread, unless that was done before.
 
-    ``file`` is its descriptor: each run has another name for it.
+    ``file`` is its descriptor, which identifies it: each run has another name for it.
     """
     if sys.platform != "linux" or not _LEAST <= len(mapped) <= _MOST:
         return
@@ -38,7 +38,7 @@ def prefault(mapped: mmap.mmap, file: int) -> None:
 
 
 def _populate(mapped: mmap.mmap) -> None:
-    # An older kernel, or memory is short: pages are mapped as they are used.
+    # With an older kernel or little memory, pages are mapped when they are used.
     with contextlib.suppress(OSError):
         for start in range(0, len(mapped), _PIECE):
             mapped.madvise(_MADV_POPULATE_READ, start, min(_PIECE, len(mapped) - start))

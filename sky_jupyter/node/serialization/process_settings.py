@@ -1,4 +1,4 @@
-"""Settings of a process: how each kind is read in one and set in another.
+"""Settings of a process: how each kind is read in one process and set in another.
 
 They are read in the notebook and set in the ranks. A setting of a module is read and set only if the module is loaded:
 nothing here imports one.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# matplotlib's settings of each process's own: window system and file paths.
+# matplotlib's settings that each process has for itself: window system and file paths.
 _PLOTS_OWN = re.compile(
     r"(?i:backend|interactive|toolbar|timezone|datapath|savefig\.directory|docstring\.|webagg\.|tk\.|macosx\.|keymap\."
     r"|animation\.\w+_(path|args))"
@@ -82,9 +82,9 @@ class Family:
     put : callable
         Sets one value; None removes it.
     line : str
-        Code that sets it, with ``{key}`` in it, for messages.
+        Code that sets it, with ``{key}``, for messages.
     own : re.Pattern, optional
-        Keys that are each process's own and not sent.
+        Keys that each process has for itself, and that are not sent.
     """
 
     module: str
@@ -207,7 +207,7 @@ def _put_jax(key: str, value: Any) -> None:
 
 
 def _filters() -> dict[str, Any]:
-    # Filters are tuples: the same ones read the same. This runs with each call.
+    # Filters are tuples: the same ones give the same result. This runs with each call.
     raw = list(warnings.filters)
     if raw != _filters_read["raw"]:
         _filters_read.update(raw=raw, found=_read_filters(raw))
@@ -234,7 +234,7 @@ def _pattern(one: Any) -> str:
 
 
 def _put_filters(_: str, value: Any) -> None:
-    """Put the notebook's filters first, replacing those it had before."""
+    """Put the notebook's filters first, in place of its former ones."""
     wanted = [one for one in map(_filter, value or ()) if one is not None]
     before, _filters_put[:] = list(_filters_put), wanted
     kept = [one for one in before if one in wanted]
@@ -296,7 +296,7 @@ class _StandardHandler(logging.StreamHandler):  # type: ignore[type-arg]
 def _loggers() -> dict[str, Any]:
     root = logging.getLogger()
     found = {"": (root.level, True, False, *_handlers(root))}
-    # Most loggers are as they were made, and are passed over here: this runs with each call.
+    # Most loggers are unchanged, and are skipped here: this runs with each call.
     set_here = [
         (name, one)
         for name, one in list(root.manager.loggerDict.items())

@@ -71,8 +71,8 @@ class Unresolved(LookupError):
 class SentObjects:
     """Registry of received objects of a process.
 
-    Objects are referenced weakly where possible; lists, dicts and the like are kept for as long as a name has the
-    value that was sent with them.
+    Objects are referenced weakly where possible. Lists, dicts and the like are kept as long as a name has the value
+    that was sent with them.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class SentObjects:
         for unit in self._kept.keys() - units:
             del self._kept[unit]
         for unit in self._weak.keys() - units:
-            # Other references may keep such an object alive; it can still be found.
+            # Other references may keep such an object alive; then it can still be found.
             self._weak[unit] = {number: ref for number, ref in self._weak[unit].items() if ref() is not None}
             if not self._weak[unit]:
                 del self._weak[unit]

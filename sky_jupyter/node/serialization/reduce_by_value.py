@@ -1,7 +1,7 @@
 """Reduction by value of objects that pickle would reference by name.
 
-A function behind `functools.lru_cache`, a `typing.NewType`, a type alias: pickle assumes that ``__main__`` has them on
-the other side too. A `typing.TypedDict` has other bases than those it was created from.
+Such objects are a function behind `functools.lru_cache`, a `typing.NewType`, and a type alias: pickle assumes that the
+other side's ``__main__`` has them too. A `typing.TypedDict` has other bases than those it was created from.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def reduce(obj: Any, module: str) -> Any:
     if kind in _TYPE_LISTS:
         return kind, (obj.__name__,)
     if kind.__name__ == "_TypedDictMeta" and kind.__module__ in ("typing", "typing_extensions"):
-        # Tracked as cloudpickle does with classes: the same one is found again by later pickles.
+        # Tracked as cloudpickle does with classes: later pickles find the same one again.
         args = kind.__module__, obj.__name__, cloudpickle.cloudpickle._get_or_create_tracker_id(obj)
         return _typed_dict, args, _typed_dict_state(obj), None, None, _set_typed_dict_state
     return NotImplemented

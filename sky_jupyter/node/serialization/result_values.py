@@ -1,8 +1,8 @@
 """Transfer of values and exceptions from a rank to the notebook.
 
-A small value travels with the end of its run. A larger one stays on the rank until it is accessed, and is then sent as
-a blob: a file with its arrays apart, which the notebook maps. A value that cannot be pickled is replaced by its repr,
-with the reason.
+A small value is sent with the end of its run. A larger one stays on the rank until it is accessed. Then it is sent as a
+blob: a file with its arrays as separate buffers, which the notebook maps. A value that cannot be pickled is replaced by
+its repr, with the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REST = (bytes(pickling.SPAN.size - 16),) if pickling.SPAN.size > 16 else ()
 class ResultPickler(pickling.Pickler):
     """Pickler for results: notebook functions, and arrays moved to the host.
 
-    Functions come back over the notebook's own globals.
+    A function that comes back uses the notebook's own globals.
     """
 
     whole = False
@@ -110,8 +110,8 @@ def _pickled(value: Any, writer: SharedWriter) -> AnyBytes:
 def dump_short(value: Any, limit: int, room: SharedBytes | None = None) -> dict[str, Any] | None:
     """Return a short call's end fields for a value: its type and its pickled bytes.
 
-    Those that are shared are written to ``room``, if there is such a file. Returns None for a value that is larger than
-    ``limit``, or cannot be sent as it is.
+    Shared bytes are written to ``room``, if that is given. Returns None for a value that is larger than ``limit``, or
+    cannot be sent unchanged.
     """
     writer = SharedWriter(limit, spare=lambda: [room] if room is not None else [])
     try:
@@ -149,13 +149,13 @@ def give(
     places : sequence of str
         Candidate files.
     name : str
-        What the value is called.
+        Name of the value in messages.
     whole : bool
         Whether arrays that span ranks are written as pieces for a `ShardAssembler`.
     strict : bool
         Whether to refuse a value with a part that cannot be pickled.
     most : int, optional
-        Bytes that the blob may have; a larger one is not written.
+        Most bytes of the blob; a larger one is not written.
 
     Returns
     -------

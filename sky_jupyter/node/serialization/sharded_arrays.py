@@ -22,8 +22,8 @@ _whole: contextvars.ContextVar[ShardAssembler | None] = contextvars.ContextVar("
 def reduced(value: Any, *, whole: bool = False) -> Any:
     """Return a reduction of an array that spans ranks or is on an accelerator.
 
-    The notebook can then load it without either. NotImplemented for other values. With ``whole``, the rank's pieces
-    are pickled for a `ShardAssembler`.
+    Then the notebook can load it without the other ranks or an accelerator. NotImplemented for other values. With
+    ``whole``, the rank's pieces are pickled for a `ShardAssembler`.
     """
     jax: Any = sys.modules.get("jax")
     torch: Any = sys.modules.get("torch")
@@ -103,11 +103,11 @@ def _pieces_of_dtensor(tensor: Any) -> list[Piece]:
     return [(tuple(offset), local.cpu())]
 
 
-# Where pickles are read.
+# In the process that reads the pickles.
 
 
 def part(shape: tuple[int, ...], pieces: Sequence[Piece]) -> Any:
-    """Hand the pieces of a rank's pickle to the assembler; return the whole array."""
+    """Pass the pieces of a rank's pickle to the assembler; return the whole array."""
     whole = _whole.get()
     if whole is None:
         raise ValueError("a part of an array that spans ranks was read without a ShardAssembler")

@@ -1,6 +1,6 @@
 r"""JSON for texts with lone surrogates, such as ``"\ud83d"``.
 
-JSON and UTF-8 cannot represent them; cut or wrongly decoded texts have some. ipykernel raises when it sends one:
+JSON and UTF-8 cannot represent them, but cut or wrongly decoded texts contain some. ipykernel raises when it sends one:
 output, tracebacks and even the end of the cell would be lost, and the notebook would wait for ever.
 """
 

@@ -35,7 +35,7 @@ class RemoteRepr:
         self.text, self.type, self.reason, self.rank = text, type, reason, rank
 
     def __getattr__(self, name: str) -> Any:
-        # Called for missing attributes only; during unpickling there may be none yet.
+        # Called only for missing attributes; during unpickling there may be none yet.
         if name.startswith("_") or "reason" not in vars(self):
             raise AttributeError(name)
         raise AttributeError(f"{name!r}: only the repr of this {self.type} is here. It {self._where}: {self.reason}")
@@ -87,8 +87,8 @@ def replace_unpicklable(
 ) -> Any:
     """Return a replacement for a value whose pickling raised `error`.
 
-    A list, tuple or dict is copied, with a placeholder for each item that cannot be pickled; anything else is replaced
-    by a placeholder. `name` is what the value is called.
+    A list, tuple or dict is copied, with a placeholder for each item that cannot be pickled. Any other value is
+    replaced by a placeholder. `name` is the value's name in messages.
     """
     end = time.monotonic() + _PATIENCE
     if type(value) in (dict, list, tuple):
@@ -108,7 +108,7 @@ def placeholder(
     path: str,
     within: float,
 ) -> RemoteRepr:
-    """Return the placeholder for a value; `path` is what it is called."""
+    """Return the placeholder for a value; `path` is its name in messages."""
     try:
         reason = explain(path, value, namespace, error, pickler, within)
     except KeyboardInterrupt:
@@ -124,7 +124,7 @@ class _Given(Exception):
 
 
 class _Replacing:
-    """Replaces unpicklable items of one value by placeholders."""
+    """Replacement of unpicklable items of one value by placeholders."""
 
     def __init__(self, namespace: dict[str, Any], pickler: type[Pickler], rank: int | None, end: float) -> None:
         self.namespace, self.pickler, self.rank, self.end = namespace, pickler, rank, end

@@ -1,8 +1,8 @@
 """Channel from code on a rank to its agent: requests that wait for answers.
 
 A request goes out with the kernel's output; the answer comes on the control channel, which the kernel reads in a
-thread. Requests therefore work while the main thread is busy. An interrupt ends the wait, and the agent is notified.
-This process never has a key or address of the control plane. On the scheduler's machine it has a socket for requests to
+thread. So requests also work while the main thread is busy. An interrupt ends the wait, and the agent is notified. This
+process never has a key or address of the control plane. On the scheduler's machine it has a socket for requests to
 shared objects; see `direct_requests`.
 """
 
@@ -43,7 +43,7 @@ _KINDS: dict[str, type[Exception]] = {
 class _Wait:
     """Waiter of one request: its lock is released when the answer is there.
 
-    No Event: an interrupt that comes inside of one may leave it locked.
+    A lock and no Event: an interrupt inside an Event may leave it locked.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -109,7 +109,7 @@ class AgentChannel:
         data : sequence of bytes
             Binary data.
         where : str
-            What is waited for, for the message of an interrupt, which cancels the request. Without it the
+            What the request waits for, for the message of an interrupt, which cancels the request. If empty, the
             request takes no time and is not cancelled.
         id : str
             Its id; a random one by default.
@@ -129,7 +129,7 @@ class AgentChannel:
         except BaseException as error:
             if where:
                 with undisturbed():
-                    # Even if the answer has just come: the agent then undoes the request.
+                    # Even if the answer has just arrived: then the agent undoes the request.
                     self.tell({"to": to, "id": id, "drop": True})
                     tell_where(error, where)
             raise
@@ -139,7 +139,7 @@ class AgentChannel:
     async def ask_async(
         self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "", id: str = ""
     ) -> Answer:
-        """Send a request and await its answer; cancellation cancels it.
+        """Send a request and await its answer; a cancelled await cancels the request.
 
         See `ask`.
         """
@@ -202,12 +202,12 @@ class SharedStateChannel:
     Parameters
     ----------
     send, send_async : callable
-        ``send(id, what, data, epoch, where)`` sends a request to the scheduler and returns its answer; the
-        other one is awaited.
+        ``send(id, what, data, epoch, where)`` sends a request to the scheduler and returns its answer; ``send_async``
+        is awaited.
     world_size : callable
         Returns the pool's number of ranks.
     direct : callable
-        Returns the connections to a scheduler on this machine, which are tried first; None if there are none.
+        Returns the connections to a scheduler on this machine, which are tried first; None without them.
     epoch : str, optional
         Epoch of the scheduler that answered last.
     """
@@ -272,7 +272,7 @@ def _shares_of(rank: AgentChannel) -> SharedStateChannel:
     direct: DirectRequests | None = None
 
     def read(answer: Answer) -> Answer:
-        """Take from an answer where the scheduler can be asked directly, if that is so."""
+        """Note from an answer how to reach the scheduler directly, if the answer says so."""
         nonlocal direct
         if "direct" in answer[0] and direct is None:
             direct = DirectRequests(*answer[0]["direct"])

@@ -1,7 +1,7 @@
 """Requests to shared objects by the scheduler's socket, from its own machine.
 
-The thread that asks writes to the socket and waits there itself: no other thread or process has a part in it. Each
-request that waits has a connection of its own, which others use afterwards. docs/design-calls.md has the whole.
+The requesting thread itself writes to the socket and waits there: no other thread or process takes part. Each waiting
+request has its own connection, which others reuse later. docs/design-calls.md describes it all.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..system import peer_user
 
 Answer = tuple[dict[str, Any], list[bytes]]
 _READ = 1 << 16
-# Connections of a process; requests beyond these go the long way.
+# Most connections of a process; further requests go through the agent.
 _MOST = 64
-# Bytes of keys and values that a coroutine sends: a socket takes them at once.
+# Most bytes of keys and values that a coroutine sends: a socket accepts them at once.
 _MOST_AT_ONCE = 1 << 16
-# User code may have set what a broken pipe does.
+# User code may have changed the effect of a broken pipe.
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -47,7 +47,7 @@ class DirectRequests:
 
     def __init__(self, path: str, who: str) -> None:
         self._path, self._who, self._pid = path, who, os.getpid()
-        # All, and those that nobody uses.
+        # All connections, and the unused ones.
         self._lines: set[_Line] = set()
         self._idle: deque[_Line] = deque()
         self._is_closed = False
@@ -64,14 +64,14 @@ class DirectRequests:
         data : sequence of bytes
             Keys and values.
         epoch : str or None
-            Epoch of the scheduler that answered last; no other is asked.
+            Epoch of the scheduler that answered last; no other scheduler is asked.
         where : str
-            What is waited for.
+            What the request waits for.
 
         Returns
         -------
         tuple or None
-            The answer and its keys and values; None if it is to be asked for on the long way, under the same id.
+            The answer and its keys and values; None if the request must go through the agent, under the same id.
         """
         frame = self._pack(id, what, data, frames.MOST)
         if frame is None or epoch is None or (line := self._take(epoch)) is None:
@@ -102,7 +102,7 @@ class DirectRequests:
             return None
 
     def close(self) -> None:
-        """Close all connections: who waits goes the long way. From any thread."""
+        """Close all connections; waiting requests go through the agent. From any thread."""
         if os.getpid() == self._pid:
             self._is_closed = True
             self._idle.clear()
@@ -110,13 +110,13 @@ class DirectRequests:
                 self._drop(line)
 
     def _pack(self, id: str, what: dict[str, Any], data: Sequence[bytes], most: int) -> bytes | None:
-        """Return a request's frame; None if it has to go the long way."""
+        """Return a request's frame; None if the request must go through the agent."""
         if os.getpid() != self._pid or sum(map(len, data)) > most:
             return None
         try:
             return pack(frames.REQUEST, id, what, data)
         except (ValueError, OverflowError):
-            # Text and numbers that only JSON can have.
+            # Texts and numbers that only JSON can represent.
             return None
 
     def _is_interrupted(self, line: _Line, error: BaseException, id: str, where: str) -> bool:
@@ -126,7 +126,7 @@ class DirectRequests:
             with contextlib.suppress(ValueError):
                 self._idle.remove(line)
             if where and not goes_on:
-                # By another connection: part of the answer may have been read from this one.
+                # Cancel through another connection: part of the answer may have been read from this one.
                 self._cancel(id, line.epoch)
                 tell_where(error, where)
             self._drop(line)
@@ -139,10 +139,10 @@ class DirectRequests:
                 self._idle.append(line)
 
     def _take(self, epoch: str) -> _Line | None:
-        """Return a connection that nobody uses; None if there can be none."""
+        """Return an unused connection; None if there can be none."""
         with contextlib.suppress(IndexError):
             while True:
-                # The last one, so that one thread has the same again and again.
+                # The last one, so that one thread gets the same connection again and again.
                 line = self._idle.pop()
                 if line.epoch == epoch:
                     return line
@@ -179,7 +179,7 @@ class _Line:
     def is_broken(self) -> bool:
         """Whether either end has closed it.
 
-        An error alone does not tell: a signal's handler may have raised it.
+        An error alone does not show it: a signal's handler may have raised the error.
         """
         try:
             return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -224,7 +224,7 @@ class _Line:
             loop.remove_reader(self._socket)
 
     def _read(self, received: bytes) -> Answer | None:
-        """Take what has come; return the answer once it is whole."""
+        """Handle received bytes; return the answer once it is complete."""
         if not received:
             raise ConnectionError("the scheduler has closed the connection")
         self._unpacker.feed(received)
@@ -233,7 +233,7 @@ class _Line:
         return None
 
     def close(self) -> None:
-        # The number of an open file must not become another's while a thread waits on it: it is freed with this object.
+        # A waiting thread's file descriptor must not be reused for another file, so it is freed only with this object.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -242,14 +242,14 @@ class _Line:
 
 
 def tell_where(error: BaseException, where: str) -> None:
-    """Have an interrupt say what was waited for."""
+    """Make an interrupt's message say what was waited for."""
     if isinstance(error, KeyboardInterrupt) and not error.args:
         error.args = (where,)
         interrupted[:] = [where]
 
 
-# Where this rank's code was interrupted in a wait, until its request ends. A second interrupt, in code that the first
-# one started, does not know that.
+# What this rank's code waited for when it was interrupted, until its request ends. A second interrupt, in code that the
+# first one started, does not have that text.
 interrupted: list[str] = []
 
 

@@ -1,7 +1,7 @@
 """`sky.dict` and the other shared objects of a pool, by name.
 
-The first use of a name makes the object, and it ends with the pool. On a rank the names are those of its pool, in a
-notebook those of the current pool.
+The first use of a name creates the object, which lives as long as the pool. On a rank, the names are those of its pool;
+in a notebook, those of the current pool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def dict(name: str, *, consistency: Consistency | None = None) -> SharedDict:
     name : str
         Any name; the object is made on first use.
     consistency : {"strong", "eventual"}, optional
-        For Skyward's programs; here both are strong.
+        For compatibility with Skyward's programs; here both are strong.
 
     Returns
     -------
@@ -33,7 +33,7 @@ def dict(name: str, *, consistency: Consistency | None = None) -> SharedDict:
     Raises
     ------
     SpecError
-        When the consistency is neither.
+        When the consistency is neither of the two.
     """
     _known(consistency)
     return SharedDict(name)
@@ -47,7 +47,7 @@ def set(name: str, *, consistency: Consistency | None = None) -> SharedSet:
     name : str
         Any name; the object is made on first use.
     consistency : {"strong", "eventual"}, optional
-        For Skyward's programs; here both are strong.
+        For compatibility with Skyward's programs; here both are strong.
 
     Returns
     -------
@@ -57,7 +57,7 @@ def set(name: str, *, consistency: Consistency | None = None) -> SharedSet:
     Raises
     ------
     SpecError
-        When the consistency is neither.
+        When the consistency is neither of the two.
     """
     _known(consistency)
     return SharedSet(name)
@@ -71,7 +71,7 @@ def counter(name: str, *, consistency: Consistency | None = None) -> SharedCount
     name : str
         Any name; the object is made on first use.
     consistency : {"strong", "eventual"}, optional
-        For Skyward's programs; here both are strong.
+        For compatibility with Skyward's programs; here both are strong.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def counter(name: str, *, consistency: Consistency | None = None) -> SharedCount
     Raises
     ------
     SpecError
-        When the consistency is neither.
+        When the consistency is neither of the two.
     """
     _known(consistency)
     return SharedCounter(name)
@@ -95,7 +95,7 @@ def queue(name: str, maxsize: int = 0) -> SharedQueue:
     name : str
         Any name; the object is made on first use.
     maxsize : int
-        The largest number of items that wait in it; 0 for any number.
+        The largest number of waiting items; 0 for no limit.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def lock(name: str, *, timeout: float | None = None, ttl: float | None = None) -
     timeout : float, optional
         Seconds that ``with`` waits for the lock; without limit by default.
     ttl : float, optional
-        For Skyward's programs; here the lock is free as soon as its holder's process has ended.
+        For Skyward's programs, without effect: the lock is free as soon as its holder's process has ended.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def lock(name: str, *, timeout: float | None = None, ttl: float | None = None) -
     Raises
     ------
     SpecError
-        When ``ttl`` is no number above 0.
+        When ``ttl`` is not above 0.
     """
     if ttl is not None and not ttl > 0:
         raise SpecError(f"ttl must be a number of seconds above 0, not {ttl!r}")
@@ -140,9 +140,9 @@ def barrier(name: str, n: int | None = None, *, parties: int | None = None) -> S
     name : str
         Any name; the object is made on first use.
     n : int, optional
-        How many wait for each other; the pool's number of ranks by default.
+        The number of waiters that the barrier releases together; the pool's number of ranks by default.
     parties : int, optional
-        Another word for ``n``.
+        Another name of ``n``.
 
     Returns
     -------
@@ -154,7 +154,7 @@ def barrier(name: str, n: int | None = None, *, parties: int | None = None) -> S
     SpecError
         When ``n`` and ``parties`` differ.
     NotInPoolError
-        When there is no pool whose ranks could be counted.
+        When neither is given, and there is no pool whose ranks could be counted.
     """
     if n is not None and parties is not None and n != parties:
         raise SpecError(f"barrier {name!r}: n={n} and parties={parties} are two words for one thing")

@@ -1,7 +1,7 @@
 """File locks that a process holds for life, visible across containers.
 
-A kernel lock on a file is visible in all containers of a machine that see the file. Where a container sees another
-file (a copy, an overlay), its lock means nothing: the holder writes the file's identity into it.
+A kernel lock on a file is visible in all containers of a machine that see the file. If a container sees another file (a
+copy, an overlay), its lock has no meaning: so the holder writes the file's identity into it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def hold(path: Path) -> int | None:
         os.ftruncate(held, 0)
         os.write(held, _which(held))
     except OSError:
-        # Some file systems have no locks; others then draw no conclusion.
+        # Some file systems have no locks; then others cannot tell whether the process lives.
         os.close(held)
         return None
     return held

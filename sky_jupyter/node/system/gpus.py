@@ -97,8 +97,8 @@ def present(env: Mapping[str, str] = os.environ) -> Devices:
 def parse(rows: Sequence[str], visible: str | None = None) -> Devices:
     """Parse the lines of nvidia-smi; apply CUDA_VISIBLE_DEVICES if given.
 
-    A line of another form is a message, such as ``No devices were found``. As in CUDA, an entry of the variable that
-    is no device, or a repeated one, ends the list.
+    A line of another form is a message, such as ``No devices were found``. As in CUDA, an entry of the variable that is
+    not a device, or is repeated, ends the list.
     """
     found = [match for row in rows if (match := _ROW.match(row.strip()))]
     if visible is None:
@@ -107,7 +107,7 @@ def parse(rows: Sequence[str], visible: str | None = None) -> Devices:
     for word in filter(None, (part.strip() for part in visible.split(","))):
         named = [number for number, match in enumerate(found) if _names(word, number, match["uuid"])]
         if word.startswith("MIG-") and found:
-            # A slice of a device; only the driver knows of which.
+            # A slice of a device; only the driver knows which device.
             key: int | str = word
             device = Device(word, f"MIG slice of {found[0]['name']}")
         elif len(named) == 1:
@@ -123,7 +123,7 @@ def parse(rows: Sequence[str], visible: str | None = None) -> Devices:
 def sharing(devices: Devices, ranks: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return environment variables for ranks that share devices.
 
-    JAX allocates three quarters of a device's memory at once, in each process: its share must leave room for the
+    JAX allocates three quarters of a device's memory at once, in each process. A rank's share must leave room for the
     others.
     """
     if not devices.all or ranks < 2 or any(env.get(name) for name in _SAYS):

@@ -159,7 +159,7 @@ def _groups(root: Path, own: Path) -> Iterator[_Group]:
 def _upwards(root: Path, controller: str, path: str | None) -> list[Path]:
     """Return a group's folder and its parents.
 
-    In a container the group's own path may be what is mounted as the root.
+    In a container, the root of the mounted file system may be the group itself.
     """
     if path is None:
         return []

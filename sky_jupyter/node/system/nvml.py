@@ -2,8 +2,8 @@
 
 It comes with the driver. A call takes some microseconds; starting nvidia-smi takes tens of milliseconds.
 
-Nodes do without the package nvidia-ml-py. Its import takes 70 to 300 ms and 4 to 18 MB of each agent, bare hosts and
-environments would need one more wheel, and it does not look where WSL has the library.
+The package nvidia-ml-py is not used. Its import takes 70 to 300 ms and 4 to 18 MB in each agent, bare hosts and
+environments would need one more wheel, and it does not find WSL's library.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class _Memory(ctypes.Structure):
 
 
 class _Memory2(ctypes.Structure):
-    """Memory info of version 2: used memory without what the driver reserves.
+    """Memory info of version 2: used memory without the driver's reserve.
 
-    nvidia-smi shows the same. The driver reserves about 0.6 of 80 GB.
+    nvidia-smi shows the same number. The driver reserves about 0.6 of 80 GB.
     """
 
     _fields_ = [
@@ -94,7 +94,7 @@ class Nvml:
 
     def _memory(self, handle: ctypes.c_void_p) -> _Memory | _Memory2:
         newer = _Memory2(version=_MEMORY_2)
-        # Drivers before 510 lack it.
+        # Drivers before 510 do not have it.
         with contextlib.suppress(AttributeError):
             if self._library.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(newer)) == _OK:
                 return newer

@@ -1,4 +1,4 @@
-"""Unix sockets for processes of this user alone."""
+"""Unix sockets for this user's own processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_own(connection: socket.socket) -> bool:
 def listen(path: str, take: Callable[[socket.socket], object], backlog: int) -> socket.socket:
     """Listen on a socket for this user's processes; pass connections to ``take``.
 
-    A file that an earlier process has left at ``path`` is replaced. Where no socket can be there nobody connects.
+    A file that an earlier process has left at ``path`` is replaced. If no socket can be created there, nobody connects.
     """
     listener = socket.socket(socket.AF_UNIX)
     listener.setblocking(False)

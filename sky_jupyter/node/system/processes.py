@@ -1,7 +1,7 @@
 """Start and end of a node's processes: death signals, groups, reaping.
 
-On Linux a child asks to be killed with its parent, and the host adopts orphans: nothing of a pool can outlive its
-host. Elsewhere those calls do nothing, and the host's own clean-up remains.
+On Linux a child asks to be killed with its parent, and the host adopts orphans: nothing of a pool can outlive its host.
+On other systems those calls do nothing, and only the host's own clean-up remains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...util.text import format_size
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# From malloc.h. Allocations above the threshold are returned to the system when they are freed.
+# From malloc.h. Allocations above the threshold are returned to the system once they are freed.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE = 1 << 20
 _MOST_FILES = 65_536
@@ -67,7 +67,7 @@ def give_memory_back() -> None:
     """
     if sys.platform != "linux":
         return
-    # Other C libraries have no such call, and do not need it.
+    # Other C libraries do not have this function, and do not need it.
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_ARENA_MAX, 1)
@@ -87,9 +87,9 @@ def signal_group(pid: int, number: int) -> None:
 def kill_group(pid: int, *, ended: bool = False) -> None:
     """Kill a forked process with its group and session, except for resource trackers.
 
-    A script that a rank runs is a group of its own in the rank's session. multiprocessing's tracker removes shared
-    memory and semaphores that the others have left, and ends by itself when they are gone. With ``ended`` the process
-    itself has ended, and only the rest is killed.
+    A script that a rank runs is its own group in the rank's session. multiprocessing's tracker removes shared memory
+    and semaphores that other processes have left, and ends by itself after them. With ``ended``, the process itself has
+    ended, and only the others are killed.
     """
     for _ in range(_ROUNDS):
         members = [member for member in psutil.pids() if pid in _groups_of(member)]

@@ -1,6 +1,6 @@
 """Detection of stopped processes: by a signal, or held by a debugger.
 
-They do not answer, and have not ended.
+They do not answer, but have not ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psutil
 # Poll interval of watchers.
 PAUSE = 1.0
 _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-# py-spy pauses a process while it reads C frames: for a moment, or for seconds on a busy machine.
+# py-spy pauses a process while it reads C frames: briefly, or for seconds on a busy machine.
 _LOOKER = "py-spy"
 # An agent's name for its parent process.
 HOST = "host process"
@@ -68,11 +68,11 @@ def state_of(pid: int) -> str:
 def _letter(pid: int) -> str:
     """Return the letter of a process's state in ``/proc``; empty if there is none.
 
-    psutil reads several files for each process, and watchers look every second.
+    psutil reads several files for each process, and watchers poll every second.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name before it may hold any characters.
+            # The name before it may contain any characters.
             return file.read(_MOST).rpartition(b") ")[2][:1].decode()
     except OSError:
         return ""

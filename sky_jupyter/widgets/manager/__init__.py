@@ -1,4 +1,4 @@
-"""Pass comms between a pool's ranks and the notebook's pages."""
+"""Relay of comms between a pool's ranks and the notebook's pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def attach(pool: Pool) -> None:
-    """Have a live pool show its ranks' widgets, if this process has pages that can."""
+    """Show the widgets of a live pool's ranks, if this process has pages for them."""
     if not in_notebook():
         return
     from IPython import get_ipython

@@ -2,9 +2,9 @@
 
 Their comms are open in the notebook's kernel too, which relays messages both ways.
 
-A page then has them as it has the notebook's own, in the same widget manager, after a reload too. What
-ranks say goes out from a thread, while a cell runs too. What a page says comes in a subshell where front
-end and kernel have them, else when the kernel is free.
+So a page shows them like the notebook's own, in the same widget manager, also after a reload. A thread sends the ranks'
+messages, also while a cell runs. A page's messages come in a subshell if front end and kernel support that, else when
+the kernel is free.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ..open_comms import OpenComms
 REQUEST = "sky_widgets_request"
 CONTROL = "jupyter.widget.control"
 _log = logging.getLogger(__name__)
-# Pages are told this often, and so much at a time: a server passes on 1,000 messages a second and drops the others.
+# Seconds between two batches to the pages, and messages in each: a server passes on 1,000 messages a second and drops
+# the others.
 _INTERVAL = 0.05
 _AT_A_TIME = 20
-# Messages of pages whose answers are told what they answer.
+# Most headers of pages' messages that are kept, to be the parents of the ranks' answers.
 _KEPT_HEADERS = 500
 _MOST_ASKED = 1000
 Send = Callable[[CommMessage], None]
@@ -36,7 +37,7 @@ Key = tuple[str, int]
 
 
 class Mirrored:
-    """Proxy of a rank's comm in a kernel's list; the kernel gives it what pages say."""
+    """Proxy of a rank's comm in a kernel's list, which gets pages' messages."""
 
     def __init__(self, widgets: Widgets, key: Key, id: str, target: str) -> None:
         self.comm_id, self.target_name = id, target
@@ -48,7 +49,7 @@ class Mirrored:
         self._widgets.on_page(self._key, self.comm_id, message)
 
     def handle_close(self, message: dict[str, Any]) -> None:
-        """Relay that a page closes the comm."""
+        """Relay a page's closing of the comm."""
         self._widgets.on_page(self._key, self.comm_id, message)
 
 
@@ -60,7 +61,7 @@ class _Listed(dict[str, Any]):
 
 
 class WidgetMirror:
-    """Receiver of what a pool's ranks say; made by `Widgets.mirror`."""
+    """Receiver of the ranks' messages of a pool; made by `Widgets.mirror`."""
 
     def __init__(self, widgets: Widgets, pool: str) -> None:
         self._widgets, self._pool = widgets, pool
@@ -86,17 +87,17 @@ class Widgets:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._lock = threading.RLock()
-        # A pool that has ended is not kept by who might have told it something.
+        # Weak references, which do not keep an ended pool alive.
         self._sends: dict[str, weakref.WeakMethod[Send]] = {}
         self._held: dict[Key, OpenComms] = {}
         self._owners: dict[str, Key] = {}
         self._pending = CommQueue(any_keys=True)
-        # Of which pages have not been told that they are open: who asks is not told before all are.
+        # Comms whose opening was not yet sent to the pages: a page that asks gets them only after that.
         self._untold: set[str] = set()
         self._headers: OrderedDict[str, Any] = OrderedDict()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
-        # What the notebook's own widgets answer a page that asks for all of them.
+        # The handler by which the notebook's own widgets answer a page that asks for all of them.
         self._own_control: Any = None
         manager = kernel.comm_manager
         manager.comms = _Listed(manager.comms)
@@ -104,7 +105,7 @@ class Widgets:
         control_channel.register(kernel, REQUEST, self._on_request)
 
     def mirror(self, pool: str, send: Send) -> WidgetMirror:
-        """Return a pool's receiver; ``send`` takes a page's message to the rank."""
+        """Return a pool's receiver; ``send`` sends a page's message to the rank."""
         with self._lock:
             self._sends[pool] = weakref.WeakMethod(send)
         return WidgetMirror(self, pool)
@@ -140,7 +141,7 @@ class Widgets:
         comms = self._kernel.comm_manager.comms
         if message.kind == "open" and message.comm not in self._owners:
             if message.comm in comms:
-                # One of the notebook's own: no rank takes its place.
+                # It is one of the notebook's own, which no rank may replace.
                 return
             self._owners[message.comm] = key
         if self._owners.get(message.comm) != key:
@@ -177,7 +178,7 @@ class Widgets:
         self._news.set()
 
     def _run(self) -> None:
-        # It ends when there is no news for a while: most pools have no widgets.
+        # It ends after a while without news: most pools have no widgets.
         while self._news.wait(10.0):
             self._news.clear()
             while messages := self._next():
@@ -203,7 +204,7 @@ class Widgets:
                 stream, kind, content, metadata=metadata, parent=parent, ident=topic, buffers=buffers or None
             )
         except Exception:
-            # What a rank sent that Jupyter does not take concerns no other.
+            # A rank's message that Jupyter refuses must not affect the others.
             _log.warning("a widget's message could not be passed on", exc_info=True)
 
     # -- what pages say ----------------------------------------------------------------------------
@@ -232,10 +233,10 @@ class Widgets:
         send(told)
 
     def _answer_control(self) -> None:
-        """Tell a page that asks for all widgets of the ranks' too."""
+        """Add the ranks' widgets to the answer to a page that asks for all widgets."""
         targets = self._kernel.comm_manager.targets
         if self._owners and targets.get(CONTROL) != self._on_control:
-            # The notebook's own widgets may be imported at any time, and answer for themselves.
+            # The notebook's own widgets may be imported at any time, and then set their own handler.
             self._own_control = targets.get(CONTROL)
             targets[CONTROL] = self._on_control
 
@@ -260,7 +261,7 @@ class Widgets:
             comm.on_msg(lambda asked: answer({"method": "update_states", "states": {}, "buffer_paths": []}))
 
     def _states(self) -> tuple[dict[str, Any], list[list[str | int]], list[bytes]]:
-        """Return the states of all widgets of ranks, with paths of bytes in them."""
+        """Return the states of all ranks' widgets, and their bytes with the paths."""
         states: dict[str, Any] = {}
         paths: list[list[str | int]] = []
         buffers: list[bytes] = []
@@ -277,7 +278,7 @@ class Widgets:
         return states, paths, buffers
 
     def _on_request(self, asked: dict[str, Any], request: dict[str, Any]) -> Reply:
-        """Answer on the control channel a page opened while a cell runs.
+        """Answer, on the control channel, a page that was opened while a cell runs.
 
         See docs/view.md.
         """
@@ -289,9 +290,9 @@ class Widgets:
         return {"status": "ok", "comms": comms}, buffers
 
     def openings(self, asked: Any) -> tuple[list[dict[str, Any]], list[bytes]]:
-        """Return what opens these widgets now, and all that they refer to.
+        """Return messages that open these widgets and all that they refer to.
 
-        Each says how many buffers are its own.
+        Each message has the number of its own buffers.
         """
         ids = [id for id in asked if isinstance(id, str)][:_MOST_ASKED] if isinstance(asked, list) else []
         comms: list[dict[str, Any]] = []

@@ -1,1 +1,1 @@
-"""Keep the comms of a node's ranks in its agent; loaded by `agent.comm_hooks`."""
+"""Comms of a node's ranks, kept in its agent; loaded by `agent.comm_hooks`."""

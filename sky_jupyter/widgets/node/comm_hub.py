@@ -1,7 +1,7 @@
 """Hub for the comms of a node's ranks, between their code and the pages.
 
-Comms outlive the run that opened them, so they are in no journal: the agent holds the state of all open comms, and
-forwards changes in numbered batches. A receiver that misses a batch asks for everything that is open.
+Comms outlive the run that opened them, so they are in no journal. The agent holds the state of all open comms, and
+forwards changes in numbered batches. A receiver that misses a batch requests all open comms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..open_comms import OpenComms, shown
 from .output_widgets import Outputs
 from .revival import CommRevival
 
-# Messages in one batch.
+# Most messages in one batch.
 _MOST = 200
 # Sends a message to a rank's kernel.
 Tell = Callable[[dict[str, Any], list[bytes]], None]
@@ -33,7 +33,7 @@ class CommHub:
     ready : callable
         Whether a batch can be forwarded now.
     forward : callable
-        Takes a batch and its size.
+        Forwards a batch, with its size.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CommHub:
                 self._pending.add(one)
 
     def on_output(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
-        """Offer a rank's output to its `Output` widgets; return True if one took it."""
+        """Offer a rank's output to its `Output` widgets; return True if one captures it."""
         return self.outputs.take(rank, parent, event)
 
     def on_shown(self, rank: int, run: str, data: Any) -> None:
@@ -125,7 +125,7 @@ class CommHub:
             self._pending.add(message)
 
     def flush(self) -> None:
-        """Forward pending messages as far as the manager is ready."""
+        """Forward pending messages as long as the manager is ready."""
         for change in self.outputs.changes() if self._ready() else ():
             self.held(change.rank).take(change)
             self._pending.add(change)
@@ -157,7 +157,7 @@ class CommHub:
             kind, content, metadata, buffers = message.jupyter()
             tell({"msg_type": kind, "id": message.parent, "content": content, "metadata": metadata}, buffers)
             if message.kind == "close":
-                # For the other pages.
+                # Record it for the other pages.
                 self.held(message.rank).take(message)
                 self._close(message.rank, [message.comm])
                 self.flush()

@@ -1,7 +1,7 @@
 """`Output` widgets of ranks: captured output becomes the widget's state.
 
-A page does that for the notebook's own kernel only. During a run the journal has the same output too, so that nothing
-is lost where no widgets are shown.
+For the notebook's own kernel, a page does that; for ranks, this module does. During a run, the journal has the same
+output too, so that nothing is lost if no widgets are shown.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ...node.protocol.comm_messages import CommMessage
 
-# Limit of one widget's outputs; older ones are dropped, as each change sends all of them.
+# Most bytes of one widget's outputs; the oldest are dropped, since each change sends all of them.
 MOST = 256 << 10
 _MODEL = '"OutputModel"'
 
