@@ -142,6 +142,11 @@ def test_an_agent_that_comes_back_in_time_keeps_its_locks_and_one_that_does_not_
         await asyncio.sleep(0.3)
         assert await share(held, "locked", "lock", "locked")
         held.remove_worker(None, "tls://2")
+        # Behind a relay it has the same address again.
+        await held.sky_shared_register("a", "node-0", "tls://2")
+        await asyncio.sleep(0.3)
+        assert await share(held, "still", "lock", "locked")
+        held.remove_worker(None, "tls://2")
         assert await share(held, "other", "lock", "acquire", who="b.0.1.", timeout=60)
         # An agent that is new at a node takes the place of the one before at once.
         await held.sky_shared_register("b", "node-1", "tls://3")

@@ -237,6 +237,33 @@ def test_a_generator_is_silent_and_its_reader_is_not(capsys):
     assert heard(capsys)[0] == ["heard"]
 
 
+def test_an_async_generator_is_silent_and_its_reader_is_not(capsys):
+    @runtime.silent
+    async def count():
+        print("never")
+        try:
+            got = yield 1
+        except KeyError:
+            got = "thrown"
+        print("never")
+        yield got
+
+    async def read():
+        running = count()
+        assert await anext(running) == 1
+        print("heard")
+        assert await running.asend("sent") == "sent"
+        with pytest.raises(StopAsyncIteration):
+            await anext(running)
+        running = count()
+        await anext(running)
+        assert await running.athrow(KeyError()) == "thrown"
+        await running.aclose()
+
+    asyncio.run(read())
+    assert heard(capsys)[0] == ["heard"]
+
+
 def test_a_redirection_inside_and_outside_works(capsys):
     inner, outer = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(outer):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,34 @@ from sky_jupyter.node.files.file_manifest import ManifestEntry, hashed, pack, un
 from sky_jupyter.node.files.piece_transfer import PIECE, FileTransfer, LocalSource, Want
 
 LARGE = 3 * PIECE + 5
+# Root may write everywhere, so it becomes another user once a first transfer has imported all that there is.
+READ_ONLY = """
+import os, tempfile
+from pathlib import Path
+from tests.node.test_taking import LocalSource, listed, take
+
+def put(name):
+    data.chmod(0o755)
+    (data / name).write_text(name)
+    data.chmod(0o555)
+    return take(target, listed(data.parent), LocalSource(data.parent))
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+    data, target = Path(folder, "source", "data"), Path(folder, "target")
+    data.mkdir(parents=True)
+    put("a")
+    if os.geteuid() == 0:
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.chown(path, 65534, 65534)
+        os.seteuid(65534)
+    done = put("b")
+    print(done.state, done.why, sorted(os.listdir(target / "data")), oct((target / "data").stat().st_mode & 0o777))
+    for path in (data, target / "data"):
+        path.chmod(0o755)
+    if os.getuid() == 0:
+        os.seteuid(0)
+"""
 
 
 @pytest.fixture
@@ -78,6 +108,11 @@ def test_a_folder_is_taken_over_with_all_that_is_in_it(source: Path, tmp_path: P
     # Modes, times, links and contents: nothing tells them apart.
     assert listed(target) == entries
     assert left(tmp_path) == []
+
+
+def test_a_read_only_folder_takes_what_is_new_in_it() -> None:
+    told = subprocess.run([sys.executable, "-c", READ_ONLY], capture_output=True, text=True, timeout=60, check=False)
+    assert (told.stdout, told.stderr[-500:]) == ("done  ['a', 'b'] 0o555\n", "")
 
 
 def test_a_file_is_taken_over(source: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import itertools
 import os
 import queue
@@ -154,6 +155,15 @@ def test_of_several_ranks_that_add_the_same_to_a_set_one_is_told_that_it_was_new
     assert (3 in there, len(there)) == (False, 19)
     there.clear()
     assert not there.items()
+
+
+def test_a_key_that_equals_another_is_the_same_key(pool: Pool) -> None:
+    class Name(str, enum.Enum):
+        FIRST = "first"
+
+    there = sky.dict("equal keys")
+    there[Name.FIRST] = 1
+    assert (there["first"], Name.FIRST in there, len(there)) == (1, True, 1)
 
 
 def test_a_set_and_a_dict_share_nothing_whatever_their_names(pool: Pool) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sky_jupyter.errors import ScriptError, SpecError
 from sky_jupyter.node.agent.stack_sampling import spy_path
+from sky_jupyter.node.kernel import script_run
 from sky_jupyter.node.kernel.script_run import Place, layout
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, CellResult
@@ -152,6 +153,22 @@ def test_more_processes_than_ranks_say_which_they_are(pool: Pool, folder: Path) 
     (folder / "says.py").write_text(SAYS)
     result = launch(pool, "says.py", per_node=2)
     assert sorted(result.stdout(1).splitlines()) == ["[2]: hello [] 2 of 4 0", "[3]: hello [] 3 of 4 1"]
+
+
+def test_a_line_without_end_of_one_of_several_processes_is_shown_in_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script_run, "_LONGEST", 1000)
+    out, into = os.pipe()
+    stream = script_run._Stream(os.fdopen(out, "rb", buffering=0), "stdout", "[0]: ", set())
+    for _ in range(3):
+        os.write(into, b"x" * 600)
+        assert stream.take()
+    assert capsys.readouterr().out == f"[0]: {'x' * 1200}\n"
+    os.close(into)
+    assert not stream.take()
+    assert capsys.readouterr().out == f"[0]: {'x' * 600}\n"
+    stream.pipe.close()
 
 
 def test_a_script_that_runs_again_under_one_name_takes_nothing_from_its_first_time(pool: Pool, folder: Path) -> None:

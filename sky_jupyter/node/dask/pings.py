@@ -18,7 +18,8 @@ class PingsMany:
     Pings of very many agents would keep one process busy.
     """
 
-    _pings: dict[str, asyncio.Future[dict[str, str]]]
+    # By the agent's address and the caller: an agent refuses one caller and answers another.
+    _pings: dict[tuple[str, Any], asyncio.Future[dict[str, str]]]
 
     def serve_pings(self) -> None:
         """Answer the call from now on; a server calls it once."""
@@ -37,18 +38,23 @@ class PingsMany:
         ``branches`` has, by the address of an agent, other agents that this agent pings. Raises an error of an agent
         other than OSError.
         """
+        who = tuple(sorted(caller.items()))
         for address in workers:
-            if self.is_pinged(address) and address not in self._pings:
+            if self.is_pinged(address) and (address, who) not in self._pings:
                 others = (branches or {}).get(address, ())
                 within = {"workers": [address, *others], "patience": _SHARE * patience} if others else {}
                 # The next call waits for a late ping: a request that is cancelled costs its connection.
                 ping = asyncio.ensure_future(self._ping(address, within, caller))
                 ping.add_done_callback(lambda ping: ping.cancelled() or ping.exception())
-                self._pings[address] = ping
-        asked = {address: self._pings[address] for address in workers if address in self._pings}
+                self._pings[address, who] = ping
+        asked = {address: self._pings[address, who] for address in workers if (address, who) in self._pings}
         if asked:
             await asyncio.wait(asked.values(), timeout=patience)
-        done = [self._pings.pop(address) for address, ping in asked.items() if ping.done()]
+        done = [ping for ping in asked.values() if ping.done()]
+        for address, ping in asked.items():
+            # Another call of the same caller may have seen its end first.
+            if ping.done() and self._pings.get((address, who)) is ping:
+                del self._pings[address, who]
         errors = [error for ping in done if (error := ping.exception()) is not None]
         if refused := [error for error in errors if not isinstance(error, OSError)]:
             raise refused[0]

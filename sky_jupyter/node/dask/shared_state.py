@@ -286,16 +286,17 @@ class SharedStateExtension(SchedulerPlugin):
         self._miss(client)
 
     def _miss(self, member: str) -> None:
-        for agent, (_, its) in self.homes.items():
-            if its == member:
-                asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, member)
+        for agent, home in self.homes.items():
+            if home[1] == member:
+                asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, home)
 
-    def _give_up(self, agent: str, member: str) -> None:
-        if agent not in self.homes or self.homes[agent][1] != member:
+    def _give_up(self, agent: str, home: tuple[str, str]) -> None:
+        # One that has come back has registered again, perhaps from the same address, as behind a relay.
+        if self.homes.get(agent) is not home:
             return
         if any(who.startswith(f"{agent}.") for who in self.closers):
             # Some of its processes are still connected.
-            asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, member)
+            asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, home)
             return
         del self.homes[agent]
         self._giving_up = asyncio.ensure_future(self._release(f"{agent}."))

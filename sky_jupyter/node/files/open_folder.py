@@ -143,6 +143,13 @@ class Beneath:
 
         self._at(name, make)
 
+    def open_up(self, name: str) -> None:
+        """Give a folder's owner all rights to it; `settle` sets its mode at the end."""
+        found = self.stat(name)
+        if found is not None and found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            with contextlib.suppress(PermissionError):
+                self.settle(name, stat.S_IMODE(found.st_mode) | stat.S_IRWXU, None)
+
     def make_above(self, name: str) -> None:
         """Create the parent folders of a name."""
         parts = self._parts(name)

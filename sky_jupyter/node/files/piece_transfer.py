@@ -147,6 +147,8 @@ class FileTransfer:
             if entry.kind == FOLDER:
                 if entry.name:
                     to.place.make(entry.name)
+                # An earlier transfer may have made it read-only, as its source is.
+                to.place.open_up(entry.name)
             elif entry.kind == LINK:
                 to.link(entry.name, entry.to)
             elif manifest_diff.is_same(to.place, entry.name, entry) or self._was_staged(entry):

@@ -414,10 +414,10 @@ class _Stream:
             # Only complete lines, as several processes share a stream.
             rest = [self._line] if end and self._line else []
             text = "".join(map(self._prefixed, [*lines, *rest])) + self._bar()
-        if end and self._line.strip():
-            self.tail.append(self._line.rpartition("\r")[2][:_TAIL_LINE])
             if not end and len(self._line) > _LONGEST:
                 text, self._line = text + self._prefixed(self._line), ""
+        if end and self._line.strip():
+            self.tail.append(self._line.rpartition("\r")[2][:_TAIL_LINE])
         # Of a very long line, only the end is kept.
         self._line = "" if end else self._line if self._prefix else self._line[-_PIPE:]
         if text:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -169,6 +169,12 @@ class OutputFilter:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 return self._steps(function(*args, **kwargs))
 
+        elif inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return self._async_steps(function(*args, **kwargs))
+
         else:
 
             @functools.wraps(function)
@@ -198,6 +204,27 @@ class OutputFilter:
         finally:
             with self:
                 generator.close()
+
+    async def _async_steps(self, generator: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
+        """Run an async generator as `_steps` runs a generator."""
+        step: Callable[[Any], Any] = generator.asend
+        given: Any = None
+        try:
+            while True:
+                try:
+                    with self:
+                        item = await step(given)
+                except StopAsyncIteration:
+                    return
+                try:
+                    step, given = generator.asend, (yield item)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    step, given = generator.athrow, error
+        finally:
+            with self:
+                await generator.aclose()
 
 
 def stdout(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilter:

@@ -69,7 +69,7 @@ def _waited(method: Callable[P, Steps[T]]) -> Callable[P, T]:
 def _awaited(waited: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return the coroutine variant of a method.
 
-    Cancelling it, as a timeout does, has no effect on the shared object.
+    A wait that is cancelled, as by a timeout, leaves the shared object as it was; any other request takes effect.
     """
     method: Callable[P, Steps[T]] = vars(waited)["steps"]
 
@@ -542,7 +542,8 @@ def _plain(key: Any) -> Any:
     if isinstance(key, tuple):
         return tuple(map(_plain, key))
     if isinstance(key, str):
-        return str(key)
+        # A member of an Enum equals its text, and its own `str` is another one.
+        return str.__str__(key)
     if isinstance(key, (bytes, bytearray)):
         return bytes(key)
     if isinstance(key, float):
