@@ -89,6 +89,25 @@ def test_without_a_name_it_has_its_own(pool: Pool, here: Path, monkeypatch: pyte
     assert run(pool, "open('note').read()").values == ["a note"] * 2
 
 
+def test_a_parent_folder_goes_into_the_target_by_its_own_name(
+    pool: Pool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pool, "import os; os.makedirs('above/inner', exist_ok=True); open('above/note', 'w').write('theirs')")
+    (here / "deep").mkdir()
+    monkeypatch.chdir(here / "deep")
+    done = pool.get("above/inner/..", "into/")
+    assert (done.what, Path("into/above/note").read_text()) == ("above", "theirs")
+    pool.get("above/inner/../.")
+    assert Path("above/note").read_text() == "theirs"
+    pool.get("above/inner/..", "all", on=[0, 1])
+    for node in (0, 1):
+        assert Path(f"all/node-{node}/above/note").read_text() == "theirs"
+    # What leads out has written nothing beside the target.
+    assert (here / "note").read_text() == "a note"
+    assert sorted(os.listdir()) == ["above", "all", "into"]
+    assert sorted(os.listdir("all")) == ["node-0", "node-1"]
+
+
 def test_a_file_may_be_called_as_a_shell_calls_the_home(
     pool: Pool, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 from ...errors import TransferError
@@ -28,7 +28,8 @@ class Download(TransferJob):
         if wrong := [f"{self.name(node)}: {shown(paths[node])}: {error}" for node, error in errors.items()]:
             raise TransferError("; ".join(wrong))
         listings = {node: await self._unpack(node, paths[node], one["listing"]) for node, one in found.items()}
-        targets = self._targets(path, local)
+        names = {node: _name(path, paths[node]) for node in self.nodes}
+        targets = self._targets(names, local)
         for node in self.nodes:
             self._check(node, targets[node], listings[node])
         needs = sum(manifest_diff.diff(targets[node], listings[node]).needs for node in self.nodes)
@@ -43,7 +44,7 @@ class Download(TransferJob):
         files = sum(entry.kind == FILE for entries in listings.values() for entry in entries)
         size = sum(map(total, listings.values()))
         sent, copied = (moved, 0) if self.away else (0, moved)
-        return Transfer(shown(PurePath(path).name), size, files, tuple(self.nodes), sent, copied)
+        return Transfer(shown(names[self.nodes[0]]), size, files, tuple(self.nodes), sent, copied)
 
     async def _unpack(self, node: int, path: str, listing: bytes) -> list[ManifestEntry]:
         try:
@@ -51,13 +52,13 @@ class Download(TransferJob):
         except ValueError as error:
             raise TransferError(f"{self.name(node)}: {shown(path)}: {error}") from None
 
-    def _targets(self, path: str, local: str | None) -> dict[int, Path]:
-        name = PurePath(path).name
+    def _targets(self, names: Mapping[int, str], local: str | None) -> dict[int, Path]:
         if len(self.nodes) > 1:
             above = absolute(local or ".")
-            return {node: above / f"node-{node}" / name for node in self.nodes}
+            return {node: above / f"node-{node}" / names[node] for node in self.nodes}
         within = local is None or local.endswith("/") or local == "."
-        return {self.nodes[0]: absolute(local or ".") / name if within else absolute(local or ".")}
+        (node,) = self.nodes
+        return {node: absolute(local or ".") / names[node] if within else absolute(local or ".")}
 
     def _check(self, node: int, target: Path, entries: Sequence[ManifestEntry]) -> None:
         clash = manifest_diff.diff(target, entries).clash
@@ -90,3 +91,10 @@ class Download(TransferJob):
         places = range(len(entries))
         known = await asyncio.to_thread(hashed, source, entries, places, lambda size: None)
         return await copy(self, shown(f"{source.name} to {target}"), source, target, known)
+
+
+def _name(path: str, there: str) -> str:
+    """Return the name here of what a node has found at ``there``."""
+    name = PurePath(path).name
+    # ".." would lead out of the target. Only the node knows that folder's name; it too may not lead out.
+    return PurePath(os.path.normpath(f"/{there}")).name if name == ".." else name
