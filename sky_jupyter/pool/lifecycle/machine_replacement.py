@@ -379,14 +379,15 @@ class MachineReplacement:
             # The scheduler may not have noticed that the agent is gone.
             await control.unregister(node)
         started: list[launch.Host] = []
+        addresses = [site.address for site in preparation.sites]
         try:
             await self._in_thread(self._launch, nodes, preparation, started.append)
+            # Fails if another node goes just then; the next attempt starts hosts on the same machines.
+            await control.ask(rpc.CHANGE_ADDRESSES, sorted(control.there - set(nodes)), addresses=addresses)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(remote_host.end_all, started))
             raise
         old = [self._host_of(node) for node in nodes]
-        addresses = [site.address for site in preparation.sites]
-        await control.ask(rpc.CHANGE_ADDRESSES, sorted(control.there - set(nodes)), addresses=addresses)
         self._put(nodes, started)
         await asyncio.to_thread(self._forget, old)
         await asyncio.to_thread(pool.write_record, direct=control.direct)
