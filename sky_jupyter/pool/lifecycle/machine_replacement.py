@@ -216,9 +216,12 @@ class MachineReplacement:
         self._wanted.add(node)
         self._news.set()
         if self._task is None or self._task.done():
-            self._stop = threading.Event()
-            self._over.clear()
-            self._task = asyncio.ensure_future(self._work())
+            self._start_work()
+
+    def _start_work(self) -> None:
+        self._stop = threading.Event()
+        self._over.clear()
+        self._task = asyncio.ensure_future(self._work())
 
     async def _work(self) -> None:
         failures = 0
@@ -246,6 +249,9 @@ class MachineReplacement:
             self._returning.clear()
             await asyncio.shield(asyncio.to_thread(self._discard))
             self._over.set()
+            if self._wanted and not self._stop.is_set():
+                # Another node was lost during that.
+                self._start_work()
 
     async def _replace(self) -> None:
         pool, wanted = self.pool, frozenset(self._wanted)
