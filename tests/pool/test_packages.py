@@ -14,7 +14,9 @@ import pytest
 import uv
 
 from sky_jupyter.bootstrap import package_sync
-from sky_jupyter.errors import BootstrapError
+from sky_jupyter.errors import BootstrapError, NodeLost
+from sky_jupyter.node.protocol import rpc
+from sky_jupyter.node.protocol.rpc import AgentCall
 from sky_jupyter.pool.base.events import Event, NoticeEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.transfer.packages import PoolPackages
@@ -134,6 +136,35 @@ def test_packages_that_are_asked_for_while_the_pool_lives_are_installed_for_it_a
         pool.packages.add(["sky-nobodys"])
     assert "sky-nobodys" not in pool.spec.image.pip
     assert run(pool, "1 + 1", {}).values == [2] * pool.spec.world_size
+
+
+def test_what_is_asked_for_while_nodes_are_lost_is_not_taken_for_installed(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(Path(os.environ["UV_FIND_LINKS"]), "sky_late", "1.0")
+    # What nodes have answered before would do.
+    pool.packages = PoolPackages(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.control, "lost", set(range(pool.spec.nodes)))
+        with pytest.raises(NodeLost, match="node 0 is lost"):
+            pool.packages.add(["sky-late"])
+        with pytest.raises(NodeLost, match="node 0 is lost"):
+            pool.packages.frozen()
+    assert "sky-late" not in pool.spec.image.pip
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.control, "lost", {0})
+        assert pool.packages.add(["sky-late"]) == ["sky-late==1.0"]
+    asked, ask = [], pool.control.ask
+
+    async def noted(call: AgentCall, nodes: Any = None, **arguments: Any) -> dict[int, Any]:
+        asked.append((call, list(nodes)))
+        return await ask(call, nodes, **arguments)
+
+    monkeypatch.setattr(pool.control, "ask", noted)
+    # The node that is back is asked whether it has it.
+    assert pool.packages.add(["sky-late"]) == []
+    assert asked == [(rpc.LIST_PACKAGES, list(range(pool.spec.nodes)))]
+    assert run(pool, "import sky_late\nsky_late.VERSION", {}).values == ["1.0"] * pool.spec.world_size
 
 
 def test_the_notebooks_own_environment_does_not_differ_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:

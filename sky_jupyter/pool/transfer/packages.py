@@ -74,6 +74,8 @@ class PoolPackages:
         ------
         BootstrapError
             If they cannot be installed; the pool is as before.
+        NodeLost
+            If all nodes are lost.
         PoolError
             If the nodes' packages cannot be listed.
         """
@@ -81,15 +83,17 @@ class PoolPackages:
         wanted = [text for text in requirements if text not in self._sure]
         installed: list[str] = []
         if wanted:
-            nodes = self._there()
+            nodes = self._some_there()
             self._added.update({item.partition("==")[0]: item for its in nodes.values() for item in its["added"]})
             versions = [{name: version for name, (version, _) in its["packages"].items()} for its in nodes.values()]
             lacking = [text for text in wanted if any(package_sync.lacking([text], there) for there in versions)]
             if lacking:
                 # A package that only some nodes have is installed on all.
                 there = dict(set(versions[0].items()).intersection(*(one.items() for one in versions)))
-                installed = self._with_uv(functools.partial(self._put_more, lacking, there), on_send, tick)
-            self._sure.update(wanted)
+                installed = self._with_uv(functools.partial(self._put_more, nodes, lacking, there), on_send, tick)
+            if len(nodes) == self.pool.spec.nodes:
+                # A lost node that comes back may lack them.
+                self._sure.update(wanted)
         self._more += [text for text in requirements if text not in self._more]
         self._note_image(requirements)
         return installed
@@ -158,11 +162,11 @@ class PoolPackages:
     def frozen(self) -> str:
         """Return the nodes' environment as requirements.
 
-        Raises PoolError if the pool does not answer.
+        Raises NodeLost if all nodes are lost, PoolError if the pool does not answer.
         """
         self._nodes = {}
-        nodes = self._there()
-        head = nodes[0]
+        nodes = self._some_there()
+        head = nodes[min(nodes)]
         lines = [f"# Python {head['python']}; pool {self.pool.spec.name}, {self.pool.spec.nodes} nodes"]
         lines += [requirement for name, (_, requirement) in sorted(head["packages"].items()) if name != "sky-jupyter"]
         for node, its in nodes.items():
@@ -214,6 +218,12 @@ class PoolPackages:
                 self._nodes = found
             return found
 
+    def _some_there(self) -> dict[int, dict[str, Any]]:
+        """Return `_there`; raise NodeLost if all nodes are lost."""
+        if not (found := self._there()):
+            raise self.pool.control.is_lost(0)
+        return found
+
     def _differences(self, wanted: Mapping[str, str]) -> dict[str, dict[str, list[int]]]:
         """Return differing distributions, by version and node."""
         found: dict[str, dict[str, list[int]]] = {}
@@ -238,10 +248,11 @@ class PoolPackages:
 
     def _install(self, wanted: Mapping[str, str], on_send: Listener, tick: Tick) -> None:
         lacking: set[str] = set()
-        for its in self._there().values():
+        nodes = self._some_there()
+        for its in nodes.values():
             versions = {name: version for name, (version, _) in its["packages"].items()}
             lacking.update(package_sync.additions(wanted, versions))
-        self._with_uv(functools.partial(self._put, sorted(lacking)), on_send, tick)
+        self._with_uv(functools.partial(self._put, nodes, sorted(lacking)), on_send, tick)
 
     def _with_uv(
         self, work: Callable[[OnLine, threading.Event], list[str]], on_send: Listener, tick: Tick
@@ -263,23 +274,30 @@ class PoolPackages:
         self._nodes = {}
         return installed
 
-    def _put(self, requirements: list[str], say: OnLine, stop: threading.Event) -> list[str]:
+    def _put(
+        self, nodes: Mapping[int, Mapping[str, Any]], requirements: list[str], say: OnLine, stop: threading.Event
+    ) -> list[str]:
         """Install requirements on all machines; runs in a thread."""
         preparation = self._preparation(stop)
         if preparation is None:
-            package_sync.install_here(*self._here(), requirements, say, stop)
+            package_sync.install_here(*self._here(nodes), requirements, say, stop)
         else:
             preparation.install(requirements, say)
         return requirements
 
     def _put_more(
-        self, requirements: list[str], there: Mapping[str, str], say: OnLine, stop: threading.Event
+        self,
+        nodes: Mapping[int, Mapping[str, Any]],
+        requirements: list[str],
+        there: Mapping[str, str],
+        say: OnLine,
+        stop: threading.Event,
     ) -> list[str]:
         """Resolve requirements, and install them on all machines."""
         say(f"installing {', '.join(map(without_secrets, requirements))}")
         preparation = self._preparation(stop)
         if preparation is None:
-            python, folder, image = self._here()
+            python, folder, image = self._here(nodes)
             planned = package_sync.plan_here(python, image, requirements, there, stop)
             if planned:
                 package_sync.install_here(python, folder, image, planned, say, stop)
@@ -293,9 +311,10 @@ class PoolPackages:
             planned = preparation.add(requirements, there, say)
         return [_named(item) for item in planned]
 
-    def _here(self) -> tuple[str, str, Image]:
+    def _here(self, nodes: Mapping[int, Mapping[str, Any]]) -> tuple[str, str, Image]:
         """Return local nodes' interpreter, folder and image."""
-        return self._nodes[0]["interpreter"], str(self.pool.hosts[0].folder / FOLDER), self.pool.spec.full_image
+        interpreter = next(iter(nodes.values()))["interpreter"]
+        return interpreter, str(self.pool.hosts[0].folder / FOLDER), self.pool.spec.full_image
 
     def _preparation(self, stop: threading.Event) -> package_sync.Addition | None:
         """Return the installer for remote hosts; None if all are local."""
