@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sky_jupyter.capture.blobs import fingerprint
+from sky_jupyter.machines.base import Moved
+from sky_jupyter.machines.local_machine import LocalMachine
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.node.protocol.rpc import AgentCall
 from sky_jupyter.node.serialization.unpicklable_placeholders import RemoteRepr
-from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
+from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent, ignore
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import ValueNotHere
 from sky_jupyter.pool.transfer import fetch_values
@@ -172,6 +175,46 @@ def test_a_fetch_that_is_interrupted_does_no_harm_and_leaves_nothing(
     # The ranks had been pickling for 80 s more.
     assert run(pool, "waits = 0; 'here'").values == ["here", "here"]
     assert len(result.head) == 201
+    wait_until(lambda: files(pool) == [])
+
+
+class Away(LocalMachine):
+    """A machine whose file arrives when this is let through."""
+
+    def __init__(self) -> None:
+        self.through = threading.Event()
+
+    def download(self, source: Any, target: Path, *, progress: Any = None) -> Moved:
+        assert self.through.wait(PATIENCE)
+        return super().download(source, target)
+
+
+def test_a_fetch_from_several_hosts_that_is_interrupted_leaves_none_of_their_files(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, machines = run(pool, LARGE), [Away(), Away()]
+    job = fetch_values.ValueFetch(pool, [0, 1], ignore, "x")
+    monkeypatch.setattr(job, "away", True)
+    monkeypatch.setattr(job, "host", lambda node: SimpleNamespace(machine=machines[node]))
+
+    first, second = (f"value-{job.keys[rank]}" for rank in (0, 1))
+
+    def here() -> set[str]:
+        return {path.name for path in files(pool)}
+
+    def interrupt() -> None:
+        # Both are on their way before one arrives.
+        if here() >= {f"{first}.part", f"{second}.part"}:
+            machines[0].through.set()
+        if first in here():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.wait(job.bring({"of": result.run}), interrupt)
+    assert first not in here()
+    assert f"{second}.part" in here()
+    # What arrives afterwards does not stay either.
+    machines[1].through.set()
     wait_until(lambda: files(pool) == [])
 
 

@@ -26,7 +26,7 @@ from ..base.events import Event, Listener, NoticeEvent, NullView, ignore
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..runs import log_reader
-from .transfer_job import TransferJob
+from .transfer_job import Stopped, TransferJob, together
 
 # The timeout of a repr.
 _MOMENT = TIMEOUTS.transfers.repr
@@ -151,6 +151,8 @@ class ValueFetch(TransferJob):
         self.what = what
         self.keys = {rank: secrets.token_hex(8) for rank in ranks}
         self._far: dict[int, tuple[int, int]] = {}
+        # The files that are here.
+        self._arrived: list[Path] = []
         self._waited = False
 
     async def bring(
@@ -174,6 +176,12 @@ class ValueFetch(TransferJob):
                 found = {rank: self._taken(one) for rank, one in found.items()}
             done = True
             return dict(sorted(found.items()))
+        except BaseException:
+            # A download's thread that still runs removes its own file.
+            self.stop.set()
+            for path in self._arrived:
+                path.unlink(missing_ok=True)
+            raise
         finally:
             self.pool.wanted.difference_update(self.keys.values())
             # A local file has been renamed, and its agent forgets it at the next request.
@@ -184,7 +192,9 @@ class ValueFetch(TransferJob):
         """Rename a local file, so that the agent does not remove it."""
         if fetched.path is None:
             return fetched
-        return replace(fetched, path=fetched.path.rename(fetched.path.with_name(f"value-{self.keys[fetched.rank]}")))
+        path = fetched.path.rename(fetched.path.with_name(f"value-{self.keys[fetched.rank]}"))
+        self._arrived.append(path)
+        return replace(fetched, path=path)
 
     async def _have_written(self, node: int, content: dict[str, Any]) -> list[FetchedValue]:
         keys = {rank: key for rank, key in self.keys.items() if rank // self.per_node == node}
@@ -220,15 +230,8 @@ class ValueFetch(TransferJob):
             self.tell(what or self.what, sums[0], sums[1])
 
     async def _over_the_link(self, found: Mapping[int, FetchedValue]) -> dict[int, FetchedValue]:
-        coming = [self._download(one) for one in found.values() if one.path is not None]
-        done = await asyncio.gather(*coming, return_exceptions=True)
-        for one in done:
-            if isinstance(one, BaseException):
-                for other in done:
-                    if isinstance(other, FetchedValue):
-                        discard(other)
-                raise one
-        return {**found, **{one.rank: one for one in done if isinstance(one, FetchedValue)}}
+        done = await together(self._download(one) for one in found.values() if one.path is not None)
+        return {**found, **{one.rank: one for one in done}}
 
     async def _download(self, fetched: FetchedValue) -> FetchedValue:
         source, key = fetched.path, self.keys[fetched.rank]
@@ -252,6 +255,10 @@ class ValueFetch(TransferJob):
         try:
             machine.download(source, folder / "value", progress=lambda there, total: self._tell(rank, there, total))
             (folder / "value").replace(path)
+            self._arrived.append(path)
+            if self.stop.is_set():
+                path.unlink(missing_ok=True)
+                raise Stopped
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return path
