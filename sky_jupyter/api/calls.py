@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Ts = TypeVarTuple("Ts")
 
+# Seconds of the longest time limit: thirty years.
+_LONGEST = 1e9
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -477,8 +479,8 @@ def gather(*calls: PendingCall[Any], stream: bool = False, ordered: bool = True)
 
 def check_timeout(timeout: float | None) -> float | None:
     """Return the time limit; raise SpecError if it is not a number above 0."""
-    if timeout is not None and not (is_number(timeout) and timeout > 0):
-        raise SpecError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    if timeout is not None and not (is_number(timeout, 0, _LONGEST) and timeout > 0):
+        raise SpecError(f"timeout must be a number of seconds above 0, at most {_LONGEST:.0e}, not {timeout!r}")
     return timeout
 
 

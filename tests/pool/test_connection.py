@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import dask
 import pytest
 
 from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.control import control_client
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.spec.pool_spec import PoolSpec
@@ -136,6 +140,24 @@ def test_a_run_begun_while_cut_off_begins_once_when_the_pool_is_back(far: tuple[
     relay.restore()
     assert pool.attend(current).values == [1, 1]
     assert run(pool, "count").values == [1, 1]
+
+
+def test_what_two_pools_set_while_they_connect_is_as_before_once_both_have() -> None:
+    loggers = [logging.getLogger(f"distributed.{name}") for name in ("client", "comm", "core")]
+    key = "distributed.comm.timeouts.connect"
+    before = [one.disabled for one in loggers], dask.config.get(key), [*warnings.filters]
+
+    async def connect(mine: asyncio.Event, other: asyncio.Event) -> None:
+        with control_client._SILENCE.kept(dask.config.set({key: "1s"})):
+            mine.set()
+            await other.wait()
+
+    async def both() -> None:
+        first, second = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(connect(first, second), connect(second, first))
+
+    asyncio.run(both())
+    assert ([one.disabled for one in loggers], dask.config.get(key), [*warnings.filters]) == before
 
 
 def test_that_dask_closes_connections_to_very_many_nodes_is_not_told(caplog: pytest.LogCaptureFixture) -> None:

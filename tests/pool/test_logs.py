@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +13,10 @@ from sky_jupyter.magics import logs
 from sky_jupyter.magics.parsing import UsageError, parse
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, Tape
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.runs.log_reader import Tail
+from sky_jupyter.pool.runs.log_reader import Tail, newest
 from sky_jupyter.pool.runs.output_cache import Bound, Printed
 from sky_jupyter.pool.runs.result import CellResult
-from tests.pool.pools import begin, local_pool, run
+from tests.pool.pools import begin, local_pool, run, wait_until
 
 MEBI = 1 << 20
 # Numbered lines of 100 characters, and on rank 1 a single one.
@@ -53,6 +55,22 @@ def test_a_text_that_is_larger_than_all_that_is_kept_stays_alone() -> None:
     for number in range(3):
         bound.add(number, "x" * 5000, printed, [printed])
     assert (len(printed), printed.first, printed.dropped) == (1, 2, 10_000)
+
+
+def test_the_output_of_nodes_that_answer_is_shown_while_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_RANKS_PER_AGENT", "1")
+    with local_pool(nodes=2) as pool:
+        current = begin(pool, "import sky_jupyter as sky\nprint('rank', sky.instance_info().rank)")
+        pool.attend(current)
+        agent = pool.status()[1]["pid"]
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            wait_until(lambda: 1 in pool.control.silent)
+            shown = {rank: tail.text() for rank, tail in newest(pool, current.id, [0, 1], 1000).items()}
+        finally:
+            os.kill(agent, signal.SIGCONT)
+    assert shown[0] == "rank 0\n"
+    assert "does not answer" in shown[1]
 
 
 def test_what_the_notebook_does_not_keep_comes_from_the_journals(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import joblib
@@ -19,7 +21,8 @@ from joblib import Parallel, delayed
 
 import sky_jupyter as sky
 import sky_jupyter.api  # shows what loops print
-from sky_jupyter.errors import RankDied, SpecError
+from sky_jupyter.errors import PoolError, RankDied, SpecError
+from sky_jupyter.pool.execution.parallel_loops import PoolExecutor
 from sky_jupyter.pool.pool import Pool
 from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run, wait_until
@@ -174,6 +177,71 @@ def test_an_interrupt_ends_what_the_ranks_are_at(pool: Pool) -> None:
     with pytest.raises(KeyboardInterrupt):
         Parallel(n_jobs=2)(delayed(time.sleep)(250) for _ in range(4))
     assert Parallel(n_jobs=2)(delayed(abs)(-number) for number in range(4)) == [0, 1, 2, 3]
+
+
+class Stub:
+    """The pool of an executor alone: one call runs at a time on each of two nodes, and ``begin`` begins it."""
+
+    def __init__(self, begin: Any) -> None:
+        options = SimpleNamespace(retry_on_interruption=3)
+        self.spec = SimpleNamespace(world_size=2, ranks_per_node=1, name="p", options=options)
+        self.control = SimpleNamespace(silent=set(), lost=set())
+        self.submission = SimpleNamespace(begin_one=begin)
+
+    def finish(self, run: Any) -> None:
+        raise AssertionError("no run ends here by itself")
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolExecutor, "_pack", lambda self, function, *args: (None, None))
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_very_many_calls_that_cannot_begin_all_fail() -> None:
+    go = threading.Event()
+
+    def refuse(*args: Any, **more: Any) -> Any:
+        go.wait()
+        raise PoolError("the pool is broken")
+
+    executor = PoolExecutor(Stub(refuse))  # type: ignore[arg-type]
+    calls = [executor.submit(lambda: 1, {}) for _ in range(2000)]
+    go.set()
+    assert {str(call.exception(60)) for call in calls} == {"the pool is broken"}
+    executor.close()
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_a_call_that_was_requeued_fails_as_the_pool_ends() -> None:
+    runs: list[Any] = []
+
+    def begin(*args: Any, **more: Any) -> Any:
+        outcome = SimpleNamespace(status="lost", failed=True, end={}, rank=0, node=0)
+        runs.append(SimpleNamespace(task=Future(), outcome=outcome, outcomes={0: outcome}))
+        return runs[-1]
+
+    pool = Stub(begin)
+    executor = PoolExecutor(pool)  # type: ignore[arg-type]
+    first, second = (executor.submit(lambda: 1, {}) for _ in range(2))
+    wait_until(lambda: len(runs) == 2)
+    pool.control.lost = {0}
+    runs[0].task.set_result(None)
+    wait_until(lambda: executor._waiting)
+    executor.close()
+    assert [str(call.exception(60)) for call in (first, second)] == ["pool 'p' has ended"] * 2
+
+
+def test_a_call_that_is_packed_as_the_pool_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = PoolExecutor(Stub(None))  # type: ignore[arg-type]
+
+    def pack(function: Any, *args: Any) -> tuple[None, None]:
+        executor.close()
+        return None, None
+
+    monkeypatch.setattr(executor, "_pack", pack)
+    with pytest.raises(PoolError, match="has ended"):
+        executor.submit(lambda: 1, {})
 
 
 def test_what_cannot_be_sent_is_told_at_once(pool: Pool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.errors import BootstrapError, ProvisionError, SpecError
+from sky_jupyter.errors import BootstrapError, ProvisionError, SkyError, SpecError
 from sky_jupyter.plugins.core.plugin import steps_of
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
@@ -51,6 +51,19 @@ def test_agents_and_the_notebook_enter_too(tmp_path: Path) -> None:
         entered = path.read_text().splitlines()
     assert sorted(entered) == ["enter agent 0", "enter agent 1", "enter notebook 2"]
     assert sorted(path.read_text().splitlines()[3:]) == ["leave agent 0", "leave agent 1", "leave notebook 2"]
+
+
+def test_an_error_of_the_system_in_an_agents_hook_is_told_as_it_is() -> None:
+    @contextlib.contextmanager
+    def refused(info: Any) -> Iterator[None]:
+        raise OSError(98, "Address already in use")
+        yield
+
+    with (
+        pytest.raises(SkyError, match="Address already in use"),
+        local_pool(nodes=1, plugins=(sky.Plugin.create("mine").with_around_app(refused),)),
+    ):
+        pass
 
 
 def test_an_image_is_changed_and_modules_are_imported_before_the_ranks_are_forked() -> None:

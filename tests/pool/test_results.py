@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import pickle
+from typing import Any
 
 import pytest
 
 from sky_jupyter.errors import RankDied, RemoteError, SkyError
 from sky_jupyter.node.serialization.exceptions import describe
 from sky_jupyter.node.serialization.unpicklable_placeholders import RemoteRepr
+from sky_jupyter.pool.runs.broadcast_error import BroadcastError
 from sky_jupyter.pool.runs.result import CellError, CellResult, Outcome, RankInterrupted
 
 
@@ -186,6 +189,17 @@ def test_a_rank_whose_device_has_no_memory_left_is_named_with_what_gives_some_ba
     assert str(error).startswith(f"the cell failed on rank 1 of 2: {name}: {text[:20]}")
     assert "its device has no memory left for that" in error._blocks[0]
     assert "`%sky restart`" in error._blocks[0]
+
+
+@pytest.mark.parametrize("kind", [CellError, BroadcastError])
+@pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_an_error_of_ranks_can_be_sent_to_another_process(kind: type[CellError], copied: Any) -> None:
+    outcomes = [ok(0, "fine"), failed(1, ValueError("wrong"))]
+    error = copied(kind(CellResult(outcomes, 1.0), outcomes))
+    assert type(error) is kind
+    assert str(error) == str(kind(CellResult(outcomes, 1.0), outcomes))
+    assert [(type(one), str(one)) for one in error.errors.values()] == [(ValueError, "wrong")]
+    assert error.result.value(0) == "fine"
 
 
 def test_a_cell_error_can_be_split_by_type() -> None:

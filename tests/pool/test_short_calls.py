@@ -544,6 +544,56 @@ def test_a_function_that_was_changed_is_another_one(pool: Pool, ways: list[str])
     assert quiet(ways)
 
 
+def test_functions_that_wait_or_were_opened_keep_their_files_however_many_there_are(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_calls, "_WARM", 2)
+
+    def other(number: int) -> Any:
+        # A closure is a function of its own for each value.
+        return sky.function(lambda: (time.sleep(0.2), number)[1])
+
+    futures = [other(number)() > pool for number in range(8)]
+    assert [future.result(60) for future in futures] == list(range(8))
+    wait_until(lambda: not pool.calls.short._long)
+
+
+def test_what_was_sent_of_calls_whose_sending_is_interrupted_is_deleted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, sent, deleted = PoolTasks._own, [], []
+
+    def interrupted(self: PoolTasks, run: Any, *args: Any) -> Any:
+        if len(sent) == 2:
+            raise KeyboardInterrupt
+        content = own(self, run, *args)
+        sent.append(run.carrier)
+        return content
+
+    monkeypatch.setattr(PoolTasks, "_own", interrupted)
+    monkeypatch.setattr(pool.calls, "discard_of", deleted.append)
+    with pytest.raises(KeyboardInterrupt):
+        sky.gather(*(length(bytes([number]) * 2_000_000) for number in range(3))) >> pool
+    assert None not in sent
+    assert deleted[:2] == sent
+
+
+def test_a_call_that_cannot_be_sent_leaves_the_turn_to_others(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert echo(1) @ pool == [1, 1]
+    with pytest.raises(sky.SpecError, match="timeout must be a number of seconds above 0, at most 1e"):
+        echo(1).with_timeout(10**20)
+
+    def fail(*args: Any, **more: Any) -> Any:
+        raise TypeError("it cannot be sent")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShortCall, "packed", fail)
+        with pytest.raises(TypeError, match="cannot be sent"):
+            echo(1) @ pool
+    assert echo(2) @ pool == [2, 2]
+    assert run(pool, "'cell'").values == ["cell", "cell"]
+
+
 def test_each_call_has_the_values_that_its_function_reads_now(pool: Pool, main: dict[str, Any]) -> None:
     main["things"] = [1]
     exec("def reads():\n    things.append(9)\n    return things", main)

@@ -24,6 +24,7 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
+from ...errors import PoolError
 from ..dask import scheduler as control
 from ..dask.pings import PingsMany
 from ..protocol import agent_process, rpc
@@ -128,7 +129,13 @@ class AgentWorker(PingsMany, control.WithoutHttp, control.WithoutMeasurements, W
                     agent.admit(guest, call)
                 else:
                     agent.obey(manager)
-            return await handler(**arguments)
+            try:
+                return await handler(**arguments)
+            except OSError as error:
+                # The caller would take it for a broken connection; Dask's own errors of such have no number.
+                if error.errno is None or isinstance(error, (ConnectionError, TimeoutError)) or call is rpc.PING:
+                    raise
+                raise PoolError(f"{type(error).__name__}: {error}") from error
 
         return checked
 

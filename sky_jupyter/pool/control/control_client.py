@@ -189,7 +189,7 @@ class Control:
         settings |= scheduler.DASK_SETTINGS
         # `_beat` polls the members; Dask's own poll would log its failures in the notebook.
         settings["distributed.client.scheduler-info-interval"] = "1000h"
-        with dask.config.set(settings), _quiet():
+        with _SILENCE.kept(dask.config.set(settings)):
             client = Client(
                 self._address,
                 security=scheduler.security(self._folder),
@@ -218,7 +218,7 @@ class Control:
         """Close the client; mute Dask, whose scheduler may be gone."""
         client, self.client = self.client, None
         if client is not None:
-            with _quiet():
+            with _SILENCE.kept():
                 await _end(client)
 
     async def close(self) -> None:
@@ -653,6 +653,32 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
     The same for reports that it closes connections to very many nodes, which it opens again.
     """
     return not any(text in record.getMessage() for text in ("IOStream is not idle", "Collecting unused comms"))
+
+
+class _Silence:
+    """Settings of Dask while connections are made or closed; used on the loop.
+
+    Several pools may be at it at a time, and each setting is the process's: all are restored once none is.
+    """
+
+    def __init__(self) -> None:
+        self._users, self._stack = 0, contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def kept(self, *settings: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        """Mute Dask, with these settings, in the block."""
+        self._users += 1
+        try:
+            for one in (*settings, _quiet()):
+                self._stack.enter_context(one)
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._stack.close()
+
+
+_SILENCE = _Silence()
 
 
 @contextlib.contextmanager

@@ -119,6 +119,7 @@ class DirectCalls:
         self._lines: dict[CallChannel, DirectLine] = {}
         # One thread at a time makes a call. ``rank`` is that call's rank; -1 for none.
         self._lock = threading.Lock()
+        self.call: DirectCall | None = None
         self.rank = -1
 
     @property
@@ -163,10 +164,11 @@ class DirectCalls:
         """
         if not self._lines or len(call.arguments) > _MOST or not self._lock.acquire(blocking=False):
             return False
+        self.call = call
         try:
             return self._make(call, presses)
         finally:
-            self.rank = -1
+            self.call, self.rank = None, -1
             self._lock.release()
 
     def _make(self, call: DirectCall, presses: list[object]) -> bool:
@@ -188,10 +190,15 @@ class DirectCalls:
         if call.everywhere and not supervisor.take_turn_directly():
             return False
         call.began = time.perf_counter()
-        if not line.send(*call.packed(line.known, ranks, here=True, spare=short.spare)):
-            line.known.discard(call.key)
-            if call.everywhere:
-                supervisor.leave_turn_directly()
+        is_sent = False
+        try:
+            is_sent = line.send(*call.packed(line.known, ranks, here=True, spare=short.spare))
+        finally:
+            if not is_sent:
+                line.known.discard(call.key)
+                if call.everywhere:
+                    supervisor.leave_turn_directly()
+        if not is_sent:
             return False
         call.sent, call.ranks, call.left = True, ranks, set(ranks)
         call.incarnations.update((node, line.incarnations[node]) for node in nodes)

@@ -74,8 +74,8 @@ class JournaledRuns:
     def __init__(self, pool: JournalsContext) -> None:
         self.pool = pool
 
-    def all(self) -> dict[str, dict[str, Any]]:
-        """Return the runs that the nodes know, by id.
+    def all(self, nodes: Collection[int] | None = None) -> dict[str, dict[str, Any]]:
+        """Return the runs that the nodes, or some of them, know, by id.
 
         Each has its ``begin`` event, its ``name`` with the attempt, the ``nodes`` that know it, the ``homes`` (rank
         -> node), whether it is ``over``, and whether it is ``former``: begun before the last resize. Raises PoolError
@@ -84,7 +84,7 @@ class JournaledRuns:
         pool = self.pool
         pool.require_live()
         found: dict[str, dict[str, Any]] = {}
-        for node, runs in pool.watchdog.answer(run_listing.ask(pool.control), _JOIN_TIMEOUT).items():
+        for node, runs in pool.watchdog.answer(run_listing.ask(pool.control, nodes), _JOIN_TIMEOUT).items():
             for name, facts in runs.items():
                 begin = facts["begin"]
                 former = begin.get("shape", 0) != pool.shape
@@ -134,9 +134,9 @@ class JournaledRuns:
         pool.record_at_end(run)
         return run
 
-    def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
-        """Return a run to be read from the journals, and what the nodes know of it."""
-        facts = self.all().get(id.partition(".")[0])
+    def _known(self, id: str, listener: Listener, nodes: Collection[int] | None = None) -> tuple[Run, dict[str, Any]]:
+        """Return a run to be read from the journals, and what the nodes, or these, know of it."""
+        facts = self.all(nodes).get(id.partition(".")[0])
         if facts is None or not facts["begin"].get("ranks"):
             raise PoolError(f"no node of pool {self.pool.spec.name!r} knows run {id}; `%sky runs` lists them")
         per_node, homes = self.pool.spec.ranks_per_node, facts["homes"]
@@ -203,7 +203,9 @@ class JournaledRuns:
 
         Raises PoolError if no node knows the run.
         """
-        return {rank: outcome.node for rank, outcome in self._known(id, ignore)[0].outcomes.items()}
+        # All nodes of a run know its ranks: one that is silent is not waited for.
+        run, _ = self._known(id, ignore, sorted(self.pool.control.there))
+        return {rank: outcome.node for rank, outcome in run.outcomes.items()}
 
     def result(self, id: str) -> CellResult:
         """Return what a run has printed and returned, from the journals.

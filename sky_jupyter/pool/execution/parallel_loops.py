@@ -90,7 +90,8 @@ class PoolExecutor:
         # The shared values that each rank has.
         self._brought: dict[int, set[str]] = {}
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closed = False
+        # Held as a call is queued: none comes after the end.
+        self._lock, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._work, name="sky-submit", daemon=True)
         self._thread.start()
 
@@ -118,12 +119,21 @@ class PoolExecutor:
         PoolError
             If the pool has ended.
         """
-        if self._closed:
-            raise PoolError(f"pool {self.pool.spec.name!r} has ended")
+        self._require_open()
         call = Call(self, *self._pack(function), shared)
         call.listener = listener
-        self._todo.put(functools.partial(self._take, call))
+        with self._lock:
+            # The pool may have ended while the call was packed.
+            self._require_open()
+            self._todo.put(functools.partial(self._take, call))
         return call
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise self._ended()
+
+    def _ended(self) -> PoolError:
+        return PoolError(f"pool {self.pool.spec.name!r} has ended")
 
     def stop(self, run: TaskRun) -> None:
         """Interrupt a call that a rank runs."""
@@ -131,8 +141,9 @@ class PoolExecutor:
 
     def close(self) -> None:
         """Cancel the queued calls; the pool ends."""
-        self._closed = True
-        self._todo.put(None)
+        with self._lock:
+            self._closed = True
+            self._todo.put(None)
 
     def _pack(self, function: Callable[..., Any], *args: Any) -> tuple[Blob, Capture]:
         # Unsent: a rank that ran no earlier call needs all values that it reads.
@@ -144,11 +155,11 @@ class PoolExecutor:
     def _work(self) -> None:
         while (step := self._todo.get()) is not None:
             step()
-        for call in self._waiting:
-            call.cancel()
-        for call in self._busy.values():
+        # A call that was requeued after its node was lost cannot be cancelled.
+        running = [call for call in self._waiting if not call.cancel()]
+        for call in (*running, *self._busy.values()):
             with contextlib.suppress(Exception):
-                call.set_exception(PoolError(f"pool {self.pool.spec.name!r} has ended"))
+                call.set_exception(self._ended())
 
     def _take(self, call: Call) -> None:
         self._waiting.append(call)
@@ -181,7 +192,7 @@ class PoolExecutor:
         try:
             blob, capture = self._pack(hold, {key: call.shared[key] for key in missing})
         except Exception as error:
-            self._done(call, rank, error)
+            self._fail(call, rank, error)
             return
         self._start(call, rank, blob, capture, functools.partial(self._is_brought, call, rank, missing))
 
@@ -189,7 +200,7 @@ class PoolExecutor:
         try:
             run = self.pool.submission.begin_one(blob, capture, rank=rank, retries=0, listener=call.listener)
         except Exception as error:
-            self._done(call, rank, error)
+            self._fail(call, rank, error)
             return
         call.run_there = run
         run.task.add_done_callback(functools.partial(self._note_end, ended))
@@ -243,6 +254,10 @@ class PoolExecutor:
             return (exception_of(outcome), None) if outcome.failed else (None, result.head)
         except Exception as error:
             return error, None
+
+    def _fail(self, call: Call, rank: int, error: Exception) -> None:
+        """Finish a call that could not begin, later: `_done` begins others, which may fail likewise."""
+        self._todo.put(functools.partial(self._done, call, rank, error))
 
     def _done(self, call: Call, rank: int, error: BaseException | None, value: Any = None) -> None:
         del self._busy[rank]

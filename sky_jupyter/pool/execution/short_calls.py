@@ -122,6 +122,8 @@ class ShortCalls:
         self._progress: dict[int, float] = {}
         self._opened: Counter[int] = Counter()
         self._all_opened = 0
+        # Opened calls that are not released.
+        self._long: set[DirectCall] = set()
         # Ids of calls that agents are about to be asked to forget.
         self._withdrawn: dict[CallChannel, list[str]] = {}
         # Calls that wait for a less busy rank.
@@ -253,10 +255,18 @@ class ShortCalls:
 
     def _discard(self, bundle: FunctionBundle) -> None:
         """Delete a function's files once no call needs them."""
-        if any(call.function.bundle is bundle for call in self._active.values()):
+        if any(call.function.bundle is bundle for call in self._pending()):
             asyncio.get_running_loop().call_later(_SHORT, self._discard, bundle)
         elif not self.pool.control.closing:
             self._delete(bundle)
+
+    def _pending(self) -> list[ShortCall]:
+        """Return the calls that are not over; opened ones read their function's files too."""
+        found: list[DirectCall | None] = [*self._active.values(), *self._waiting, *self._queue, *self._long]
+        found.append(self.direct.call)
+        for dialing in self._dialing.values():
+            found += dialing
+        return [call for call in found if isinstance(call, ShortCall)]
 
     def _forget(self, warm: WarmFunction) -> None:
         def forget() -> None:
@@ -625,7 +635,8 @@ class ShortCalls:
             self._send_soon()
 
     def _note_opened(self, call: DirectCall, count: int) -> None:
-        """Count an opened call of one rank."""
+        """Count an opened call of one rank, and keep the files of any."""
+        self._long.add(call) if count > 0 else self._long.discard(call)
         if not call.everywhere:
             self._all_opened += count
             if call.sent:

@@ -299,9 +299,15 @@ class PoolTasks:
             run.on_begun = self._on_begun
             run.shape, run.carrier, run.noted = self.pool.shape, order.carrier, order.noted
             run.code, run.together = order.title, order.together
-            with self.pool.explaining_end():
-                owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
+            try:
+                with self.pool.explaining_end():
+                    owns.append(self._own(run, order, on_send, tick))
+            except BaseException:
+                # An interrupt, or no room: none of them begins.
+                for carrier in [one.carrier for one in runs if one.carrier is not None]:
+                    self.discard_of(carrier)
+                raise
         contents = [order.bundle.content for order in orders]
         self.pool.submission.register(runs)
         loop().submit(self._attend(list(zip(runs, contents, owns, strict=True))))

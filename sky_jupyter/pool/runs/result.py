@@ -156,6 +156,11 @@ class CellResult(Sequence[Any]):
         return self._several([rank for rank, outcome in self._outcomes.items() if not outcome.failed])
 
     @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """How the run ended on each rank, as its errors read it."""
+        return tuple(self._outcomes.values())
+
+    @property
     def errors(self) -> Mapping[int, Exception]:
         """The exceptions of the failed ranks, by rank.
 
@@ -485,6 +490,10 @@ class CellError(ExceptionGroup[Exception], SkyError, OwnTraceback):
 
     def __init__(self, result: CellResult, outcomes: Sequence[Outcome]) -> None:
         super().__init__(self.message, self.exceptions)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A group is copied by its message and exceptions, which are not the arguments here.
+        return type(self), (self.result, self.result.outcomes)
 
     def __str__(self) -> str:
         return self.message

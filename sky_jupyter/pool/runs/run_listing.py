@@ -7,6 +7,7 @@ only one node sends them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ...node.protocol import rpc
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from ..control.control_client import Control
 
 
-async def ask(control: Control) -> dict[int, dict[str, dict[str, Any]]]:
-    """Return what each node knows of each of its runs, as ``list_runs`` does."""
-    answers: dict[int, dict[str, dict[str, Any]]] = await control.ask(rpc.LIST_RUNS, brief=True)
+async def ask(control: Control, nodes: Collection[int] | None = None) -> dict[int, dict[str, dict[str, Any]]]:
+    """Return what each node, or these, know of each of their runs, as ``list_runs`` does."""
+    answers: dict[int, dict[str, dict[str, Any]]] = await control.ask(rpc.LIST_RUNS, nodes, brief=True)
     tellers: dict[str, int] = {}
     for node, runs in answers.items():
         for id, facts in runs.items():
