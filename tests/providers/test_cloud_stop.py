@@ -6,14 +6,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sky_jupyter.errors import NoCapacity, PoolError
 from sky_jupyter.magics import leftover_pools
+from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool import end_without_manager
 from sky_jupyter.pool.lifecycle import stop_start
+from sky_jupyter.pool.lifecycle.lifecycle import PoolLifecycle
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import cost_rows, machine_orders, stopped_pools
@@ -29,9 +33,10 @@ from tests.providers.bought import buy, pool_of
 from tests.providers.cloud import Cloud
 
 
-def stopped(cloud: Cloud) -> Pool:
+def stopped(cloud: Cloud, *plugins: Plugin) -> Pool:
     """A pool that had machines, and has stopped them."""
     pool = pool_of(cloud, 2)
+    pool.lifecycle.spec = replace(pool.spec, plugins=plugins)
     pool.lifecycle.ids = buy(pool)
     time.sleep(cloud.visible_within)
     stop_start.stop(pool.lifecycle, print)
@@ -112,6 +117,27 @@ def test_what_cannot_start_now_stays_stopped(registry: Registry, tmp_path: Path)
     assert {one.state for one in cloud.machines()} == {"stopped"}
     with pytest.raises(PoolError, match="no pool 'other' is stopped"):
         start_stopped("other")
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_disks_stay_if_a_plugin_cannot_be_entered_in_the_notebook(
+    error: type[BaseException], registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def make_nodes(lifecycle: PoolLifecycle) -> None:
+        """Light machines let nobody in: this step is left out."""
+
+    def around_client(pool: Pool) -> AbstractContextManager[None]:
+        raise error("the notebook lacks a package")
+
+    monkeypatch.setattr(PoolLifecycle, "make_nodes", make_nodes)
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    stopped(cloud, Plugin(name="broken", around_client=around_client))
+    with pytest.raises(error, match="lacks a package"):
+        start_stopped("bought")
+    (row,) = registry.pools()
+    assert (row.state, row.owner) == ("stopped", 0)
+    assert {one.state for one in cloud.machines()} == {"stopped"}
     assert end_without_manager.end_named("bought") == "pool bought: ended"
 
 

@@ -252,6 +252,7 @@ class PoolLifecycle:
         try:
             self.enter_client()
         except BaseException:
+            self.teardown.keeps_machines = self.resumed
             self.down()
             raise
         self.record_ready()
