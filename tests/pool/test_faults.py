@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -446,3 +447,20 @@ def test_a_start_that_is_given_up_as_its_host_begins_leaves_nothing(monkeypatch:
     assert eventually(lambda: pool.hosts)
     assert eventually(lambda: not process_identity.lives(*pool.hosts[0].command.identity))
     assert eventually(lambda: not pool_folders(pool.id))
+
+
+def test_a_start_that_cannot_be_recorded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    pool = Pool(PoolSpec(provider=Local(), nodes=1))
+    pool.registry.patience = 0.2
+    other = sqlite3.connect(pool.registry.path, isolation_level=None, check_same_thread=False)
+
+    def lock(event: Any) -> None:
+        if getattr(event, "phase", "") == "plugins" and not other.in_transaction:
+            other.execute("BEGIN IMMEDIATE")
+
+    with contextlib.closing(other), pytest.raises(PoolError, match="database is locked"):
+        pool.start(lock)
+    assert pool.state == "ended"
+    assert not process_identity.lives(*pool.hosts[0].command.identity)
+    assert pool_folders(pool.id) == []

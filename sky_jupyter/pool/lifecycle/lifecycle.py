@@ -251,13 +251,13 @@ class PoolLifecycle:
             raise
         try:
             self.enter_client()
+            self.record_ready()
+            self.logger.write(logging.INFO, f"{self.spec.nodes} nodes, {self.spec.world_size} ranks ready")
+            self.registry.note_phases(kind, self.phases.took())
         except BaseException:
             self.teardown.keeps_machines = self.resumed
             self.down()
             raise
-        self.record_ready()
-        self.logger.write(logging.INFO, f"{self.spec.nodes} nodes, {self.spec.world_size} ranks ready")
-        self.registry.note_phases(kind, self.phases.took())
 
     def _beside(self) -> dict[int, str]:
         """Return the local processes that only this one can watch."""
