@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,12 +122,78 @@ def test_what_cannot_start_now_stays_stopped(registry: Registry, tmp_path: Path)
     assert end_without_manager.end_named("bought") == "pool bought: ended"
 
 
+@pytest.fixture
+def busy(registry: Registry) -> Iterator[sqlite3.Connection]:
+    """Another process that writes into the registry, from BEGIN IMMEDIATE to ROLLBACK."""
+    with closing(sqlite3.connect(registry.path, isolation_level=None, check_same_thread=False)) as other:
+        yield other
+
+
+def after_a_lock(pool: PoolLifecycle, busy: sqlite3.Connection) -> None:
+    """Have the registry be locked as the pool's end is to be recorded first, and free when it has ended."""
+    leave_client, attend = pool.leave_client, pool.leaving.attend
+    pool.registry.patience = 0.2
+    pool.registry.close()
+
+    def leave() -> None:
+        busy.execute("BEGIN IMMEDIATE")
+        leave_client()
+
+    def attends(*arguments: Any) -> Any:
+        busy.execute("ROLLBACK")
+        return attend(*arguments)
+
+    pool.leave_client, pool.leaving.attend = leave, attends  # type: ignore[method-assign]
+
+
+def test_a_stop_that_cannot_be_recorded_is_refused_and_the_pool_goes_on(
+    registry: Registry, busy: sqlite3.Connection, tmp_path: Path
+) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    pool = pool_of(cloud, 2)
+    pool.lifecycle.ids = buy(pool)
+    pool.registry.close()
+    pool.registry.patience = 0.2
+    busy.execute("BEGIN IMMEDIATE")
+    with pytest.raises(PoolError, match="database is locked"):
+        stop_pool(pool, print)
+    assert pool.state != "ended"
+    assert len([one for one in cloud.machines() if one.is_usable]) == 2
+    busy.execute("ROLLBACK")
+    assert "starts them again" in stop_pool(pool, print)
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
+
+
+def test_no_sweep_ends_a_pool_whose_stop_was_recorded_late(
+    registry: Registry, busy: sqlite3.Connection, tmp_path: Path
+) -> None:
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    pool = pool_of(cloud, 2)
+    pool.registry.update(pool.id, "ready", ["/tmp/no-such-folder/sky-x"])
+    pool.lifecycle.ids = buy(pool)
+    time.sleep(cloud.visible_within)
+    after_a_lock(pool.lifecycle, busy)
+    assert "starts them again" in stop_pool(pool, print)
+    assert [(row.state, row.owner) for row in registry.pools()] == [("stopped", 0)]
+    assert sweep_machines(registry).machines == 0
+    assert {one.state for one in cloud.machines()} == {"stopped"}
+    assert end_without_manager.end_named("bought") == "pool bought: ended"
+
+
+@pytest.mark.parametrize("locked", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_the_disks_stay_if_a_plugin_cannot_be_entered_in_the_notebook(
-    error: type[BaseException], registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException],
+    locked: bool,
+    registry: Registry,
+    busy: sqlite3.Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def make_nodes(lifecycle: PoolLifecycle) -> None:
         """Light machines let nobody in: this step is left out."""
+        if locked:
+            after_a_lock(lifecycle, busy)
 
     def around_client(pool: Pool) -> AbstractContextManager[None]:
         raise error("the notebook lacks a package")

@@ -26,16 +26,18 @@ _LOOK = TIMEOUTS.machines.sweep_pause * 5
 def stop(pool: PoolLifecycle, tell: Tell) -> float:
     """End a pool, stop its machines; return when their disks are deleted (Unix time).
 
-    Raises PoolError if its machines cannot be stopped.
+    Raises PoolError if its machines cannot be stopped, or the registry cannot be written.
     """
     provider = pool.spec.provider
+    if pool.states.is_over:
+        pool.states.require_live()
     if not can_stop(provider):
         raise PoolError(f"machines of {provider} cannot be stopped: `%sky down` ends the pool")
     if any(record.market == "spot" for record in provider.describe(pool.ids)):
         raise PoolError("spot machines cannot be stopped and started: `%sky down` ends the pool")
     stopped_pools.write(pool.id, pool.spec, pool.ids)
     until = pool.provisioning.deadline(pool.spec)
-    pool.teardown.keeps_machines = True
+    pool.teardown.keep_machines()
     pool.down(tell)
     return until
 

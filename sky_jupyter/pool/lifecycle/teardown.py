@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...providers.base import provider_of
+from ...util.text import first_line
 from ..base import retries
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
@@ -115,14 +116,20 @@ class Teardown:
         self.unsure: list[str] = []
         # Hosts that could not be ended because they were unreachable; retried when they are back.
         self.unreachable: list[launch.Host] = []
-        # Whether it only stops the pool's machines, and does not destroy them.
-        self.keeps_machines = False
+        # Whether it only stops the pool's machines, and does not destroy them; and whether the registry says so.
+        self.keeps_machines = self._is_stop_recorded = False
         # Whether the pool's ttl is over, or it has ended by itself for another reason; and that reason, "" for the ttl.
         self.expired, self._why_expired = False, ""
         # True once the provider has shown that all machines are gone, so that nothing is left on any.
         self._are_machines_gone = False
         # Whether the end has been recorded; the thread that ends the pool, 0 for none, and whether that is done.
         self._closed, self._ender, self._has_ended = False, 0, threading.Event()
+
+    def keep_machines(self) -> None:
+        """Have the end keep the machines; raise PoolError if it cannot be recorded."""
+        # Before anything ends: sweeps destroy the disks of a pool without an owner that is not recorded as stopped.
+        self.pool.registry.update(self.pool.id, STOPPED)
+        self.keeps_machines = self._is_stop_recorded = True
 
     def run(self, tell: Tell = silently) -> None:
         """End the pool, for its manager; see `PoolLifecycle.down`."""
@@ -150,6 +157,7 @@ class Teardown:
             # If this process dies meanwhile, no manager attaches to the rest.
             with contextlib.suppress(Exception):
                 pool.registry.update(pool.id, STOPPED if self.keeps_machines else "ending")
+                self._is_stop_recorded = self.keeps_machines
         limit = pool.spec.options.shutdown_timeout
         end = time.monotonic() + limit
         wait = min(limit, pool.exit_timeout)
@@ -217,6 +225,7 @@ class Teardown:
                 stopped_pools.remove(pool.id)
                 pool.registry.update(pool.id, "ended")
             else:
+                self._record_stop(tell)
                 pool.registry.release(pool.id)
             pool.registry.close()
         if self.unended != []:
@@ -228,6 +237,24 @@ class Teardown:
             )
             pool.logger.write(logging.WARNING, text)
             tell(text)
+
+    def _record_stop(self, tell: Tell) -> None:
+        """Record that the pool is stopped, unless it ends or that is done."""
+        pool = self.pool
+        if not self.keeps_machines or self._is_stop_recorded:
+            return
+        try:
+            pool.registry.update(pool.id, STOPPED)
+            self._is_stop_recorded = True
+        except Exception as error:
+            # Sweeps leave the pool alone while it has an owner, which is this process.
+            text = (
+                f"pool {pool.spec.name!r} could not be recorded as stopped ({first_line(error)}): sweeps end its "
+                "machines, with their disks, after this notebook has ended"
+            )
+            pool.logger.write(logging.WARNING, text)
+            tell(text)
+            raise
 
     def close(self, word: str) -> None:
         """Stop the timers and close the log at the end of management."""
