@@ -16,7 +16,8 @@ from sky_jupyter.plugins.core.plugin import steps_of
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import Image, PoolSpec
-from tests.pool.pools import local_pool, run
+from sky_jupyter.util import process_identity
+from tests.pool.pools import local_pool, run, wait_until
 
 
 @contextlib.contextmanager
@@ -64,6 +65,21 @@ def test_an_error_of_the_system_in_an_agents_hook_is_told_as_it_is() -> None:
         local_pool(nodes=1, plugins=(sky.Plugin.create("mine").with_around_app(refused),)),
     ):
         pass
+
+
+def test_an_interrupt_while_the_notebook_leaves_a_plugin_ends_the_pool_all_the_same() -> None:
+    @contextlib.contextmanager
+    def around_client(pool: Pool) -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    with local_pool(nodes=1, plugins=(sky.Plugin.create("leaving").with_around_client(around_client),)) as pool:
+        host, id = pool.hosts[0], pool.id
+        with pytest.raises(KeyboardInterrupt):
+            pool.down()
+        wait_until(lambda: not process_identity.lives(*host.command.identity))
+        wait_until(lambda: pool.registry.pool(id) is None)
+        assert pool.unended == []
 
 
 def test_an_image_is_changed_and_modules_are_imported_before_the_ranks_are_forked() -> None:

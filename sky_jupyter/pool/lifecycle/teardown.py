@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...providers.base import provider_of
 from ...util.text import first_line
 from ..base import retries
+from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import launch, remote_host
@@ -151,6 +152,31 @@ class Teardown:
     def _end(self, tell: Tell) -> None:
         """End the pool, which is in the state ENDED."""
         pool = self.pool
+        limit = pool.spec.options.shutdown_timeout
+        wait = min(limit, pool.exit_timeout)
+        with going_on(lambda: self._end_unwatched(limit)):
+            self._begin_end()
+            end = time.monotonic() + limit
+            with pool.watchdog.telling(pool.leaving.hear):
+                interrupt = pool.leaving.attend(self.leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
+                hosts = [*pool.hosts, *self.unreachable]
+                left = max(0.0, end - time.monotonic())
+                # The provider's list is polled once more after the limit.
+                margin = _LOOK if pool.provisioning.buys(pool.spec) else 0.0
+                done = retries.in_time(
+                    lambda: self._end_all(hosts, left), left + margin, lambda: pool.leaving.say(tell)
+                )
+            if not done:
+                self.unsure = sorted({host.name or "a local node" for host in hosts})
+                pool.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
+        self._record_end(tell)
+        self.close("ended")
+        if interrupt is not None:
+            raise interrupt
+
+    def _begin_end(self) -> None:
+        """Stop what changes or uses the pool, and record that it ends."""
+        pool = self.pool
         pool.stop_changes()
         pool.leave_client()
         if pool.spec.provider.survives_manager:
@@ -158,26 +184,9 @@ class Teardown:
             with contextlib.suppress(Exception):
                 pool.registry.update(pool.id, STOPPED if self.keeps_machines else "ending")
                 self._is_stop_recorded = self.keeps_machines
-        limit = pool.spec.options.shutdown_timeout
-        end = time.monotonic() + limit
-        wait = min(limit, pool.exit_timeout)
-        hosts = [*pool.hosts, *self.unreachable]
         if pool.link is not None:
             # All hosts are ended through it.
             pool.link.wake()
-        with going_on(lambda: self._end_unwatched(hosts, limit)), pool.watchdog.telling(pool.leaving.hear):
-            interrupt = pool.leaving.attend(self.leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
-            hosts = [*pool.hosts, *self.unreachable]
-            left = max(0.0, end - time.monotonic())
-            # The provider's list is polled once more after the limit.
-            margin = _LOOK if pool.provisioning.buys(pool.spec) else 0.0
-            if not retries.in_time(lambda: self._end_all(hosts, left), left + margin, lambda: pool.leaving.say(tell)):
-                self.unsure = sorted({host.name or "a local node" for host in hosts})
-                pool.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
-        self._record_end(tell)
-        self.close("ended")
-        if interrupt is not None:
-            raise interrupt
 
     def _end_all(self, hosts: Sequence[launch.Host], limit: float) -> None:
         """End the hosts; in parallel, destroy the pool's machines."""
@@ -211,10 +220,17 @@ class Teardown:
         if self.pool.state is PoolState.ENDED and self._closed:
             self._record_end(silently)
 
-    def _end_unwatched(self, hosts: Sequence[launch.Host], limit: float) -> None:
-        """End the hosts and machines when no thread waits for it any more."""
+    def _end_unwatched(self, limit: float) -> None:
+        """End the pool when no thread waits for it any more."""
+        pool = self.pool
         self._closed = True
-        self._end_all(hosts, limit)
+        pool.leave_client()
+        if pool.has_control and not pool.control.closing:
+            # The interrupt came before the kernels were to end.
+            with contextlib.suppress(Exception):
+                loop().call(self.leave(), timeout=_LEAVE_PATIENCE)
+        self._end_all([*pool.hosts, *self.unreachable], limit)
+        self.close("ended")
 
     def _record_end(self, tell: Tell) -> None:
         """Record the end; with machines left, it stays ``ending``."""
