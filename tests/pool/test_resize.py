@@ -272,6 +272,36 @@ def test_hosts_become_nodes_in_their_order(options: Any, ids: str, kept: tuple[i
     assert made.spec.nodes == len(ids)
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool(nodes=1, max_cost=5.0) as made:
+        yield made
+
+
+def test_a_budget_that_is_raised_while_nodes_are_prepared_or_given_up_stays(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, enter = pool.lifecycle.provisioning.acquire, pool.lifecycle.plugin_setup.enter
+
+    def acquires(*arguments: Any) -> Any:
+        pool.raise_budget(20.0)
+        return acquire(*arguments)
+
+    async def fails() -> None:
+        monkeypatch.setattr(pool.lifecycle.plugin_setup, "enter", enter)
+        pool.raise_budget(30.0)
+        raise PoolError("no kernels")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.lifecycle.provisioning, "acquire", acquires)
+        pool.resize(2)
+    assert (pool.spec.nodes, pool.spec.max_cost) == (2, 20.0)
+    monkeypatch.setattr(pool.lifecycle.plugin_setup, "enter", fails)
+    with pytest.raises(PoolError, match="no kernels"):
+        pool.resize(1)
+    assert (pool.spec.nodes, pool.spec.max_cost) == (2, 30.0)
+
+
 SCRIPT = """
 import os, sys, time
 import sky_jupyter as sky

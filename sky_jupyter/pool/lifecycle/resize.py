@@ -394,8 +394,10 @@ class Resizing:
 
     def _adopt(self, world: _World) -> None:
         pool = self.pool
-        pool.spec, pool.ids, pool.hosts, pool.machines = world.spec, world.ids, list(world.hosts), list(world.machines)
-        pool.supervisor.suit(world.spec)
+        # The rest of the spec, such as a budget, may have changed since.
+        pool.spec = replace(pool.spec, nodes=world.spec.nodes, provider=world.spec.provider)
+        pool.ids, pool.hosts, pool.machines = world.ids, list(world.hosts), list(world.machines)
+        pool.supervisor.suit(pool.spec)
 
     async def _enter(self) -> None:
         pool = self.pool
