@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import logging
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import pytest
 
 import sky_jupyter
 from sky_jupyter.errors import PoolError
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.hosts.launch import Host
 from sky_jupyter.pool.lifecycle.state_machine import TRANSITIONS, IllegalTransition, PoolState, StateMachine
-from tests.pool.pools import local_pool, run
+from sky_jupyter.providers import Local
+from sky_jupyter.util import process_identity
+from tests.pool.pools import local_pool, run, wait_until
 from tests.took import Took
 
 ROOT = Path(sky_jupyter.__file__).parent
@@ -142,6 +147,29 @@ def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready
         see="what has happened, and that `%sky restart` recreates the pool; it was said to be ready",
         kept="nothing of the kernels, as in any restart",
     )
+
+
+def test_a_restart_that_cannot_be_recorded_keeps_the_hosts_which_the_next_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    with local_pool(nodes=1) as pool, contextlib.closing(sqlite3.connect(pool.registry.path)) as other:
+        hosts = list(pool.hosts)
+        loop().loop.call_soon_threadsafe(pool.lifecycle.failure.mark_broken, "its head is gone")
+        wait_until(lambda: pool.state == "broken")
+        pool.registry.close()
+        pool.registry.patience = 0.2
+        other.execute("BEGIN IMMEDIATE")
+        with monkeypatch.context() as patch:
+            # Only such pools are recorded as starting.
+            patch.setattr(Local, "survives_manager", True)
+            with pytest.raises(PoolError, match="database is locked"):
+                pool.restart()
+        assert (pool.hosts, pool.state, pool.broken) == (hosts, "broken", "its head is gone")
+        other.execute("ROLLBACK")
+        pool.restart()
+        assert run(pool, "1 + 1").values == [2]
+        assert not process_identity.lives(*hosts[0].command.identity)
 
 
 def test_a_pool_that_another_thread_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

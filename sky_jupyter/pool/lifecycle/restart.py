@@ -144,6 +144,9 @@ class PoolRestart:
             pool.workers.close()
         if whole and ranks is not None:
             raise PoolError(f"nodes of pool {pool.spec.name!r} are lost: restart all of it, not some of its ranks")
+        if whole and pool.spec.provider.survives_manager:
+            # Until it is ready again, no manager can attach to it. If this fails, nothing has been changed.
+            pool.registry.update(pool.id, "starting")
         pool.stop_event = threading.Event()
         work = loop().submit(self._relaunch() if whole else pool.supervisor.repairs.restart(ranks))
         try:
@@ -196,9 +199,6 @@ class PoolRestart:
         pool.supervisor.close()
         pool.states.to(PoolState.NEW)
         await pool.control.close()
-        if pool.spec.provider.survives_manager:
-            # Until it is ready again, no manager can attach to it.
-            pool.registry.update(pool.id, "starting")
         await asyncio.to_thread(pool.teardown.end_hosts, hosts)
         await pool.make_nodes()
         pool.supervisor.restarted.update(range(pool.spec.world_size))
