@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import subprocess
@@ -300,6 +301,47 @@ def test_a_budget_that_is_raised_while_nodes_are_prepared_or_given_up_stays(
     with pytest.raises(PoolError, match="no kernels"):
         pool.resize(1)
     assert (pool.spec.nodes, pool.spec.max_cost) == (2, 30.0)
+
+
+@pytest.mark.parametrize("again", ["cancelled", "interrupted"])
+def test_a_change_that_is_given_up_twice_leaves_the_pool_as_it_was(
+    again: str, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter, nodes, go_on = pool.lifecycle.plugin_setup.enter, pool.spec.nodes, threading.Event()
+    forth, back, pressed = threading.Event(), threading.Event(), threading.Event()
+
+    async def waits() -> None:
+        if not forth.is_set():
+            forth.set()
+            await asyncio.Event().wait()
+        back.set()
+        await asyncio.to_thread(go_on.wait)
+        await enter()
+
+    def tick() -> None:
+        if again == "interrupted" and back.is_set() and not pressed.is_set():
+            pressed.set()
+            raise KeyboardInterrupt
+
+    failed: list[BaseException] = []
+
+    def resize() -> None:
+        try:
+            pool.resize(nodes + 1, tick=tick)
+        except BaseException as error:
+            failed.append(error)
+
+    monkeypatch.setattr(pool.lifecycle.plugin_setup, "enter", waits)
+    changing = threading.Thread(target=resize)
+    changing.start()
+    assert forth.wait(PATIENCE)
+    assert pool.stop_resizing()
+    assert back.wait(PATIENCE)
+    assert pool.stop_resizing() if again == "cancelled" else pressed.wait(PATIENCE)
+    go_on.set()
+    changing.join(PATIENCE)
+    assert isinstance(failed[0], PoolError if again == "cancelled" else KeyboardInterrupt)
+    assert is_whole(pool, nodes)
 
 
 SCRIPT = """

@@ -552,7 +552,7 @@ class PoolLifecycle:
         """Cancel the resize of another thread; return whether there is one."""
         change = self.resizing
         if change is not None:
-            change.stop()
+            change.cancel()
         return change is not None
 
     def give_up_replacement(self) -> None:

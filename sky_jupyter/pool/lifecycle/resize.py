@@ -156,6 +156,8 @@ class Resizing:
         self._bought: list[str] = []
         # Whether the rollback was cancelled, which breaks the pool; whether the pool was marked broken.
         self._abandoned = self._broken = False
+        # Whether it was cancelled or has failed, so that it is rolled back.
+        self._is_rolled_back = False
         # Machines that did not answer when it began.
         self._missed: set[str] = set()
 
@@ -173,7 +175,7 @@ class Resizing:
         try:
             wait_ticking(work, tick)
         except BaseException:
-            self.stop()
+            self.cancel()
             try:
                 while not work.done():
                     concurrent.futures.wait([work], timeout=_LOOK)
@@ -197,7 +199,13 @@ class Resizing:
         self.pool.stop_event.set()
         self.pool.provisioning.stop()
         if self._task is not None:
+            self._is_rolled_back = True
             loop().loop.call_soon_threadsafe(self._task.cancel)
+
+    def cancel(self) -> None:
+        """Cancel the resize as `stop` does, but never its rollback."""
+        if not self._is_rolled_back:
+            self.stop()
 
     # -- on the loop -------------------------------------------------------------------------------
 
@@ -451,6 +459,7 @@ class Resizing:
     async def _undo(self, error: BaseException) -> None:
         """Restore the previous nodes, and discard new ones."""
         pool = self.pool
+        self._is_rolled_back = True
         pool.stop_event.set()
         pool.control.joining = False
         try:
