@@ -20,7 +20,8 @@ import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, SpecError
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import PhaseEvent
-from sky_jupyter.pool.lifecycle import resize_plan, status
+from sky_jupyter.pool.lifecycle import resize, resize_plan, status
+from sky_jupyter.pool.lifecycle.resize import Resizing
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import SSH, Local
@@ -342,6 +343,38 @@ def test_a_change_that_is_given_up_twice_leaves_the_pool_as_it_was(
     changing.join(PATIENCE)
     assert isinstance(failed[0], PoolError if again == "cancelled" else KeyboardInterrupt)
     assert is_whole(pool, nodes)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_change_that_is_interrupted_when_all_ranks_have_changed_is_recorded(
+    times: int, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, nodes, go_on, begun = Resizing._end_removed, pool.spec.nodes, threading.Event(), threading.Event()
+    left = times
+
+    async def waits(change: Resizing) -> None:
+        begun.set()
+        await asyncio.to_thread(go_on.wait)
+        await end(change)
+
+    def tick() -> None:
+        nonlocal left
+        if begun.is_set():
+            left -= 1
+            if not left and times == 1:
+                go_on.set()
+            if left >= 0:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Resizing, "_end_removed", waits)
+    monkeypatch.setattr(resize, "_FREE_PATIENCE", 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pool.resize(nodes + 1, tick=tick)
+        assert pool.registry.pool(pool.id).nodes == nodes + 1
+        assert is_whole(pool, nodes + 1)
+    finally:
+        go_on.set()
 
 
 SCRIPT = """

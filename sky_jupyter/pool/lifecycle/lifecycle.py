@@ -537,7 +537,9 @@ class PoolLifecycle:
                     change.run(tick)
             finally:
                 self.resizing = None
-            self.record_ready()
+                # Also after an interrupt of its last phase, which ends what left the pool.
+                if change.is_applied and not self.states.is_over:
+                    self.record_ready()
 
     def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
         """Return the plan of a `resize`; raise SpecError if impossible."""

@@ -156,8 +156,8 @@ class Resizing:
         self._bought: list[str] = []
         # Whether the rollback was cancelled, which breaks the pool; whether the pool was marked broken.
         self._abandoned = self._broken = False
-        # Whether it was cancelled or has failed, so that it is rolled back.
-        self._is_rolled_back = False
+        # Whether it was cancelled or has failed, so that it is rolled back; whether all ranks have changed.
+        self._is_rolled_back = self.is_applied = False
         # Machines that did not answer when it began.
         self._missed: set[str] = set()
 
@@ -185,7 +185,7 @@ class Resizing:
                 self._abandoned = True
                 self.stop()
                 concurrent.futures.wait([work], timeout=_FREE_PATIENCE)
-                if not work.done():
+                if not work.done() and not self.is_applied:
                     broken = loop().submit(self._break("a change of its nodes was cancelled half-way"))
                     concurrent.futures.wait([broken], timeout=_FREE_PATIENCE)
                 raise
@@ -215,7 +215,7 @@ class Resizing:
             self._check()
             await self._prepare()
             await self._change_over()
-            self._task = None
+            self._task, self.is_applied = None, True
         except BaseException as error:
             await self._undo(error)
             if isinstance(error, asyncio.CancelledError):
