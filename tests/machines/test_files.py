@@ -378,6 +378,40 @@ def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path,
     assert not Path("/tmp/sky-evil-file").exists()
 
 
+@pytest.fixture
+def chatty(target_of: TargetOf, tmp_path: Path) -> Iterator[Any]:
+    """A host whose tar and cat say more on standard error than a channel's window holds."""
+    need_ssh()
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("tar", "cat"):
+        ending = 'case $* in *spoilt*) echo "it is spoilt" >&2; exit 3;; esac'
+        real = f'PATH=/usr/bin:/bin; head -c 6000000 /dev/zero >&2; {ending}; exec {name} "$@"'
+        (programs / name).write_text(f"#!/bin/sh\n{real}\n")
+        (programs / name).chmod(0o755)
+    with (
+        serve(tmp_path / "sshd", f"SetEnv SHLVL=1 PATH={programs}:/usr/bin:/bin") as server,
+        SSHMachine.connect(target_of(server)) as made,
+    ):
+        yield made
+
+
+def test_what_says_much_on_standard_error_holds_up_no_download(chatty: Any, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("good")
+    chatty.download(source, tmp_path / "folder")
+    chatty.download(source / "file", tmp_path / "alone")
+    assert [path.read_text() for path in (tmp_path / "folder" / "file", tmp_path / "alone")] == ["good", "good"]
+    # Of what it says, the error has the end.
+    (source / "spoilt").write_text("bad")
+    with pytest.raises(MachineError, match="it is spoilt") as error:
+        chatty.download(source / "spoilt", tmp_path / "other")
+    assert "\0" not in str(error.value)
+
+
 def test_what_is_not_there_or_may_not_be_written_says_so(machine: Any, tmp_path: Path) -> None:
     from sky_jupyter.machines.ssh import file_transfer
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import stat
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -40,11 +41,14 @@ from ..base import Done, Moved, Progress
 from . import scripts
 from .command_errors import failure
 from .types import NoShell
+from .types import shown as quoted
 
 _CHUNK = 1 << 20
 # Small enough to stay in a processor's cache until it is sent or written.
 _PIECE = 1 << 18
 _NOTICED = 2.0
+# Most bytes of a script's standard error that a message has.
+_MOST_SAID = 1 << 12
 # Smaller files are sent together in archives; larger ones are sent alone, and can be resumed.
 _SMALL = 8 << 20
 _BATCH = 32 << 20
@@ -447,6 +451,7 @@ def _fetch_archive(
     listing = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in left)
     script = f"cd {where} && exec tar --no-recursion --hard-dereference --null -cf - -T -"
     with machine.script(f"printf 'sky-archive\\n'; {script}", [listing]) as pipes:
+        errors = _Errors(pipes)
         reader: Any = _Reader(pipes, b"sky-archive\n")
         try:
             with tarfile.open(fileobj=reader, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
@@ -462,8 +467,10 @@ def _fetch_archive(
                 raise
             raise MachineError(machine.name, "command", f"the archive from there is not whole: {error}") from None
         status = machine.status(pipes)
+        words = errors.said() if status else ""
     if status:
-        raise MachineError(machine.name, "changed", f"tar there ended with {status}: did the folder change?")
+        told = f" ({words})" if words else ""
+        raise MachineError(machine.name, "changed", f"tar there ended with {status}{told}: did the folder change?")
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, left: dict[str, ManifestEntry]) -> None:
@@ -526,10 +533,33 @@ class _Reader:
             pass
 
 
+class _Errors:
+    """Last bytes of a script's standard error; nobody else reads it meanwhile.
+
+    A thread reads all of it: unread, it would fill its pipe or the connection's window, and the script would wait.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel, self._last = channel, b""
+        self._thread = threading.Thread(target=self._read, name="sky-ssh-errors", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while data := self._channel.recv_stderr(_PIECE):
+                self._last = (self._last + data)[-_MOST_SAID:]
+
+    def said(self) -> str:
+        """Return what a script that has ended said last, as one line."""
+        self._thread.join(_NOTICED)
+        return quoted(_said(self._last))
+
+
 def _receive(machine: TransferMachine, script: str, write: Callable[[bytes], Any], tell: Callable[[int], None]) -> int:
     """Run a script, pass its output to ``write``, and return the number of bytes."""
     got = 0
     with machine.script(f"printf 'sky-bytes\\n'; {script}") as pipes:
+        errors = _Errors(pipes)
         try:
             reader = _Reader(pipes, b"sky-bytes\n")
             while data := reader.read_some():
@@ -540,8 +570,7 @@ def _receive(machine: TransferMachine, script: str, write: Callable[[bytes], Any
         except EOFError:
             raise LinkLost(machine.name, "broken", "the connection broke as a file was to be fetched") from None
         if status:
-            told = pipes.recv_stderr(_CHUNK).decode("utf-8", "replace").strip()
-            raise failure(machine.name, "a file cannot be fetched", told)
+            raise failure(machine.name, "a file cannot be fetched", errors.said())
     return got
 
 
