@@ -151,7 +151,7 @@ class _Contacts:
     def _require_link(self) -> None:
         """Start the link if none runs; raise if it was closed, as by a cancelled start."""
         if self._session.open_link is not None:
-            self._session.open_link().ask("state")
+            self._session.open_link().state()
 
     def _booted(self, id: str) -> MachineRecord:
         """Return the record of a running machine that has an address."""

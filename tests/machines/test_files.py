@@ -380,7 +380,7 @@ def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path,
 
 @pytest.fixture
 def chatty(target_of: TargetOf, tmp_path: Path) -> Iterator[Any]:
-    """A host whose tar and cat say more on standard error than a channel's window holds."""
+    """A host whose tar and cat say more on standard error than a channel's window holds, and whose find fails."""
     need_ssh()
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
@@ -391,6 +391,9 @@ def chatty(target_of: TargetOf, tmp_path: Path) -> Iterator[Any]:
         real = f'PATH=/usr/bin:/bin; head -c 6000000 /dev/zero >&2; {ending}; exec {name} "$@"'
         (programs / name).write_text(f"#!/bin/sh\n{real}\n")
         (programs / name).chmod(0o755)
+    locked = "case $PWD in *locked) echo \"find: './in it': Permission denied\" >&2; exit 1;; esac"
+    (programs / "find").write_text(f'#!/bin/sh\n/usr/bin/find "$@"\n{locked}\n')
+    (programs / "find").chmod(0o755)
     with (
         serve(tmp_path / "sshd", f"SetEnv SHLVL=1 PATH={programs}:/usr/bin:/bin") as server,
         SSHMachine.connect(target_of(server)) as made,
@@ -410,6 +413,18 @@ def test_what_says_much_on_standard_error_holds_up_no_download(chatty: Any, tmp_
     with pytest.raises(MachineError, match="it is spoilt") as error:
         chatty.download(source / "spoilt", tmp_path / "other")
     assert "\0" not in str(error.value)
+
+
+def test_a_folder_that_is_not_read_whole_says_why_and_does_not_say_what_is_in_it(chatty: Any, tmp_path: Path) -> None:
+    source = tmp_path / "locked"
+    source.mkdir()
+    for number in range(200):
+        (source / f"checkpoint-{number:06}").touch()
+    with pytest.raises(MachineError, match=r"cannot be fetched: find: './in it': Permission denied") as error:
+        chatty.download(source, tmp_path / "back")
+    assert "checkpoint" not in str(error.value)
+    assert "\0" not in str(error.value)
+    assert not (tmp_path / "back").exists()
 
 
 def test_what_is_not_there_or_may_not_be_written_says_so(machine: Any, tmp_path: Path) -> None:

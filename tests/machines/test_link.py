@@ -256,6 +256,18 @@ def test_errors_arrive_as_what_they_are(
     assert [one.number for one in link.machines()] == [machine.number]
 
 
+@pytest.mark.parametrize("letter", ["x", "\0", "\U0001f600"])
+def test_an_error_with_a_text_of_any_length_fits_a_message(letter: str) -> None:
+    much = letter * 2_000_000
+    errors = [MachineError("host", "command", much), ValueError(much), OSError(2, "no", much)]
+    for error in errors:
+        told = {"error": encoding.from_error(error)}
+        assert len(json.dumps(told)) < framing.MAX_HEAD
+        with pytest.raises(type(error), match="…") as found:
+            encoding.checked(json.loads(json.dumps(told)))
+        assert str(found.value).endswith(str(error)[-10:])
+
+
 def test_what_is_sent_along_with_a_call_that_fails_does_not_disturb_the_next(
     link: Link, machine: LinkMachine, tmp_path: Path
 ) -> None:

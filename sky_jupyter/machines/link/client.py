@@ -191,7 +191,17 @@ class Link:
 
     def machines(self) -> list[LinkMachine]:
         """Return all machines of the link, connected or not."""
-        return [self._machine(facts, encoding.target(facts["target"])) for facts in self.ask("state")["machines"]]
+        found, more = list[dict[str, Any]](), True
+        while more:
+            state = self.state(after=found[-1]["machine"] if found else 0)
+            found += state["machines"]
+            # An older link tells of all at once.
+            more = bool(state.get("more"))
+        return [self._machine(facts, encoding.target(facts["target"])) for facts in found]
+
+    def state(self, *, after: int = 0) -> dict[str, Any]:
+        """Return what the link holds; of the machines, the next ones after a number."""
+        return self.ask("state", after=after)
 
     def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0, probe: bool = False) -> TunnelHandle:
         """Return a local port to an address of a machine; the same for the same address.
@@ -205,7 +215,7 @@ class Link:
 
     def tunnels(self) -> list[TunnelHandle]:
         """Return all tunnels of the link."""
-        return [self._shown(facts) for facts in self.ask("state")["tunnels"]]
+        return [self._shown(facts) for facts in self.state()["tunnels"]]
 
     def relay(self, machine: LinkMachine, through: LinkMachine, host: str, port: int, *, wish: int = 0) -> int:
         """Return a machine's loopback port that leads to an address of another.
@@ -276,7 +286,7 @@ class Link:
     def alive(self) -> bool:
         """True if the link's process answers."""
         try:
-            self.ask("state")
+            self.state()
         except (PoolError, LinkLost):
             return False
         return True

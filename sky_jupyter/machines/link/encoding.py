@@ -11,6 +11,8 @@ from ..ssh.types import NoShell
 from .target_kinds import from_target, target
 
 _MACHINE_ERRORS = {kind.__name__: kind for kind in (MachineError, Unreachable, LoginRefused, LinkLost, NoShell)}
+# Most letters of each of an error's texts. In JSON a letter takes up to twelve bytes, and `framing.MAX_HEAD` is 1 MB.
+_MOST_TEXT = 1 << 14
 _PLAIN_ERRORS = {kind.__name__: kind for kind in (SkyError, SpecError, PoolError, TimeoutError, ValueError)}
 
 
@@ -51,7 +53,14 @@ def event(facts: Mapping[str, Any]) -> Event:
 
 
 def from_error(error: BaseException) -> dict[str, Any]:
-    """Return an error's JSON form; foreign errors become SkyError or OSError."""
+    """Return an error's JSON form, which fits a message.
+
+    Foreign errors become SkyError or OSError, and long texts lose their middle.
+    """
+    return {name: _short(value) if isinstance(value, str) else value for name, value in _of_error(error).items()}
+
+
+def _of_error(error: BaseException) -> dict[str, Any]:
     kind = type(error).__name__
     if isinstance(error, MachineError):
         prefix = f"{error.host}: "
@@ -91,6 +100,10 @@ def checked(facts: dict[str, Any]) -> dict[str, Any]:
     if "error" in facts:
         raise error(facts["error"])
     return facts
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT // 2]} … {text[-_MOST_TEXT // 2 :]}"
 
 
 def _file(error: OSError) -> str | None:

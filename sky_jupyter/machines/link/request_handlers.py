@@ -29,6 +29,8 @@ from .reconnecting_host import ReconnectingHost
 from .unfinished_cleanup import Finishing
 
 _MOST_FILES = 65536
+# Machines that one reply tells of: thousands do not fit a message (`framing.MAX_HEAD`).
+_PAGE = 128
 # Bytes from which on an upload uses its own connection.
 _MUCH = 1 << 19
 _TELL_EVERY = 0.05
@@ -38,6 +40,7 @@ HostFacts = dict[str, Any]
 _FIELDS: Fields = {
     **dict.fromkeys(("cwd", "host", "log", "script", "source", "target"), (is_text, "text")),
     "address": (optional(is_text), "text, or none"),
+    "after": (optional(whole(0)), "a machine's number, or 0, or none"),
     "argv": (list_of(is_text, 1), "a list of texts"),
     "env": (lambda value: isinstance(value, dict) and all(map(is_text, value.values())), "texts by their names"),
     "files": (
@@ -146,8 +149,13 @@ class RequestHandler:
     # The link and its hosts
 
     def _state(self, facts: HostFacts) -> None:
-        hosts = [self._described(held) for held in self._connections.hosts()]
-        self._answer(machines=hosts, tunnels=[_shown(one) for one in self._connections.tunnels()])
+        # An older client names no number, and takes all machines at once.
+        after, hosts = _field(facts, "after"), sorted(self._connections.hosts(), key=lambda held: held.number)
+        if after is not None:
+            hosts = [held for held in hosts if held.number > after]
+        page = hosts if after is None else hosts[:_PAGE]
+        tunnels = [_shown(one) for one in self._connections.tunnels()]
+        self._answer(machines=list(map(self._described, page)), tunnels=tunnels, more=len(page) < len(hosts))
 
     def _described(self, held: ReconnectingHost) -> HostFacts:
         target = encoding.from_target(held.target)

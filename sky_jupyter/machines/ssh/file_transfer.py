@@ -387,10 +387,14 @@ def _changed(machine: TransferMachine, name: str) -> MachineError:
 
 def _download_folder(machine: TransferMachine, source: str, target: Path, progress: Progress | None) -> Moved:
     where = scripts.path(source)
-    done = machine.run(f"cd {where} && find . ! -name . -printf '%y %s %T@ %m %P\\0'")
-    if done.status:
-        raise failure(machine.name, f"{source} cannot be fetched", _said(done.out))
-    entries = _listed(done.out)
+    # Behind the entries come the last words of `find` on standard error, and its status.
+    listing = f"{{ find . ! -name . -printf '%y %s %T@ %m %P\\0' 2>&1 >&3; echo $?; }} | tail -c {_MOST_SAID}"
+    done = machine.run(f"cd {where} && {{ {listing}; }} 3>&1")
+    told, _, rest = done.out.rpartition(b"\0")
+    words, _, status = rest.strip().rpartition(b"\n")
+    if done.status or status != b"0":
+        raise failure(machine.name, f"{source} cannot be fetched", quoted(_said(words or status)))
+    entries = _listed(told)
     for entry in entries:
         if entry.kind == OTHER:
             raise MachineError(
