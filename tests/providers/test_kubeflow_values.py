@@ -44,6 +44,15 @@ def test_resources_have_their_full_names() -> None:
     assert FULL.resources == (("cpu", "4"), ("memory", "16Gi"), ("nvidia.com/gpu", "1"))
 
 
+def test_numbers_keep_all_of_their_digits() -> None:
+    given: Any = {"SEED": 20261129, "RATE": 0.123456789, "MOST": 10**21, "SHARE": 0.5, "TURNS": 3.0, "SMALL": 1e-7}
+    kept = dict(Kubeflow(env=given).env)
+    assert {name: float(text) for name, text in kept.items()} == given
+    assert (kept["SEED"], kept["MOST"], kept["TURNS"]) == ("20261129", "1" + 21 * "0", "3")
+    most: Any = {"memory": 17179869184, "cpu": 1 / 3}
+    assert Kubeflow(resources=most).resources == (("cpu", "0.3333333333333333"), ("memory", "17179869184"))
+
+
 def test_variables_are_not_shown() -> None:
     assert "NCCL" not in repr(FULL)
     with pytest.raises(SpecError) as caught:

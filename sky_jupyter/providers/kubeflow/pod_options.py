@@ -17,7 +17,7 @@ Pairs = tuple[tuple[str, str], ...]
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL}"
 NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
-_QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[KMGTPE]i?)?"
+_QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,20})?(m|k|[KMGTPE]i?)?"
 _TOLERATION = re.compile(
     rf"(?P<key>{_KEY}|\*)(=(?P<value>({_LABEL})?))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
 )
@@ -136,13 +136,18 @@ def _pairs(name: str, value: Any, form: str, key: str, text: str, *, hide: bool 
         raise SpecError(f"{form}, not {shown}")
     found = {}
     for left, right in value.items():
-        right = f"{right:g}" if isinstance(right, (int, float)) and not isinstance(right, bool) else right
+        right = _digits(right) if isinstance(right, (int, float)) and not isinstance(right, bool) else right
         if not (isinstance(left, str) and isinstance(right, str)):
             raise SpecError(f"{form}, not {shown}")
         if not (re.fullmatch(key, left) and re.fullmatch(text, right)):
             raise SpecError(f"{form}, not {brief(left) if hide else f'{brief(left)}: {brief(right)}'}")
         found[left] = right
     return tuple(sorted(found.items()))
+
+
+def _digits(number: int | float) -> str:
+    """Return a number as a text, with all of its digits."""
+    return str(int(number)) if isinstance(number, int) or number.is_integer() else repr(float(number))
 
 
 def _json(name: str, value: Any) -> str:
