@@ -119,6 +119,8 @@ def upload(
         try:
             up.send(entry, f"../{PurePath(target).name}", entry.mode)
         except NoShell:
+            if not _has_sftp(machine):
+                raise
             up.count.sent = up.count.there = 0
             _sftp_upload(up, entry, str(target))
         return up.count.moved
@@ -138,6 +140,8 @@ def download(
             f"then wc -c <{where}; stat -L -c %a -- {where} || echo 600; else ls -ld -- {where}; exit 1; fi"
         )
     except NoShell:
+        if not _has_sftp(machine):
+            raise
         return _sftp_download(machine, str(source), target, progress)
     if done.status:
         raise failure(machine.name, f"{source} cannot be fetched", _said(done.out))
@@ -658,8 +662,13 @@ def _sftp_download(machine: TransferMachine, source: str, target: Path, progress
     return count.moved
 
 
+def _has_sftp(machine: Any) -> bool:
+    """Return False for a node of a batch job: without a shell, its step has failed."""
+    return hasattr(machine.session, "sftp")
+
+
 def _sftp(machine: Any) -> Any:
-    """Return an SFTP client; only a machine over SSH can be without a shell."""
+    """Return an SFTP client of a machine that has no shell."""
     return machine.session.sftp()
 
 
