@@ -76,10 +76,9 @@ def _run_one(
         finally:
             over.set()
         if status:
+            why = "stopped" if stop.is_set() else f"exit status {status}"
             lines += map(step.hide, log.read_text(errors="replace").splitlines())
-            raise BootstrapError(
-                "plugins", f"exit status {status}", node=node, command=shlex.join(argv), lines=lines[-_LAST:]
-            )
+            raise BootstrapError("plugins", why, node=node, command=shlex.join(argv), lines=lines[-_LAST:])
 
 
 def _end_when(stop: threading.Event, over: threading.Event, command: Command) -> None:

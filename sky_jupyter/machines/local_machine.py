@@ -81,8 +81,12 @@ class LocalCommand:
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
-        self.process.kill()
+        """Send SIGKILL to its process group, as its children may hold its output."""
+        # Until somebody has waited for it, nobody else's group has its number, also if it has ended.
+        if self.process.returncode is None:
+            # macOS raises PermissionError for a group whose processes have all ended.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status; raise TimeoutError after ``timeout`` seconds."""

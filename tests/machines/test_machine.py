@@ -81,6 +81,19 @@ def test_a_command_is_ended_with_its_group(machine: Any, tmp_path: Path, survive
     command.kill()  # again is no error
 
 
+@pytest.mark.parametrize("script", ["sleep 300 & echo $!; wait", "sleep 300 & echo $!"], ids=["waits", "has ended"])
+def test_a_command_of_this_machine_is_killed_with_its_children(tmp_path: Path, script: str) -> None:
+    command = start(LocalMachine(), tmp_path, "sh", "-c", script)
+    lines = command.lines()
+    child = int(next(lines))
+    command.kill()
+    # They have its output, and do not hold that open.
+    assert list(lines) == []
+    assert command.wait(60) in (0, -signal.SIGKILL)
+    eventually(lambda: not psutil.pid_exists(child))
+    command.kill()  # again is no error
+
+
 def test_a_command_may_end_in_its_own_way_when_asked(machine: Any, tmp_path: Path) -> None:
     for survive in (True, False):
         text = 'trap "echo bye; exit 3" TERM; echo on; while :; do sleep 0.1; done'
