@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.errors import LinkLost
+from sky_jupyter.errors import LinkLost, Unreachable
 from sky_jupyter.machines.link import framing, socket_folder, target_kinds
 from sky_jupyter.machines.link.client import Link
 from sky_jupyter.machines.link.idle_timeout import IdleTimeout
 from sky_jupyter.machines.link.server import Server
 from sky_jupyter.machines.ssh.target import Target
+from sky_jupyter.machines.ssh.types import Prompts
 
 from .conftest import need_ssh
 
@@ -78,3 +79,45 @@ def test_more_hosts_than_a_message_holds_are_told(link: Link) -> None:
     link.ask("let_go", machine=made[150].number)
     assert [one.up for one in made[149:152]] == [True, False, True]
     assert link.tunnels() == []
+
+
+def test_a_client_has_its_host_though_another_s_attempt_at_once_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_ssh()
+    from sky_jupyter.machines.link.connection_table import ConnectionTable
+
+    begun, asked, attempts = threading.Event(), threading.Event(), list[Target]()
+
+    class Second(Target):
+        def __eq__(self, other: object) -> bool:
+            asked.set()
+            return isinstance(other, Target) and other.host == self.host
+
+        __hash__ = Target.__hash__
+
+    def connect(target: Target, *_: object) -> Machine:
+        attempts.append(target)
+        if len(attempts) == 1:
+            begun.set()
+            assert asked.wait(60)
+            raise Unreachable(target.name, "timeout", "it did not answer")
+        return Machine(target)
+
+    monkeypatch.setattr(target_kinds, "connect", connect)
+    table, failed = ConnectionTable(), list[Exception]()
+
+    def first() -> None:
+        try:
+            table.connect(HOST, None, False, Prompts())
+        except Unreachable as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert begun.wait(60)
+    held = table.connect(Second(HOST.name, HOST.host, HOST.user), None, False, Prompts())
+    thread.join()
+    assert len(failed) == 1
+    assert table.host(held.number) is held
+    assert table.hosts() == [held]
+    table.close()
+    assert not held.up

@@ -62,6 +62,10 @@ class ConnectionTable:
                 if not held.key:
                     self._hosts.pop(held.number, None)
             raise
+        with self._lock:
+            # Another client that connected to it at once may have failed, and removed it.
+            if held.up:
+                self._hosts[held.number] = held
         return held
 
     @contextlib.contextmanager
