@@ -37,8 +37,8 @@ class SSH:
         Port for hosts without one.
     key : str or iterable of str, optional
         Private key files to log in with; by default, the agent's and the usual ones.
-    jump : str, optional
-        Jump hosts, separated by commas, in order.
+    jump : str or iterable of str, optional
+        Jump hosts, in order; in a text, separated by commas.
     offline : bool
         True to send hosts all packages from here, so that they fetch nothing themselves.
     accept_host_keys : bool or mapping of str to str
@@ -86,8 +86,10 @@ class SSH:
             if not os.path.isfile(os.path.expanduser(key)):
                 raise SpecError(f"key {key!r} is not a file here; name a private key such as ~/.ssh/id_ed25519")
         if self.jump is not None:
-            for part in _names("jump", self.jump):
+            jumps = _names("jump", self.jump)
+            for part in jumps:
                 _placed(part)
+            object.__setattr__(self, "jump", ",".join(jumps))
         object.__setattr__(self, "accept_host_keys", _accepted(self.accept_host_keys, self.hosts))
 
     def __hash__(self) -> int:

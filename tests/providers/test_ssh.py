@@ -29,6 +29,16 @@ def test_hosts_are_the_nodes_in_their_order() -> None:
     provider.destroy(["gpu1"])
 
 
+def test_jump_hosts_are_a_text_or_a_list() -> None:
+    provider = sky.SSH("a", jump=["b", "me@c:2222"])  # type: ignore[arg-type]
+    same = sky.SSH("a", jump="b, me@c:2222")
+    assert (provider, hash(provider), provider.target("a")) == (same, hash(same), same.target("a"))
+    last = provider.target("a").jump
+    assert last is not None
+    assert last.jump is not None
+    assert (last.jump.host, last.user, last.host, last.port) == ("b", "me", "c", 2222)
+
+
 def test_fewer_hosts_than_nodes_names_both() -> None:
     provider = sky.SSH(hosts="gpu1,gpu2")
     with pytest.raises(ProvisionError, match=r"3 nodes need as many hosts, and there are 2 \(gpu1, gpu2\)"):
