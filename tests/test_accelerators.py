@@ -89,6 +89,8 @@ def test_calls_refuse_what_cannot_be() -> None:
     for size in ("forty", "40TB", 0, True):
         with pytest.raises(SpecError, match="memory must be in GB, such as 40 or '40GB'"):
             sky.accelerators.A100(memory=size)
+    with pytest.raises(SpecError, match="an accelerator must be a name such as 'A100', not 5"):
+        sky.Accelerator(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ PRIVATE = sky.PipIndex(f"https://me:{SECRET}@index.example/simple", packages=["m
         ({"pip_indexes": [PRIVATE, sky.PipIndex("https://b.example", ["my-core"])]}, "'my-core' is named by two"),
         ({"env": {"A B": "1"}}, "environment variable 'A B' is not a valid name"),
         ({"env": {"TOKEN": 5}}, "environment variable TOKEN must be a string, not int"),
+        ({"env": {1: "a", "B": "b"}}, "environment variable 1 is not a valid name"),
+        ({"env": None}, "image.env must be a mapping of strings, not NoneType"),
+        ({"python": 3.12}, "image.python must be a string such as '3.12', not 3.12"),
         ({"python": "2.7"}, "python '2.7' is not supported"),
     ],
 )

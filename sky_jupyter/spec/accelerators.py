@@ -103,6 +103,8 @@ class Accelerator:
     variant: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise SpecError(f"an accelerator must be a name such as 'A100', not {self.name!r}")
         check_whole(f"{self.name}: count", self.count, 1, MAX_COUNT)
         if self.is_custom:
             if not _CUSTOM_NAME.match(self.kind.removeprefix(_CUSTOM)):

@@ -112,15 +112,19 @@ class Image:
         for package in self.apt:
             if not _APT.match(package):
                 raise SpecError(f"apt package {package!r} is not NAME, NAME:ARCHITECTURE or NAME=VERSION")
-        object.__setattr__(self, "env", dict(sorted(self.env.items())))
+        if not isinstance(self.env, Mapping):
+            raise SpecError(f"image.env must be a mapping of strings, not {type(self.env).__name__}")
         for key, value in self.env.items():
-            if not _ENV_NAME.match(key):
+            if not isinstance(key, str) or not _ENV_NAME.match(key):
                 raise SpecError(f"environment variable {key!r} is not a valid name; use letters, digits and _")
             if not isinstance(value, str):
                 raise SpecError(f"environment variable {key} must be a string, not {type(value).__name__}")
+        object.__setattr__(self, "env", dict(sorted(self.env.items())))
         if self.python == "auto":
             object.__setattr__(self, "python", None)
         if self.python is not None:
+            if not isinstance(self.python, str):
+                raise SpecError(f"image.python must be a string such as '3.12', not {self.python!r}")
             match = _PYTHON.match(self.python)
             if not match or not 10 <= int(match["minor"]) <= 14:
                 raise SpecError(f"python {self.python!r} is not supported; use one of 3.10 to 3.14")
