@@ -113,12 +113,16 @@ def _satisfied(requirement: Requirement, extra: str, seen: set[tuple[str, str]])
 
 
 def _asked_by_extra(distribution: metadata.Distribution, extra: str) -> list[Requirement]:
-    items = [Requirement(text) for text in distribution.requires or ()]
-    return [
-        item
-        for item in items
-        if item.marker and item.marker.evaluate({"extra": extra}) and not item.marker.evaluate({"extra": ""})
-    ]
+    found = []
+    for text in distribution.requires or ():
+        try:
+            item = Requirement(text)
+        except InvalidRequirement:
+            # Old metadata, such as `pytz (>dev)`: installers ignore it too.
+            continue
+        if item.marker and item.marker.evaluate({"extra": extra}) and not item.marker.evaluate({"extra": ""}):
+            found.append(item)
+    return found
 
 
 def _came_from(distribution: metadata.Distribution, url: str) -> bool:

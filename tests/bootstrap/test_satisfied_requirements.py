@@ -60,6 +60,14 @@ def test_extras_ask_for_what_they_name_through_other_extras_too(site: Path) -> N
     assert missing(wanted) == ["sky-top[deep]", "sky-top[all]"]
 
 
+def test_old_metadata_that_cannot_be_read_asks_for_nothing(site: Path) -> None:
+    lines = ["Provides-Extra: more", "Requires-Dist: pytz (>dev)", "Requires-Dist: sky-leaf; extra == 'more'"]
+    make_installed(site, "sky_old", extra_lines=lines)
+    assert missing(["sky-old", "sky-old[more]"]) == ["sky-old[more]"]
+    make_installed(site, "sky_leaf")
+    assert missing(["sky-old[more]"]) == []
+
+
 def test_a_url_is_satisfied_only_by_what_came_from_it(site: Path) -> None:
     url = "file:///wheels/sky_have-1.0-py3-none-any.whl"
     make_installed(site, "sky_have")
