@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import socket
@@ -10,11 +11,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from sky_jupyter.errors import LinkLost, MachineError, Unreachable
+from sky_jupyter.machines.ssh import tcp
 from sky_jupyter.machines.ssh.target import Target
 from tests.ports import free_port
 
@@ -49,6 +52,32 @@ def test_a_closed_port_is_said_to_be_closed(target_of: TargetOf, server: Server)
     error = fails(target_of(server, port=free_port()))
     assert error.reason == "closed"
     assert "is sshd running" in str(error)
+
+
+@pytest.mark.parametrize("first", [socket.AF_INET6, socket.AF_INET])
+def test_a_kernel_without_ipv6_takes_the_host_s_other_address(
+    server: Server, monkeypatch: pytest.MonkeyPatch, first: socket.AddressFamily
+) -> None:
+    class WithoutIPv6(socket.socket):
+        def __init__(self, family: int = -1, *more: Any, **named: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *more, **named)
+
+    port = server.port
+    places = {socket.AF_INET6: ("::1", port, 0, 0), socket.AF_INET: ("127.0.0.1", port)}
+    found = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in places.items()]
+    monkeypatch.setattr(socket, "socket", WithoutIPv6)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found if found[0][0] == first else found[::-1])
+    tcp.dial(Target("both", "both", "me", port=port)).close()
+    # What came of the address that was tried is told.
+    places[socket.AF_INET] = ("127.0.0.1", free_port())
+    found[:] = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in places.items()]
+    with pytest.raises(Unreachable, match="is closed"):
+        tcp.dial(Target("both", "both", "me", port=port))
+    found[:] = found[:1]
+    with pytest.raises(Unreachable, match=r"no connection to both port .*: Address family not supported"):
+        tcp.dial(Target("both", "both", "me", port=port))
 
 
 def test_a_host_that_does_not_answer_is_given_up_in_time(target_of: TargetOf, server: Server) -> None:

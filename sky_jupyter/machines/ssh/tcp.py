@@ -36,7 +36,12 @@ def dial(target: Target) -> socket.socket:
         ) from None
     failures: list[OSError] = []
     for family, kind, protocol, _, address in found:
-        link = socket.socket(family, kind, protocol)
+        try:
+            link = socket.socket(family, kind, protocol)
+        except OSError as error:
+            # A kernel without IPv6 has no socket for such an address; what came of another one says more.
+            failures.insert(0, error)
+            continue
         try:
             tune(link)
             link.settimeout(target.timeout)
