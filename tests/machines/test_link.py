@@ -667,6 +667,18 @@ def test_one_that_is_kept_later_lives_on_without_its_owner(folder: Path) -> None
     eventually(lambda: not folder.exists() and not link_processes(folder))
 
 
+def test_a_link_that_ends_in_order_as_it_starts_is_said_to_have_ended(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It removes its folder with the log, as where its owner has just ended.
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\nfor folder; do :; done; rm -r -- "$folder"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(PoolError, match="did not come up: it has ended already"):
+        Link.start(folder)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_cleanly(folder: Path, server: Server, target_of: TargetOf, number: signal.Signals) -> None:
     link = Link.start(folder)

@@ -364,12 +364,19 @@ class Link:
                 self._listen()
             except (OSError, Broken):
                 if self._process.poll() is not None or time.monotonic() > until:
-                    told = (self.folder / socket_folder.LOG).read_text(errors="replace")[-2000:].strip()
-                    raise PoolError(f"the link's process did not come up: {told or 'it said nothing'}") from None
+                    raise PoolError(f"the link's process did not come up: {self._said()}") from None
                 stop.wait(_LOOK)
                 continue
             return
         raise PoolError("the link's process was ended while it started")
+
+    def _said(self) -> str:
+        try:
+            told = (self.folder / socket_folder.LOG).read_text(errors="replace")[-2000:].strip()
+        except FileNotFoundError:
+            # It removes its folder as it ends in order, as when its owner has ended.
+            return "it has ended already, perhaps with its owner"
+        return told or "it said nothing"
 
     def _kill(self) -> None:
         if self._process is not None:
