@@ -51,9 +51,9 @@ class PingsMany:
         if asked:
             await asyncio.wait(asked.values(), timeout=patience)
         done = [ping for ping in asked.values() if ping.done()]
-        for address, ping in asked.items():
+        for address, one in asked.items():
             # Another call of the same caller may have seen its end first.
-            if ping.done() and self._pings.get((address, who)) is ping:
+            if one.done() and self._pings.get((address, who)) is one:
                 del self._pings[address, who]
         errors = [error for ping in done if (error := ping.exception()) is not None]
         if refused := [error for error in errors if not isinstance(error, OSError)]:

@@ -135,7 +135,7 @@ class JournaledRuns:
         return run
 
     def _known(self, id: str, listener: Listener, nodes: Collection[int] | None = None) -> tuple[Run, dict[str, Any]]:
-        """Return a run to be read from the journals, and what the nodes, or these, know of it."""
+        """Return a run to read from the journals, and what nodes (by default all) know."""
         facts = self.all(nodes).get(id.partition(".")[0])
         if facts is None or not facts["begin"].get("ranks"):
             raise PoolError(f"no node of pool {self.pool.spec.name!r} knows run {id}; `%sky runs` lists them")

@@ -256,7 +256,7 @@ class PoolExecutor:
             return error, None
 
     def _fail(self, call: Call, rank: int, error: Exception) -> None:
-        """Finish a call that could not begin, later: `_done` begins others, which may fail likewise."""
+        """Finish a call that could not begin, later: `_done` begins others at once."""
         self._todo.put(functools.partial(self._done, call, rank, error))
 
     def _done(self, call: Call, rank: int, error: BaseException | None, value: Any = None) -> None:

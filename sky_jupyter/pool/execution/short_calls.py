@@ -261,7 +261,7 @@ class ShortCalls:
             self._delete(bundle)
 
     def _pending(self) -> list[ShortCall]:
-        """Return the calls that are not over; opened ones read their function's files too."""
+        """Return the calls that are not over; opened ones need their files too."""
         found: list[DirectCall | None] = [*self._active.values(), *self._waiting, *self._queue, *self._long]
         found.append(self.direct.call)
         for dialing in self._dialing.values():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def ask(control: Control, nodes: Collection[int] | None = None) -> dict[int, dict[str, dict[str, Any]]]:
-    """Return what each node, or these, know of each of their runs, as ``list_runs`` does."""
+    """Return what nodes (by default all) know of their runs, as ``list_runs`` does."""
     answers: dict[int, dict[str, dict[str, Any]]] = await control.ask(rpc.LIST_RUNS, nodes, brief=True)
     tellers: dict[str, int] = {}
     for node, runs in answers.items():
