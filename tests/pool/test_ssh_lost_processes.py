@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import SkyError
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankDied, RankInterrupted
 from tests.hosts.world import Host, World, hosts, skip_unless_hosts_run
 from tests.pool.pools import begin, run
-from tests.pool.remote import MARKS, ssh_pool, wait_until
+from tests.pool.remote import MARKS, provider, ssh_pool, wait_until
 
 pytestmark = MARKS
 
@@ -80,6 +82,33 @@ def _answers(pool: Pool) -> bool:
         return bool(run(pool, "1").values == [1, 1])
     except (CellError, SkyError):
         return False
+
+
+@pytest.mark.slow
+def test_a_repair_of_long_ago_is_not_made_again_when_the_pool_is_attached(world: World) -> None:
+    with ssh_pool(provider=provider(hosts=["host0"]), nodes=1, keep=True, name="mended") as pool:
+        kill(world[0], "forkserver")
+        wait_until(lambda: pool.take_restarted() == {0})
+        pool.settle()
+        run(pool, "mine = 42")
+        path = f"{pool.hosts[0].there}/host.events"
+        pool.release()
+        later = Pool.attach(pool.registry.pool(pool.id))
+        try:
+            (host,) = later.hosts
+            said = world[0].run(f"cat {path}").splitlines()
+            assert [line for line in said if "forkserver" in line]
+            # All that it has said so far was heard, and handled.
+            wait_until(lambda: host.heard >= len(said))
+            loop().call(asyncio.sleep(0))
+            later.settle()
+            assert run(later, "mine").values == [42]
+            assert later.take_restarted() == set()
+            # What comes from now on is heard.
+            world[0].run("pkill -KILL -o -u ada -f sky_jupyter.node.kernel.forkserver")
+            wait_until(lambda: later.take_restarted() == {0})
+        finally:
+            later.down()
 
 
 @pytest.mark.slow

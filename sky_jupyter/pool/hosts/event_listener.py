@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +14,11 @@ from typing import Any, Protocol
 from ...errors import LinkLost, MachineError, SkyError
 from ...machines.base import Command, Machine, Process
 from ..base.timeouts import TIMEOUTS
-from .launch import EVENTS
+from .launch import EVENTS, who_stood_still
 
 _PAUSE, _LONGEST_PAUSE = TIMEOUTS.links.follow_pause, TIMEOUTS.links.longest_follow_pause
 _LOOK = TIMEOUTS.polls.follow
+_PATIENCE = TIMEOUTS.start.remote_host
 
 
 class SpeakingHost(Protocol):
@@ -44,6 +46,23 @@ class SpeakingHost(Protocol):
 
     @property
     def tell(self) -> Callable[[dict[str, Any]], object]: ...
+
+
+def skip_past(host: SpeakingHost) -> None:
+    """Skip an adopted host's events so far, but for still stopped processes.
+
+    The processes whose ends they report have been replaced long ago: taken for new ones, they would take the kernels
+    that run now. Raises MachineError if the host cannot be asked.
+    """
+    try:
+        done = host.machine.run(f"cat -- {shlex.quote(f'{host.there}/{EVENTS}')}", timeout=_PATIENCE)
+    except TimeoutError:
+        raise MachineError(host.machine.name, "timeout", "the events of its host process could not be read") from None
+    # What follows the last newline is an event that is being written.
+    past = done.out.decode("utf-8", "replace").split("\n")[:-1]
+    host.heard = len(past)
+    for line in who_stood_still(past):
+        host.tell(json.loads(line))
 
 
 def listen(host: SpeakingHost) -> None:

@@ -414,14 +414,14 @@ def _left(host: Host) -> Iterator[str]:
     """Yield the events of another manager's host, from the host's file."""
     assert isinstance(host.command, LocalProcess)
     with contextlib.suppress(OSError), open(host.folder / EVENTS, errors="replace") as file:
-        yield from _who_stood_still(file)
+        yield from who_stood_still(file)
         while host.command.alive:
             yield from file
             time.sleep(_LOOK)
     yield from host.command.lines()
 
 
-def _who_stood_still(said: Iterable[str]) -> list[str]:
+def who_stood_still(said: Iterable[str]) -> list[str]:
     """Return the last reports of processes that are still stopped."""
     still: dict[Any, str] = {}
     for line in said:

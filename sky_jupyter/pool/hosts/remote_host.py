@@ -225,6 +225,7 @@ def reopen(
                 f"pool {name!r} cannot be taken up: its processes on {gone} are gone; `%sky down --name {name}` ends "
                 "the others, and so does its lease"
             )
+        _all([functools.partial(event_listener.skip_past, host) for host in hosts])
     except BaseException:
         for host in hosts if "hosts" in locals() else ():
             host.leave()
