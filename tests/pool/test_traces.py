@@ -88,6 +88,20 @@ def test_what_was_not_reached_for_longer_than_its_lease_is_forgotten(registry: R
     assert Traces(registry, ID, SPEC).left() == []
 
 
+@pytest.mark.parametrize("change", ["began = 0, owner_since = 0", "nodes = -1"], ids=["old", "damaged"])
+def test_a_pool_of_another_machine_that_is_not_listed_is_not_taken_for_ended(registry: Registry, change: str) -> None:
+    registry.intend(ID, "far", "ssh", 2, False)
+    registry.update(ID, "ready")
+    Traces(registry, ID, SPEC).note("host0", *FOLDERS)
+    with registry.transaction() as connection:
+        connection.execute(f"UPDATE pools SET machine = 'elsewhere', machine_place = 'm/b/p', {change}")
+    assert registry.pools() == []
+    assert remote_leftovers.orphans(registry) == []
+    with registry.transaction() as connection:
+        connection.execute("UPDATE pools SET state = 'ended', ended = ?", (time.time(),))
+    assert [trace.host for trace in remote_leftovers.orphans(registry)] == ["host0"]
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -23,7 +23,7 @@ from sky_jupyter.pool.lifecycle.provisioning import Provisioning
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import cost_rows, machine_orders
 from sky_jupyter.pool.registry.machine_orders import OrderRow
-from sky_jupyter.pool.registry.machine_sweep import sweep_machines
+from sky_jupyter.pool.registry.machine_sweep import left_over, sweep_machines
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers.base import Order
 from sky_jupyter.spec.options import Options
@@ -377,6 +377,21 @@ def test_clean_ends_what_nobody_else_would_and_leaves_pools_that_live(cloud: Clo
     assert cloud.alive() == kept
     assert clean.machines() == []
     alive.down()
+
+
+def test_machines_of_another_computers_pool_stay_however_long_nobody_here_has_heard_of_it(
+    cloud: Cloud, registry: Registry
+) -> None:
+    pool = pool_of(cloud)
+    kept = buy(pool)
+    registry.update(pool.id, "ready")
+    with registry.transaction() as connection:
+        connection.execute(
+            "UPDATE pools SET machine = 'elsewhere', machine_place = 'm/b/p', began = 0, owner_since = 0"
+        )
+    assert registry.pools() == []
+    assert left_over(registry) == clean.machines() == []
+    assert cloud.alive() == kept
 
 
 def test_down_by_name_ends_the_machines_of_a_pool_that_cannot_be_taken_up(cloud: Cloud, registry: Registry) -> None:

@@ -159,7 +159,8 @@ def left_over(registry: Registry) -> list[str]:
     names = []
     for pool, rows in _by_pool(registry).items():
         row = _row(registry, pool)
-        if any(one.token for one in rows) and (row is None or _is_left(registry, row, rows)):
+        left = _is_left(registry, row, rows) if row is not None else not _is_unlisted(registry, pool)
+        if left and any(one.token for one in rows):
             names.append(pool if row is None else row.name)
     return names
 
@@ -224,6 +225,8 @@ def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: 
             if row.is_here and _stays_stopped(row):
                 _stop_again(registry, row, rows, swept)
             return
+        if row is None and _is_unlisted(registry, pool):
+            return
         if row is not None and not (row.owner_lives and not row.is_mine):
             registry.own(pool)
         try:
@@ -256,6 +259,11 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
     if row.unfinished:
         return True
     return lease_expiry.has_ended(row, running=bool(registry.running_runs(row.id, 1)))
+
+
+def _is_unlisted(registry: Registry, pool: str) -> bool:
+    """Return whether a pool without a listed row may live elsewhere."""
+    return pool in registry.unended()
 
 
 def _stays_stopped(row: PoolRow | None) -> bool:

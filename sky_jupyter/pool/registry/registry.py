@@ -307,6 +307,11 @@ class Registry:
         with self.connection() as connection:
             return self._pools(connection)
 
+    def unended(self) -> set[str]:
+        """Return the ids of pools that have not ended, even unlisted ones."""
+        with self.connection() as connection:
+            return {id for (id,) in connection.execute("SELECT id FROM pools WHERE state != 'ended'")}
+
     def left_name(self, id: str) -> str | None:
         """Return the name of an ended or abandoned pool, else None.
 

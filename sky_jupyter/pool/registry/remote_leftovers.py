@@ -140,7 +140,8 @@ def orphans(registry: Registry) -> list[RemotePart]:
     """
     try:
         found = _read(registry)
-        alive = {row.id for row in registry.pools() if not row.unfinished} if found else set()
+        # Pools of other machines that were not heard of for long are not listed, and may live.
+        alive = registry.unended() - {row.id for row in registry.pools() if row.unfinished} if found else set()
         left = [trace for trace in found if trace.pool not in alive]
         old = _old(registry, left)
         for trace in old:
