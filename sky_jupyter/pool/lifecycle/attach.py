@@ -35,11 +35,14 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
     # An earlier manager may have admitted guests.
     pool.supervisor.turns.shared = True
     pool.logger.open()
+    work = loop().submit(connect(pool, record))
     try:
         with pool.watchdog.telling(pool.listener):
-            wait_ticking(loop().submit(connect(pool, record)), tick)
+            wait_ticking(work, tick)
         pool.become_ready()
     except BaseException as error:
+        # Else an interrupted one would go on.
+        work.cancel()
         _not_joined(pool, row, error)
         raise
     # The previous manager may have died before it told the hosts that the pool is ready.
@@ -97,6 +100,16 @@ def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
 def _not_joined(pool: PoolLifecycle, row: PoolRow, error: BaseException) -> None:
     """Undo a failed attachment; forget a pool that has ended."""
     pool.states.to(PoolState.ENDED)
+    try:
+        # Its pings would keep the nodes beyond their lease, for as long as this process lives.
+        with contextlib.suppress(Exception):
+            loop().call(pool.disconnect(), timeout=5)
+    finally:
+        # Also if the user interrupts that.
+        _give_back(pool, row, error)
+
+
+def _give_back(pool: PoolLifecycle, row: PoolRow, error: BaseException) -> None:
     for host in pool.hosts:
         host.leave()
     if pool.link is not None:
