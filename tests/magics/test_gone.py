@@ -13,7 +13,7 @@ from sky_jupyter.magics.parsing import parse
 from sky_jupyter.pool.lifecycle.state_machine import PoolState
 from sky_jupyter.pool.open_pools import OpenPools
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.registry.ended_pools import line
+from sky_jupyter.pool.registry.ended_pools import changes, line
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.magics.notebook import notebook
 
@@ -28,6 +28,8 @@ from tests.magics.notebook import notebook
         "--provider aws --nodes 2 --accelerator A100:8 --spot --profile lab --regions us-east-1,us-west-2 "
         "--instance-type p4d.24xlarge --subnet subnet-0123abcd --ami ami-0123abcd --user ec2-user --jump me@door",
         "--provider aws --iam-instance-profile nodes --reservation cr-0123abcd --ssh-from any --allocation cheapest",
+        "--provider aws --vcpus 16 --memory-gb 128.5 --disk-gb 1234567 --max-hourly-cost 1.5 --max-cost 1234.5678 "
+        "--exit-timeout 30s",
         "--provider slurm --login me@cluster --partition gpu --account lab --time 2h --gpus-per-node a100:4 --nodes 2 "
         "--cpus-per-task 8 --exclusive --requeue --setup 'module load cuda' --extra='--mail-type=END --nice=5'",
         "--provider kubeflow --namespace lab --resources cpu=4,memory=16Gi --node-selector a=b,c=d --volumes /d=mine",
@@ -36,6 +38,12 @@ from tests.magics.notebook import notebook
 def test_the_line_that_makes_a_pool_anew_makes_the_same_pool(given: str) -> None:
     spec = parse(given, cell=True).spec()
     assert parse(line(spec).removeprefix("%sky "), cell=False).spec() == spec
+
+
+def test_limits_that_differ_are_among_the_options_that_are_said_to_recreate_it() -> None:
+    old = parse("--provider aws --vcpus 16 --max-hourly-cost 1.5", cell=True)
+    new = parse("--provider aws --vcpus 16 --max-hourly-cost 9 --memory-gb 512 --exit-timeout 1m", cell=True)
+    assert changes(old.spec(), new.spec()) == "--max-hourly-cost 9 --memory-gb 512 --exit-timeout 60s"
 
 
 def test_the_line_shows_no_value_that_may_be_secret() -> None:

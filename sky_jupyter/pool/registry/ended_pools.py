@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...spec.options import DEFAULT_EXIT_TIMEOUT
 from ...spec.pool_spec import DEFAULT_JOURNAL, PoolSpec
 from ...util.redaction import without_secrets
 
@@ -55,6 +56,9 @@ _OF_PROVIDERS = (
     *("iam_instance_profile", "reservation", "ssh_from"),
 )
 
+# What the machines may cost, and must have.
+_LIMITS = ("max_cost", "max_hourly_cost", "vcpus", "memory_gb", "disk_gb")
+
 
 def line(spec: PoolSpec) -> str:
     """Return the magic line that makes such a pool, without secrets."""
@@ -95,7 +99,11 @@ def _given(spec: PoolSpec) -> dict[str, object]:
     given["env"] = ",".join(f"{name}=…" for name in image.env)
     given["idle-timeout"] = _seconds(spec.idle_timeout)
     given["ttl"] = _seconds(spec.ttl)
-    given["max-cost"] = None if spec.max_cost is None else f"{spec.max_cost:g}"
+    for name in _LIMITS:
+        limit = getattr(spec, name)
+        given[name.replace("_", "-")] = None if limit is None else f"{limit:.15g}"
+    exit_timeout = spec.options.exit_timeout
+    given["exit-timeout"] = _seconds(exit_timeout) if exit_timeout != DEFAULT_EXIT_TIMEOUT else None
     given["journal"] = spec.journal if spec.journal != DEFAULT_JOURNAL else None
     given["blob-limit"] = spec.blob_limit
     return {name: value for name, value in given.items() if value is not None and value != ""}
