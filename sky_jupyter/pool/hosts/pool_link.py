@@ -205,10 +205,15 @@ class PoolLink:
             made = map_all(
                 lambda one: link.connect(one.target, address=one.address), self._machines, "sky-connect", most=_BESIDE
             )
-        finally:
+        except BaseException:
+            # The next attempt has another client.
             if self._over.is_set():
                 link.end()
+            else:
+                link.close()
+            raise
         if self._over.is_set():
+            link.end()
             return
         for machine, new in zip(self._machines, made, strict=True):
             machine.link, machine.number = link, new.number
