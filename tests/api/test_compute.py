@@ -439,9 +439,21 @@ def test_a_start_that_is_given_up_leaves_nothing() -> None:
 # -- dask ------------------------------------------------------------------------------------------
 
 
-def test_dask_runs_in_plain_workers_that_end_with_the_pool() -> None:
+def test_dask_runs_in_plain_workers_that_end_with_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     array = pytest.importorskip("dask.array")
+    given_up: list[Any] = []
+
+    def interrupted(client: Any, *_: object, **__: object) -> None:
+        given_up.append(client)
+        raise KeyboardInterrupt
+
     with sky.Compute(nodes=2, name="dasked", options=sky.Options(console=False)) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr("distributed.Client.wait_for_workers", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                _ = pool.dask
+        # A wait for workers that is interrupted leaves no client.
+        assert [client.status for client in given_up] == ["closed"]
         client = pool.dask
         assert pool.dask is client
         ours = {os.getpid(), *(psutil.Process(pid).pid for pid in sky.function(os.getpid)() @ pool)}

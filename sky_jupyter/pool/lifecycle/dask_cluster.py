@@ -83,7 +83,11 @@ class PoolDask:
                 set_as_default=False,
                 name="sky-dask",
             )
-        client.wait_for_workers(len(nodes), timeout=_PATIENCE)
+        try:
+            client.wait_for_workers(len(nodes), timeout=_PATIENCE)
+        except BaseException:
+            _end(client)
+            raise
         return client
 
     def close(self) -> None:
@@ -94,5 +98,9 @@ class PoolDask:
     def _close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(Exception):
-                client.close(timeout=_CLOSE)
+            _end(client)
+
+
+def _end(client: Client) -> None:
+    with contextlib.suppress(Exception):
+        client.close(timeout=_CLOSE)
