@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,32 @@ def test_what_cannot_be_read_is_refused_and_the_next_message_is_read(sockets: An
     assert len(refused) == 3
     assert "signature" in refused[0]
     assert "malformed" in refused[2]
+
+
+def test_the_next_message_is_read_after_one_that_its_taker_fails_on(sockets: Any) -> None:
+    kernel, agent = sockets
+    refused: list[Exception] = []
+
+    async def go() -> None:
+        over = asyncio.Event()
+
+        def take(message: dict[str, Any]) -> None:
+            if message["content"]["text"] == "wrong":
+                raise KeyError("name")
+            over.set()
+
+        # Both are there before the reader is: nothing that comes later wakes it.
+        for text in ("wrong", "end"):
+            session().send(kernel, "stream", {"text": text})
+        agent.poll()
+        reader = IOPubReader(agent, session(), take, refused.append)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(over.wait(), 20)
+        reader.close()
+        assert over.is_set()
+
+    asyncio.run(go())
+    assert [type(error) for error in refused] == [KeyError]
 
 
 def test_a_message_is_the_same_as_jupyters_except_for_dates() -> None:

@@ -102,6 +102,13 @@ def test_a_message_travels_as_it_is_and_what_is_none_is_passed_over() -> None:
         assert read(raw, widget=True) is None
 
 
+def test_a_message_whose_comm_has_no_name_is_passed_over() -> None:
+    hub = CommHub({}, "incarnation", lambda: True, lambda *batch: None)
+    for id in (["a"], {"a": 1}, None, 1):
+        hub.on_message(0, {"msg_type": "comm_msg", "content": {"comm_id": id, "data": {}}}, "run")
+    assert not hub.held(0).openings()
+
+
 def test_changes_that_follow_each_other_are_one_and_keep_their_order() -> None:
     pending = CommQueue(any_keys=True)
     for raw in (opened("a"), told("a", value=1), told("a", ["blob"], other=2), opened("b"), told("a", value=3)):

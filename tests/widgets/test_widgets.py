@@ -218,6 +218,27 @@ def test_what_is_printed_inside_of_an_output_widget_stands_in_it(book: Notebook,
     front.wait(lambda: front.opened[out]["outputs"][-1].get("ename") == "ZeroDivisionError", "its error does not come")
 
 
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"output_type": "stream", "name": "stdout", "text": ["set by code\n"]},
+        {"output_type": "stream", "text": "set by code\n"},
+    ],
+    ids=["a list of lines", "no name"],
+)
+def test_what_is_printed_stands_behind_any_output_that_code_has_set(
+    book: Notebook, front: Front, ids: Any, output: dict[str, Any]
+) -> None:
+    cell = book.run(
+        f"%%sky --on 0 --timeout 60\nout = ipywidgets.Output()\nout.outputs = ({output!r},)\n"
+        "with out:\n    print('inside')\nout.model_id"
+    )
+    assert cell.status == "ok", cell
+    (out,) = (value for value in book.value("_sky.values") if value)
+    printed = {"output_type": "stream", "name": "stdout", "text": "inside\n"}
+    front.wait(lambda: front.opened.get(out, {}).get("outputs") == [output, printed], "its outputs do not come")
+
+
 def test_a_page_that_is_opened_later_is_told_of_all_widgets(
     book: Notebook, front: Front, ids: list[tuple[str, str]]
 ) -> None:

@@ -32,7 +32,7 @@ class IOPubReader:
     on_message : callable
         Called with each message as a dictionary.
     on_refused : callable
-        Called with the error of each message that cannot be read.
+        Called with the error of each message that cannot be read, or that ``on_message`` fails on.
     """
 
     def __init__(
@@ -86,11 +86,9 @@ class IOPubReader:
 
     def _take(self, frames: list[bytes]) -> None:
         try:
-            message = deserialize(self._session, frames)
-        except Exception as error:  # user code can send anything
+            self._on_message(deserialize(self._session, frames))
+        except Exception as error:  # user code can send anything, and the messages after it must be read
             self._on_refused(error)
-            return
-        self._on_message(message)
 
 
 def deserialize(session: Session, frames: Sequence[bytes]) -> dict[str, Any]:

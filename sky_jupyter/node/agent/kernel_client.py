@@ -386,7 +386,7 @@ class RankKernel:
             self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
 
     def _on_refused(self, error: Exception) -> None:
-        self.note(f"a message of the kernel was refused: {error}\n")
+        self.note(f"a message of the kernel was refused: {error!r}\n")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         kind, run, content = parts_of(message)

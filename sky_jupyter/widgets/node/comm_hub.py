@@ -75,7 +75,7 @@ class CommHub:
         content = message.get("content")
         id = content.get("comm_id") if isinstance(content, Mapping) else None
         comm = held.get(id) if isinstance(id, str) else None
-        widget = comm.widget if comm is not None else id in self._revivals[rank]
+        widget = comm.widget if comm is not None else isinstance(id, str) and id in self._revivals[rank]
         told = read(message, widget=widget, rank=rank)
         if run:
             self._latest[rank] = run

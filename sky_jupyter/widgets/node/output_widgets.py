@@ -28,7 +28,8 @@ class _Area:
             self.outputs, self.waiting = [], False
         last = self.outputs[-1][0] if self.outputs else {}
         streams = output["output_type"] == "stream" == last.get("output_type")
-        if streams and last["name"] == output["name"]:
+        # Code may set outputs itself, with their text as a list of lines, as in a notebook's file.
+        if streams and last.get("name") == output["name"] and isinstance(last.get("text"), str):
             last["text"] = (last["text"] + output["text"])[-MOST:]
         else:
             self.outputs.append((output, display))
