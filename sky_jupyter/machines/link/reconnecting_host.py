@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ...errors import AGAIN, GONE, HostKeyError, LinkLost, LoginRefused, MachineError, SkyError
+from ...errors import AGAIN, GONE, HostKeyError, LinkLost, LoginRefused, MachineError
 from ..ssh import auth
 from ..ssh.session import Access
 from ..ssh.session_machine import SessionMachine
@@ -19,8 +19,9 @@ from .target_kinds import AnyTarget
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 # A session shorter than this may be lost again at once: the back-off keeps growing.
 _STABLE = 20.0
-# Reason of a `LoginRefused` when an API has accepted the login, but a right is missing.
-_RIGHTS = "rights"
+# Reasons of a `LoginRefused` that may pass, since this login worked before: a right that an API server which has just
+# started has not loaded yet; and a connection that ended while we logged in, which may have broken again.
+_PASSING = ("rights", "attempts", "waited")
 # sshd allows ten sessions per connection by default; commands need some of them.
 _LANES = 4
 
@@ -225,13 +226,11 @@ class ReconnectingHost:
             self.open(self._access)
         except (HostKeyError, LoginRefused) as error:
             self._why = str(error).partition(": ")[2]
-            if error.reason == _RIGHTS:
-                # The right was there before: an API server that has just started refuses for a moment what it has not
-                # loaded yet.
+            if error.reason in _PASSING:
                 return False
             self._say("refused", f"reachable again, but unusable: {self._why}")
             return True
-        except (SkyError, OSError, EOFError) as error:
+        except Exception as error:  # of any library that connects: this thread must go on
             if isinstance(error, MachineError) and error.reason == GONE:
                 self.gone, self._why = True, str(error).partition(": ")[2]
                 self._say("refused", f"gone as it was: {self._why}")

@@ -135,12 +135,11 @@ def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
                 more = transport.auth_publickey(target.user, key)
             except paramiko.BadAuthenticationType as error:
                 raise _no_keys(target, error.allowed_types, tried) from None
-            except (paramiko.AuthenticationException, EOFError, OSError) as error:
+            except (paramiko.SSHException, EOFError, OSError) as error:
                 if not transport.is_active():
                     raise _too_many(target, offered, [*tried, candidate.label], error) from None
-                tried.append(candidate.label)
-            except paramiko.SSHException as error:
-                tried.append(f"{candidate.label} ({error})")
+                refused = isinstance(error, (paramiko.AuthenticationException, EOFError, OSError))
+                tried.append(candidate.label if refused else f"{candidate.label} ({error})")
             else:
                 if more:
                     raise _factor(target, candidate.label, list(more))
