@@ -8,6 +8,7 @@ from typing import Any
 import paramiko
 import pytest
 
+from sky_jupyter.errors import LinkLost
 from sky_jupyter.machines.link import reconnecting_host, target_kinds
 from sky_jupyter.machines.link.encoding import Event
 from sky_jupyter.machines.link.reconnecting_host import ReconnectingHost
@@ -98,3 +99,23 @@ def test_an_error_of_any_type_does_not_end_the_attempts(
     between.cut()
     eventually(lambda: host.up and "back" in kinds(events))
     assert [event.why for event in events[1:3]] == ["No existing session", "wrong"]
+
+
+def test_a_connection_that_is_lost_as_it_comes_back_is_made_again(
+    host: ReconnectingHost, between: Link, events: list[Event]
+) -> None:
+    broken: list[SessionMachine] = []
+
+    def on_open(machine: SessionMachine) -> None:
+        """Break the first connection that is made again before anybody is told of its loss."""
+        if not broken:
+            broken.append(machine)
+            lost: list[LinkLost] = []
+            machine.session.on_lost(lost.append)
+            between.cut()
+            eventually(lambda: lost)
+
+    host.on_open(on_open)
+    between.cut()
+    eventually(lambda: kinds(events).count("back") == 2)
+    assert host.up

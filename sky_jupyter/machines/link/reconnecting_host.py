@@ -198,9 +198,10 @@ class ReconnectingHost:
             self._rebuilding = True
             if self._lost_at <= self._opened_at:
                 self._lost_at = time.monotonic()  # a client has noticed the loss before our watch
-        threading.Thread(target=self._rebuild, name=f"link-rebuild-{self.number}", daemon=True).start()
+            lost = self._machine
+        threading.Thread(target=self._rebuild, args=(lost,), name=f"link-rebuild-{self.number}", daemon=True).start()
 
-    def _rebuild(self) -> None:
+    def _rebuild(self, lost: SessionMachine | None) -> None:
         try:
             while not self._closed and not self._try():
                 pass
@@ -209,6 +210,9 @@ class ReconnectingHost:
                 self._rebuilding = False
                 # The request has been served: the next loss has its own back-off.
                 self._asked.clear()
+        if self._machine is not lost:
+            # If the new session was lost before this ended, its loss found a rebuild under way and began none.
+            self._begin()
 
     def _try(self) -> bool:
         """Wait for the back-off, then connect; return True for the last attempt."""
