@@ -242,6 +242,20 @@ def _install(python: str, folder: str) -> list[str]:
     return ["pip", "install", "--no-deps", "--compile-bytecode", "--python", python, "--target", folder]
 
 
+def _from_indexes(command: Sequence[str], requirements: Sequence[str], image: Image, pins: Sequence[str] = ()) -> str:
+    """Return shell text that runs uv for requirements, from an image's indexes.
+
+    Requirements may be arguments: those with a password are refused before.
+    """
+    text, lines = package_indexes.parts(requirements, image)
+    files = {package_indexes.FILE: ("-r", text), "pins": ("--constraints", "".join(f"{line}\n" for line in pins))}
+    written = {name: (option, shlex.quote(text)) for name, (option, text) in files.items() if text}
+    words = [f'{option} "$d"/{name}' for name, (option, _) in written.items()]
+    steps = ["d=$(mktemp -d)", *(f'printf %s {text} >"$d"/{name}' for name, (_, text) in written.items())]
+    steps.append(" ".join([shlex.join(command), *words, shlex.join(lines.splitlines())]))
+    return f'{" && ".join(steps)}; r=$?; rm -rf -- "$d"; exit $r'
+
+
 class Addition(HostPreparation):
     """Addition of packages to a live pool's hosts; environments stay as they are.
 
@@ -309,9 +323,7 @@ class Addition(HostPreparation):
         cache = site.facts.cache
         self.offline_bundle.send(site, [], self._target(site), functools.partial(self._tell, site, say=say))
         command = [f"{cache}/bin/uv-{self.offline_bundle.uv}", "pip", "install", "--dry-run", "--python", python]
-        lines = shlex.quote("".join(f"{line}\n" for line in pins))
-        uv = f"{shlex.join(command)} --constraints $f {shlex.join(requirements)}"
-        script = f"f=$(mktemp) && printf %s {lines} >$f && {uv}; r=$?; rm -f $f; exit $r"
+        script = _from_indexes(command, requirements, self.image, pins)
         variables = {**self.image.env, "UV_CACHE_DIR": f"{cache}/uv", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
         variables.update(package_indexes.environment(self.image, self.image.env))
         shown = shlex.join(["uv", "pip", "install", *requirements])
@@ -325,13 +337,18 @@ class Addition(HostPreparation):
         site.environment = folder
         sent = []
         if self.offline:
+            kept = own_cache() / "wheels"
             with self.offline_bundle.finding:
-                sent = wheels.gather(requirements, target, own_cache() / "wheels", on_line=tell, stop=self.stop)
+                sent = wheels.gather(requirements, target, kept, image=self.image, on_line=tell, stop=self.stop)
         self.offline_bundle.send(site, sent, target, tell)
         names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
-        what = ["--no-config", "--offline", "--no-index", *names] if self.offline else list(requirements)
-        command = [f"{cache}/bin/uv-{self.offline_bundle.uv}", *_install(python, folder), *what]
+        command = [f"{cache}/bin/uv-{self.offline_bundle.uv}", *_install(python, folder)]
         variables = {**self.image.env, "UV_CACHE_DIR": f"{cache}/uv", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+        if self.offline:
+            script = shlex.join([*command, "--no-config", "--offline", "--no-index", *names])
+        else:
+            script = _from_indexes(command, requirements, self.image)
+            variables.update(package_indexes.environment(self.image, self.image.env))
         tell(f"installing {', '.join(requirements)}")
         shown = shlex.join(["uv", "pip", "install", *requirements])
-        self._stream(site, shlex.join(command), variables, "environment", say, shown=shown)
+        self._stream(site, script, variables, "environment", say, shown=shown)

@@ -6,19 +6,25 @@ import base64
 import os
 import platform
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import pytest
+import uv
 
 import sky_jupyter as sky
-from sky_jupyter.bootstrap import package_indexes, wheels
+from sky_jupyter.bootstrap import package_indexes, package_sync, wheels
 from sky_jupyter.bootstrap.local_environment import ensure
+from sky_jupyter.bootstrap.uv import run_uv
 from sky_jupyter.errors import BootstrapError
+from sky_jupyter.machines.local_machine import LocalMachine
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.bootstrap.wheels import make_wheel
 
 LOGIN = "me:s%40cret"
@@ -122,6 +128,45 @@ def test_what_goes_to_hosts_is_resolved_and_fetched_from_there(index: Index, tmp
     assert lock == ["sky-app==1.5"]
     gathered = wheels.gather(lock, target, tmp_path / "wheels", image=image)
     assert [wheel.path.name for wheel in gathered] == ["sky_app-1.5-py3-none-any.whl"]
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_what_is_added_to_a_live_pools_hosts_comes_from_there(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    make_wheel(index.folder, "sky_core", "1.0")
+    make_wheel(index.folder, "sky_core", "1.5")
+    make_wheel(index.folder, "sky_own", "2.0")
+    make_wheel(tmp_path / "usual", "sky_app", "3.0", requires=["sky_core"])
+    make_wheel(tmp_path / "usual", "sky_core", "9.9")
+    # This machine stands for a host, with a home of its own.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    program = tmp_path / ".cache" / "sky_jupyter" / "bin" / f"uv-{version('uv')}"
+    program.parent.mkdir(parents=True)
+    program.symlink_to(uv.find_uv_bin())
+    venv, folder = tmp_path / "venv", tmp_path / "pool" / "more"
+    run_uv(["venv", "--python", sys.executable, str(venv)], phase="test", on_line=lambda line: None)
+    usual = {name: os.environ[name] for name in ("UV_DEFAULT_INDEX", "UV_FIND_LINKS")}
+    indexes = [sky.PipIndex(index.url), sky.PipIndex(index.url, packages=["sky-core"])]
+    spec = PoolSpec(provider=sky.SSH("host"), image=sky.Image(pip_indexes=indexes, env=usual))
+    machine, places = LocalMachine(), [(f"{venv}/bin/python", str(folder))]
+    addition = package_sync.Addition([machine], spec, places, offline=offline, stop=threading.Event())
+    told: list[str] = []
+    there = {"sky-core": "1.0"}
+    assert addition.add(["sky-app", "sky-core>1.0", "sky-own"], there, told.append) == [
+        "sky-app==3.0",
+        "sky-core==1.5",
+        "sky-own==2.0",
+    ]
+    assert {path.name for path in folder.glob("sky_*.dist-info")} == {
+        "sky_app-3.0.dist-info",
+        "sky_core-1.5.dist-info",
+        "sky_own-2.0.dist-info",
+    }
+    addition.install(["sky-core==1.0"], told.append)
+    assert "1.0" in (folder / "sky_core" / "__init__.py").read_text()
+    assert not [line for line in told if "s@cret" in line or "s%40cret" in line]
 
 
 def test_the_password_is_on_no_command_line_and_in_no_error(
