@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...errors import MachineError, ProvisionError, Unanswered
+from ...errors import HostKeyError, LoginRefused, MachineError, ProvisionError, Unanswered
 from ...machines.batch.login_session import LocalLogin, LoginSession, SSHLogin
 from ...machines.ssh.types import Ran, shown
 
@@ -35,6 +35,8 @@ _PASSING = re.compile(
     r"unable to contact|timed out|connection (refused|reset|failure)|temporarily|zero bytes|backup controller",
     re.IGNORECASE,
 )
+# Reasons of a `LoginRefused` if the connection ended before the host had answered.
+_BROKEN = ("attempts", "waited")
 _lock = threading.Lock()
 _logins: dict[tuple[int, Target | None, bool], LoginCalls] = {}
 
@@ -64,9 +66,15 @@ class LoginCalls:
         return "this machine" if self._target is None else str(self._target)
 
     def run(self, argv: Sequence[str], stdin: str = "") -> Ran:
-        """Run a command and return its result; raise Unanswered if there is none."""
+        """Run a command and return its result.
+
+        Raise Unanswered if there is none, and ProvisionError if the host does not let us in.
+        """
         try:
             return self._used().run(argv, stdin.encode(), _PATIENCE)
+        except (HostKeyError, LoginRefused) as error:
+            text = f"{program_of(argv)} could not be run on {self}: {error}"
+            raise (Unanswered if error.reason in _BROKEN else ProvisionError)(text) from None
         except (MachineError, OSError, EOFError, TimeoutError) as error:
             raise Unanswered(f"{program_of(argv)} on {self} gave no answer: {error}") from None
 
