@@ -114,7 +114,13 @@ class Server:
             self._watchdog, self._connections = PoolWatchdog(self._idle_timeout, self._folders), ConnectionTable()
         except ImportError as error:
             self._failed = f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})"
-        self._ready.set()
+        except Exception as error:  # of parts that do not fit: paramiko and cryptography raise several types
+            self._failed = (
+                f"paramiko could not be imported: {type(error).__name__}: {error}. Install it anew, with what it "
+                "needs: pip install --force-reinstall 'sky-jupyter[ssh]'"
+            )
+        finally:
+            self._ready.set()
 
     def _accept(self) -> None:
         while not self._stop.is_set():
