@@ -74,14 +74,15 @@ class LocalPages:
         return bool(wanted) and wanted <= {rank for journal in journals for rank in _ranks_of(journal)}
 
     def _journals(self, run: str) -> dict[int, Journal]:
-        """Return the run's journal of each node; after a retry, that of the last try."""
-        found = {}
+        """Return the run's journal of each node; after a retry, those of the last try."""
+        # A call's journal is named by its attempt too.
+        tries: dict[str, dict[int, Journal]] = {}
         for folder in sorted(Path(self._row.folders[0]).glob("n*/journal"))[:_MAX_NODES]:
             number = folder.parent.name[1:]
             paths = [path for path in Journal.found(folder) if path.name.partition(".")[0] == run]
-            if paths and number.isdecimal():
-                found[int(number)] = self._journal(paths[-1])
-        return found
+            for path in paths if number.isdecimal() else ():
+                tries.setdefault(path.name, {})[int(number)] = self._journal(path)
+        return max(tries.values(), key=lambda journals: max(map(began, journals.values())), default={})
 
     def _journal(self, path: Path) -> Journal:
         files = sorted(file for file in path.parent.glob(f"{path.name}.*"))
@@ -91,6 +92,12 @@ class LocalPages:
             # Reading alone changes no file.
             known = self._read[path] = sizes, Journal.reopen(path)
         return known[1]
+
+
+def began(journal: Journal) -> float:
+    """Return when a try of a call began, by its journal; 0 for other runs."""
+    value = (journal.begin or {}).get("began")
+    return value if isinstance(value, float) else 0.0
 
 
 def _size(file: Path) -> int:

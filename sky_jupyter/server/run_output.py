@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..access import log_pages
 from ..node.journal.journal import Journal, lines_of
 from ..node.protocol.journal_events import text_of
 from ..pool.registry.registry import PoolRow
@@ -22,8 +23,18 @@ def local(row: PoolRow, run: str) -> list[dict[str, Any]] | None:
     if not row.is_local or not row.is_here or not row.folders:
         return None
     folders = sorted(Path(row.folders[0]).glob("n*/journal"))[:_MAX_NODES]
-    paths = [path for folder in folders for path in Journal.found(folder) if path.stem == run]
-    return by_rank(event for path in paths for event in _tail(path))
+    # A call's journal is named by its attempt too.
+    tries: dict[str, list[Path]] = {}
+    for path in (path for folder in folders for path in Journal.found(folder)):
+        if path.name.partition(".")[0] == run:
+            tries.setdefault(path.name, []).append(path)
+    last = max(tries.values(), key=_began) if len(tries) > 1 else [path for paths in tries.values() for path in paths]
+    return by_rank(event for path in last for event in _tail(path))
+
+
+def _began(paths: Iterable[Path]) -> float:
+    """Return when a try began; this reads its journals as a whole."""
+    return max(log_pages.began(Journal.reopen(path)) for path in paths)
 
 
 def by_rank(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
