@@ -268,6 +268,22 @@ def test_an_exception_of_a_cells_own_class_comes_back_with_its_class(pool: Pool)
     assert (type(error).__name__, str(error)) == ("Strange", "odd")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def __str__(self): return self.missing",
+        "filename = property(lambda self: 1 / 0)",
+        "def __getattr__(self, name): return getattr(self.inner, name)",
+        "def __reduce_ex__(self, version): raise SystemExit(3)",
+    ],
+)
+def test_an_exception_whose_class_raises_as_it_is_looked_at_is_its_cells_error(pool: Pool, body: str) -> None:
+    current = begin(pool, f"class Odd(FileNotFoundError):\n    {body}\nraise Odd()")
+    with pytest.raises(CellError):
+        pool.attend(current)
+    assert [outcome.end["ename"] for outcome in current.outcomes.values()] == ["Odd", "Odd"]
+
+
 def test_a_syntax_error_on_the_node_is_the_cells_error(pool: Pool) -> None:
     from sky_jupyter.capture.collect import Capture
 

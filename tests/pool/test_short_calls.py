@@ -145,6 +145,29 @@ def test_an_exception_keeps_its_type_and_says_where_it_was_raised(pool: Pool) ->
     assert [type(one) for one in group.value.exceptions] == [KeyError, KeyError]
 
 
+ODD_EXCEPTIONS = {
+    "a text": "class Odd(ValueError):\n    def __str__(self): return self.missing",
+    "a file name": "class Odd(FileNotFoundError):\n    filename = property(lambda self: 1 / 0)",
+    "attributes": "class Odd(Exception):\n    def __getattr__(self, name): return getattr(self.inner, name)",
+    "a class": "class Odd(Exception):\n    __class__ = property(lambda self: 1 / 0)",
+    "a pickle": "class Odd(Exception):\n    def __reduce_ex__(self, version): raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("lacks", ODD_EXCEPTIONS)
+def test_an_exception_whose_class_raises_as_it_is_looked_at_ends_its_call(pool: Pool, lacks: str) -> None:
+    @sky.function
+    def fails(code: str) -> None:
+        names: dict[str, Any] = {}
+        exec(code, names)
+        raise names["Odd"]
+
+    for failed in (fails(ODD_EXCEPTIONS[lacks]).on(0) > pool, fails(ODD_EXCEPTIONS[lacks]).on(1) > pool):
+        # Where attributes raise, they do so here too.
+        assert type(failed.exception(60)).__name__ in ("Odd", "RecursionError")
+    assert rank_of() @ pool == [0, 1]
+
+
 def test_only_a_call_that_prints_has_a_journal(pool: Pool, ways: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     before = set(pool.runs())
     assert says("heard") >> pool == "heard"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from .shell import said
+
 _AGAIN = "%sky restart gives each rank a new process"
 _TWICE = "distributed.initialize should only be called once"
 _LATE = "distributed.initialize() must be called before any JAX"
@@ -31,10 +33,10 @@ def hint(error: object) -> list[str]:
     """Return a one-line hint for a framework's set-up error; empty if there is none."""
     if not isinstance(error, (RuntimeError, ValueError)):
         return []
-    said = str(error)
-    if _LATE in said and _is_joined():
-        said = _TWICE
-    return [text for part, text in _HINTS.items() if part in said]
+    text = said(error)
+    if _LATE in text and _is_joined():
+        text = _TWICE
+    return [advice for part, advice in _HINTS.items() if part in text]
 
 
 def _is_joined() -> bool:

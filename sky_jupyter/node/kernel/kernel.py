@@ -79,7 +79,7 @@ from . import (
 from .iopub import OutputThread
 from .request_begin import RequestBegin
 from .request_context import RequestContext
-from .shell import SkyShell, said, without_ours
+from .shell import SkyShell, plain_traceback, said, without_ours
 
 if TYPE_CHECKING:
     from .rank_debugger import RankDebugger
@@ -381,6 +381,11 @@ class SkyKernel(IPythonKernel):
         self.shell.sky_in_cell = True
         try:
             reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
+        except Exception:
+            # ipykernel's reply has the text of the cell's exception, whose `__str__` may raise.
+            if self._last_result is None or self._last_result.success:
+                raise
+            reply = {"status": "error"}
         finally:
             self.shell.sky_in_cell = False
             user_input.forget_results(namespace)
@@ -399,8 +404,11 @@ class SkyKernel(IPythonKernel):
         error = result and (result.error_before_exec or result.error_in_exec)
         shown, lines = self.shell.sky_failure or (None, [])
         # An error while a value is displayed is not in the result.
-        error, self.shell.sky_failure = error or shown, None
-        end.update(self.told_of(error, lines) if error else _error(None, reply["ename"], reply["evalue"], lines))
+        error, self.shell.sky_failure = shown if error is None else error, None
+        if error is None:
+            end.update(_error(None, reply["ename"], reply["evalue"], lines))
+        else:
+            end.update(self.told_of(error, lines))
         cancelled = self._cancelled and isinstance(error, asyncio.CancelledError)
         if cancelled or isinstance(error, KeyboardInterrupt) or self.sky_input.was_interrupted:
             end["status"] = "interrupted"
@@ -524,17 +532,32 @@ class SkyKernel(IPythonKernel):
         # Skip the frames of this file.
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        trace = without_ours(error, trace)
-        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
-        pressed = isinstance(error, KeyboardInterrupt) or self.sky_input.was_interrupted
+        pressed = issubclass(type(error), KeyboardInterrupt) or self.sky_input.was_interrupted
         status = "interrupted" if pressed else "error"
-        return {"status": status, **self.told_of(error, lines)}
+        return {"status": status, **self.told_of(error, self.traceback_of(error, trace))}
+
+    def traceback_of(self, error: BaseException, trace: types.TracebackType | None) -> list[str]:
+        """Return an exception's traceback as lines, a plain one if IPython cannot."""
+        # The class may be the user's, with code behind any attribute. If that raised here, the request had no end.
+        with contextlib.suppress(BaseException):
+            shown = without_ours(error, trace)
+            lines: list[str] = self.shell.InteractiveTB.structured_traceback(type(error), error, shown, tb_offset=0)
+            return lines
+        with contextlib.suppress(BaseException):
+            return plain_traceback(error, trace)
+        return []
 
     @staticmethod
     def told_of(error: BaseException, lines: list[str]) -> dict[str, Any]:
         """Return the fields of an end event for an error and its traceback."""
         name, text = type(error).__name__, said(error)
-        return _error(error, name, text, lines or [f"{name}: {text}" if text else name])
+        lines = lines or plain_traceback(error, None)
+        try:
+            return _error(error, name, text, lines)
+        except BaseException:
+            # See `traceback_of`.
+            told = {"ename": name, "evalue": text, "traceback": lines}
+            return {**told, "raised": exceptions.describe(error), "exception": None}
 
     def ended(self) -> str:
         """Return the frameworks that user code has shut down, in words; or ""."""

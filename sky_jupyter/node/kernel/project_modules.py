@@ -200,10 +200,11 @@ def included(path: str | os.PathLike[str]) -> Path:
 
 def hint(error: object) -> list[str]:
     """Return a hint, as one line, for a missing file beside the project's modules."""
-    root, path = variable(VARIABLE), getattr(error, "filename", None)
-    if not isinstance(error, FileNotFoundError) or root is None or not isinstance(path, str):
+    # In this order: an exception of the user's may have code behind any attribute.
+    if not isinstance(error, FileNotFoundError):
         return []
-    if not Path(path).is_relative_to(root):
+    root, path = variable(VARIABLE), error.filename
+    if root is None or not isinstance(path, str) or not Path(path).is_relative_to(root):
         return []
     place = Path(path).relative_to(root).as_posix()
     return [f"{place} is not among the code that was sent; `%%sky --include {shlex.quote(place)}` sends it too"]

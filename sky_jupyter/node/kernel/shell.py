@@ -89,6 +89,10 @@ class SkyShell(ZMQInteractiveShell):
         """
         return contextlib.nullcontext()
 
+    def _format_exception_for_storage(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Keep no copy of a cell's exception either, whose `__str__` may raise."""
+        return {}
+
     # ipykernel reads its signature to find the options of this release of IPython.
     @functools.wraps(ZMQInteractiveShell.run_cell_async)
     async def run_cell_async(self, *arguments: Any, **options: Any) -> Any:
@@ -175,7 +179,14 @@ class SkyShell(ZMQInteractiveShell):
                 self._showtraceback(kind, value, text.splitlines())
                 return
             exc_tuple = kind, value, without_ours(value, trace)
-        super().showtraceback(exc_tuple, *arguments, **options)
+        try:
+            super().showtraceback(exc_tuple, *arguments, **options)
+        except Exception:
+            if exc_tuple is None:
+                raise
+            # Its class has code behind any attribute, which raises where IPython and then Python look at it.
+            kind, value, trace = exc_tuple
+            self._showtraceback(kind, value, plain_traceback(value, trace))
 
     def showsyntaxerror(self, filename: Any = None, running_compiled_code: bool = False) -> None:
         """Show a syntax error, without the frames of IPython's parser."""
@@ -388,8 +399,14 @@ def said(error: Any) -> str:
     """Return an exception's text."""
     try:
         return str(error)
-    except Exception:
+    except BaseException:
         return "(it has no text: its __str__ raises)"
 
 
-__all__ = ["SkyShell", "said", "without_ours"]
+def plain_traceback(error: BaseException, trace: types.TracebackType | None) -> list[str]:
+    """Return a traceback for which nothing is read of the exception but its text."""
+    name, text = type(error).__name__, said(error)
+    return [*"".join(traceback.format_tb(trace)).splitlines(), f"{name}: {text}" if text else name]
+
+
+__all__ = ["SkyShell", "plain_traceback", "said", "without_ours"]

@@ -42,8 +42,8 @@ def describe(error: BaseException, depth: int = 0) -> dict[str, Any]:
         exception has no other content; ``"group"``: message and exceptions of an exception group.
     """
     told: dict[str, Any] = {}
-    # The class may be the user's, with code behind any attribute.
-    with contextlib.suppress(Exception):
+    # The class may be the user's, with code behind any attribute, which may raise SystemExit too.
+    with contextlib.suppress(BaseException):
         _describe(error, told, depth)
     return told
 

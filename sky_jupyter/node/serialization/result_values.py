@@ -272,7 +272,8 @@ def dump_exception(error: BaseException | None) -> str | None:
     """Return an exception as base64 pickle; None if it cannot be pickled."""
     if error is None:
         return None
-    with contextlib.suppress(Exception):
+    # Its `__reduce_ex__` may raise anything, as SystemExit.
+    with contextlib.suppress(BaseException):
         encoded = _encoded(error, SMALL)
         pickle.loads(base64.b64decode(encoded))
         return encoded
