@@ -695,6 +695,39 @@ def test_settings_of_the_notebook_are_followed_between_calls(pool: Pool, monkeyp
     assert reads() @ pool == ["set", "set"]
 
 
+def all_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls be sent ahead, and none be opened, however long one takes."""
+    monkeypatch.setattr(WarmFunction, "ahead", 16)
+    monkeypatch.setattr(ShortCall, "is_late", False)
+    for module in (short_call, short_calls):
+        monkeypatch.setattr(module, "_SHORT", 600.0)
+
+
+def test_a_function_that_is_forgotten_while_its_calls_wait_is_called_all_the_same(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @sky.function
+    def reads(name: str = "") -> str | None:
+        while name and not Path(name).exists():
+            time.sleep(0.001)
+        return os.environ.get("SHORT_WAY_TEST_VALUE")
+
+    kept = "len(get_ipython().kernel.short_calls._functions)"
+    assert reads().on(0) >> pool is None
+    before = run(pool, kept, ranks=[0]).head
+    all_stay_short(monkeypatch)
+    gate = tmp_path / "gate"
+    waiting = [reads(str(gate)).on(0) > pool for _ in range(4)]
+    monkeypatch.setenv("SHORT_WAY_TEST_VALUE", "set")
+    # With the new setting it is another function, and the notebook has the agent forget the first.
+    later = reads().on(0) > pool
+    wait_until(lambda: len(pool.calls.short._active) == 5)
+    gate.touch()
+    assert [future.result(60) for future in waiting] == [None] * 4
+    assert later.result(60) == "set"
+    assert run(pool, kept, ranks=[0]).head == before
+
+
 class Named(int):
     """A number that is not a plain one."""
 

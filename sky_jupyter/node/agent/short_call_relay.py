@@ -101,6 +101,8 @@ class RelayedCall:
         The request to its ranks, if it is a cell.
     record : RunRecord
         Its journal, once it is opened.
+    content : dict
+        Its function with what it reads, which may be forgotten while the call waits; empty for a cell.
     """
 
     id: str
@@ -118,6 +120,7 @@ class RelayedCall:
     began: float = field(default_factory=time.time)
     ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     record: RunRecord | None = None
+    content: dict[str, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -253,10 +256,14 @@ class ShortCallRelay:
     def _forget(self, key: bytes) -> None:
         self._functions.pop(key, None)
         for lane in self._lanes.values():
-            if key in lane.known:
-                lane.known.discard(key)
-                if lane.line is not None:
-                    lane.line.send(frames.pack(frames.FORGET, key))
+            self._forget_unused(lane, key)
+
+    def _forget_unused(self, lane: _Lane, key: bytes) -> None:
+        """Have a rank forget a function that is forgotten here, after its last call."""
+        if key in lane.known and key not in self._functions and all(call.key != key for _, call in lane.queue):
+            lane.known.discard(key)
+            if lane.line is not None:
+                lane.line.send(frames.pack(frames.FORGET, key))
 
     def _begin(self, call: RelayedCall, here: Sequence[int]) -> None:
         lanes = [self._lanes[rank] for rank in here]
@@ -267,6 +274,7 @@ class ShortCallRelay:
             call.tell(frames.pack(frames.REFUSED, call.id))
             return
         self._active[call.run] = call
+        call.content = self._functions.get(call.key, {})
         for lane in lanes:
             lane.rank.waiting += 1
             lane.rank.note_waiting(call.run)
@@ -342,7 +350,7 @@ class ShortCallRelay:
         rank.short_ends[call.run] = lambda event: self._on_long_end(lane, call, event)
         if call.cell is None and call.key not in lane.known:
             lane.known.add(call.key)
-            lane.line.send(frames.pack(frames.FUNCTION, call.key, self._functions[call.key]))
+            lane.line.send(frames.pack(frames.FUNCTION, call.key, call.content))
         told: dict[str, Any] = {"partial": self._agent.is_partial(call.ranks)}
         told |= {what: True for what in ("asks", "together") if call.about.get(what) is True}
         if call.cell is not None:
@@ -350,6 +358,7 @@ class ShortCallRelay:
         if rank.number in call.room:
             told["room"] = call.room.pop(rank.number)
         lane.line.send(*frames.pack_shared(frames.CALL, call.run, call.key, call.arguments, told))
+        self._forget_unused(lane, call.key)
         if interrupted:
             rank.begin_interrupt()
         return True
@@ -398,8 +407,8 @@ class ShortCallRelay:
         if call.left:
             return
         self._active.pop(call.run, None)
-        # Its ranks have the arguments; those of many calls would take much memory.
-        call.arguments = b""
+        # Its ranks have the arguments and the function; those of many calls would take much memory.
+        call.arguments, call.content = b"", {}
         if call.record is None and call.cell is not None:
             self._quiet[call.run] = call
             self._file_later()
