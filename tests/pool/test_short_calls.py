@@ -728,6 +728,43 @@ def test_a_function_that_is_forgotten_while_its_calls_wait_is_called_all_the_sam
     assert run(pool, kept, ranks=[0]).head == before
 
 
+def test_calls_behind_one_that_kills_its_rank_end_though_a_fork_of_it_lives(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, end = tmp_path / "gate", tmp_path / "end"
+
+    @sky.function
+    def forks() -> int:
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            while not end.exists():
+                time.sleep(0.01)
+            os._exit(0)
+        return pid
+
+    @sky.function
+    def dies(kills: bool = False) -> int:
+        while kills and not gate.exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL if kills else 0)
+        return sky.instance_info().rank
+
+    fork = psutil.Process(forks().on(1) >> pool)
+    try:
+        assert dies().on(1) >> pool == 1
+        all_stay_short(monkeypatch)
+        first = dies(kills=True).on(1) > pool
+        behind = [dies().on(1) > pool for _ in range(4)]
+        wait_until(lambda: len(pool.calls.short._active) == 5)
+        gate.touch()
+        assert isinstance(first.exception(60), sky.RankDied)
+        assert all(future.exception(60) is None or isinstance(future.exception(), sky.RankDied) for future in behind)
+        assert (rank_of().on(1) > pool).result(60) == 1
+    finally:
+        end.touch()
+        wait_until(lambda: not fork.is_running())
+
+
 class Named(int):
     """A number that is not a plain one."""
 

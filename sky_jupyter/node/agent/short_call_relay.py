@@ -291,10 +291,13 @@ class ShortCallRelay:
     def _connect(self, lane: _Lane) -> bool:
         """Connect to a rank's kernel if necessary; return whether it can be reached."""
         rank = lane.rank
+        if not rank.pid:
+            # A process that the kernel forked may hold its socket open.
+            return False
         if lane.generation == rank.generation and lane.line is not None and not lane.line.closed:
             return True
-        if not rank.pid:
-            return False
+        if lane.line is not None:
+            lane.line.close()
         lane.generation, lane.known = rank.generation, set()
         connected = socket.socket(socket.AF_UNIX)
         try:
@@ -302,8 +305,6 @@ class ShortCallRelay:
         except OSError:
             connected.close()
             return False
-        if lane.line is not None:
-            lane.line.close()
         lane.line = FrameSocket(connected, lambda frame: self._on_answer(lane, frame))
         return True
 
