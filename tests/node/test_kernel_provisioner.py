@@ -1,19 +1,47 @@
-"""The wait for the forkserver's answer."""
+"""The forkserver's answers, and the wait for them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sky_jupyter.node.agent import kernel_provisioner
 from sky_jupyter.node.agent.kernel_provisioner import Forkserver
 from sky_jupyter.node.kernel.forkserver import listen, ready_file
 
+# A forkserver whose kernels do nothing. Where a file is there, it gets no process, as at a container's limit of them.
+SERVER = """
+import errno, os, signal, sys
+from pathlib import Path
+from sky_jupyter.node.kernel import forkserver
+from sky_jupyter.node.system import processes
+
+path, fork = Path(sys.argv[1]), os.fork
+
+def fork_idle():
+    if path.with_name("full").exists():
+        raise BlockingIOError(errno.EAGAIN, "refused")
+    parent = os.getpid()
+    if (pid := fork()) == 0:
+        processes.die_with_parent(parent)
+        signal.pause()
+    return pid
+
+os.fork = fork_idle
+listener = forkserver.listen(path)
+forkserver.ready_file(path).touch()
+print("ready", flush=True)
+forkserver._Server(listener, {}, 60.0).run()
+"""
+REQUEST = {"connection_file": "", "env": {}, "cwd": "/", "log": os.devnull}
 LOOKS = round(kernel_provisioner._FORK_PATIENCE / kernel_provisioner._LOOK)
 
 
@@ -71,3 +99,61 @@ def test_a_forkserver_that_does_nothing_is_given_up(tmp_path: Path, monkeypatch:
     ready_file(tmp_path / "fork").touch()
     with pytest.raises(ConnectionError, match="does not answer, for 15 s"):
         looks_until_given_up(monkeypatch, tmp_path, lambda number: number > 3 * LOOKS)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", SERVER, str(tmp_path / "fork")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            kernels = psutil.Process(process.pid).children()
+            process.kill()
+            psutil.wait_procs(kernels, timeout=60)
+
+
+def test_a_machine_that_starts_no_more_processes_keeps_those_it_has(
+    tmp_path: Path, server: subprocess.Popen[bytes]
+) -> None:
+    async def fork() -> None:
+        client = Forkserver()
+        await client.connect(tmp_path / "fork")
+        _, first, _ = await client.fork(REQUEST)
+        (tmp_path / "full").touch()
+        held = psutil.Process(server.pid).num_fds()
+        for _ in range(3):
+            with pytest.raises(ConnectionError, match=r"a limit of processes.*\(Resource temporarily unavailable\)"):
+                await client.fork(REQUEST)
+        assert psutil.Process(server.pid).num_fds() == held
+        (tmp_path / "full").unlink()
+        _, second, _ = await client.fork(REQUEST)
+        assert not first.done()
+        assert not second.done()
+
+    asyncio.run(fork())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another process's limits are set on Linux: run it there")
+def test_a_forkserver_without_descriptors_goes_on_once_it_has_some(
+    tmp_path: Path, server: subprocess.Popen[bytes]
+) -> None:
+    import resource
+
+    async def fork() -> None:
+        client, later = Forkserver(), Forkserver()
+        await client.connect(tmp_path / "fork")
+        _, first, _ = await client.fork(REQUEST)
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (1, before[1]))
+        await later.connect(tmp_path / "fork")
+        with pytest.raises(ConnectionError, match=r"open files is reached there \(Too many open files\)"):
+            await client.fork(REQUEST)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+        _, second, _ = await later.fork(REQUEST)
+        assert not first.done()
+        assert not second.done()
+
+    asyncio.run(fork())

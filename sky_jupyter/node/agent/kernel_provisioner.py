@@ -26,6 +26,7 @@ _FORK_PATIENCE = 15.0
 _WORD_PATIENCE = 3.0
 _LOOK = 0.5
 _UNKNOWN = 1 << 8
+_REFUSED = "its machine starts no process for it: a limit of processes, memory or open files is reached there"
 
 
 class Forkserver:
@@ -61,6 +62,10 @@ class Forkserver:
 
     def _on_forked(self, message: dict[str, Any]) -> None:
         asked = self._asked.pop(message["id"], None)
+        if "failed" in message:
+            if asked is not None and not asked.done():
+                asked.set_exception(ConnectionError(f"{_REFUSED} ({message['failed']})"))
+            return
         if asked is None or asked.done():
             # The forkserver was stopped, and the request timed out.
             signal_group(message["pid"], signal.SIGKILL)
@@ -107,7 +112,10 @@ class Forkserver:
         raise ConnectionError(f"{self._silent}, for {_FORK_PATIENCE:g} s")
 
     async def fork(self, request: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]], dict[str, str]]:
-        """Fork a kernel; return its pid, a future of its end, and failed preloads."""
+        """Fork a kernel; return its pid, a future of its end, and failed preloads.
+
+        Raises ConnectionError if the forkserver does not answer, or cannot fork.
+        """
         assert self._writer is not None
         self._next += 1
         number = self._next

@@ -134,7 +134,12 @@ class _Server:
             self.kill_late()
 
     def on_connect(self) -> None:
-        connection, _ = self.listener.accept()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            # No descriptor is left for it: it waits, and the listener stays readable.
+            time.sleep(_LOOK)
+            return
         self.buffers[connection] = b""
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.on_data(connection))
 
@@ -182,11 +187,12 @@ class _Server:
             self.finish(request["finish"])
             return
         parent = os.getpid()
-        end, ours = os.pipe()
-        with warnings.catch_warnings():
-            # Python warns of a BLAS library's threads; those libraries handle a fork themselves.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        try:
+            pid, end, ours = _fork()
+        except OSError as error:
+            # Other ranks work: they would all end with this process.
+            self.tell(connection, {"id": request["id"], "failed": os.strerror(error.errno or 0)})
+            return
         if pid == 0:
             os.close(ours)
             self.become_kernel(request, parent, end)
@@ -264,6 +270,20 @@ class _Server:
     def tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _fork() -> tuple[int, int, int]:
+    """Fork; return the pid, and the child's and our end of a pipe."""
+    end, ours = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            # Python warns of a BLAS library's threads; those libraries handle a fork themselves.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return os.fork(), end, ours
+    except OSError:
+        os.close(end)
+        os.close(ours)
+        raise
 
 
 def _redirect(log: str) -> None:
