@@ -118,16 +118,20 @@ def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself(
     took: Took, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SKY_RANKS_PER_AGENT", "1")
-    with local_pool() as pool:
+    # Nodes of a pool that outlives its notebook keep a file of the active runs.
+    with local_pool(keep=True, idle_timeout=600.0) as pool:
+        active = [pool.hosts[0].folder / f"n{node}" / "running" for node in range(2)]
         run(pool, "name = 'kept'")
         before = run(pool, "import os; os.getpid()").values
         current = underway(pool, "import time; time.sleep(600)", grace=0.2)
+        assert eventually(lambda: all(current.id in path.read_text() for path in active))
         named_children(pool)["agent 1"].kill()
         began = time.monotonic()
         with pytest.raises(CellError) as caught:
             pool.attend(current)
         told = time.monotonic() - began
         assert "node 1 is lost: its agent ended (killed by SIGKILL (9))" in str(caught.value.errors[1])
+        assert eventually(lambda: not any(current.id in path.read_text() for path in active))
         after = run(pool, "import os; os.getpid()").values
         assert after[0] == before[0]
         assert after[1] != before[1]

@@ -254,6 +254,8 @@ def _begin(agent: Agent, lease: int) -> None:
     starting = asyncio.create_task(agent.start_ranks())
     # A call may arrive as soon as the scheduler knows this node.
     agent.starting = dict.fromkeys(agent.ranks, starting)
+    # An earlier agent may have left one that has runs which ended with it.
+    agent.active_runs.write_soon()
     agent.background(agent.sample())
     agent.background(agent.watch_processes())
     agent.background(agent.interruptions.attend())
