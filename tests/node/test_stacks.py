@@ -155,6 +155,17 @@ def test_a_sleep_in_c_goes_on_where_py_spy_is_late(tmp_path: Path, monkeypatch: 
     assert "py-spy did not read its stack in time" in notes
 
 
+def test_a_py_spy_that_cannot_be_executed_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, foreign = tmp_path / "stacks", tmp_path / "py-spy"
+    foreign.write_bytes(b"\x7fELF of another machine")
+    foreign.chmod(0o700)
+    monkeypatch.setattr(stack_sampling, "spy_path", lambda: str(foreign))
+    with process(path, "deep(3, lambda: time.sleep(600))") as pid:
+        assert "deep" in functions(seen(pid, path))
+        said = asyncio.run(stack_sampling.spy(pid, native=True))
+        assert said == ((), [], "py-spy, which would name it, could not be run")
+
+
 def test_a_process_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
     with process(tmp_path / "stacks", "pass") as pid:
         pass

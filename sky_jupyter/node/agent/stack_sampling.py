@@ -283,12 +283,16 @@ async def spy(pid: int, *, native: bool, timeout: float = _PATIENCE) -> tuple[tu
         return (), [], "py-spy, which would name it, is not installed"
     # For C frames py-spy pauses the process for a moment; for Python frames it does not.
     how = "--native" if native else "--nonblocking"
-    process = await asyncio.create_subprocess_exec(
-        *(program, "dump", "--json", how, "--pid", str(pid)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(program, "dump", "--json", how, "--pid", str(pid)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError:
+        # It may be another platform's, or of a file system without execution.
+        return (), [], "py-spy, which would name it, could not be run"
     try:
         out, err = await asyncio.wait_for(process.communicate(), timeout)
     except asyncio.TimeoutError:
