@@ -7,7 +7,6 @@ import contextvars
 import functools
 import operator
 import queue
-import signal
 import threading
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from ..pool.execution.tasks import TaskRequest, TaskRun
 from ..pool.pool import Pool
 from ..pool.runs.result import RankInterrupted
 from ..session import calls_view
-from ..util.interrupts import counting_interrupts
+from ..util.interrupts import counting_interrupts, raise_again
 from . import short_way
 from .futures import settler
 from .short_way import main, name_of, note_restarts
@@ -398,9 +397,7 @@ class Batch:
                 self.live.registry.run_began(self.id, self.live.id, self.title)
             for sent, run in begun:
                 run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
-        for _ in presses:
-            # An outer `counting_interrupts` counts them; without one, KeyboardInterrupt is raised here.
-            signal.raise_signal(signal.SIGINT)
+        raise_again(presses)
 
     def take_up(self, short: ShortCall, call: BoundCall[Any]) -> None:
         """Continue an opened short call as this batch's task.
@@ -542,18 +539,28 @@ class Batch:
         self.live.calls.cancel([sent.run for sent in left if sent.run is not None], hard=hard)
 
     def close(self, patience: float = _GRACE) -> None:
-        """Stop the remaining calls and delete what was sent: nobody waits any more."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        if self.left:
-            self.stop()
-            end = time.monotonic() + patience
-            while self.left and time.monotonic() < end:
-                self._take_ended()
-                self._tick()
-                time.sleep(_TICK)
+        """Stop the remaining calls and delete what was sent: nobody waits any more.
+
+        An interrupt ends the wait for them, and is raised when all is done.
+        """
+        # An interrupt in the middle would leave a view that never ends, and takes what the program prints after it.
+        with counting_interrupts() as presses:
+            with self._lock:
+                if self._closed:
+                    return
+                self._closed = True
+            if self.left:
+                self.stop()
+                end = time.monotonic() + patience
+                while self.left and not presses and time.monotonic() < end:
+                    self._take_ended()
+                    self._tick()
+                    time.sleep(_TICK)
+            self._end()
+        raise_again(presses)
+
+    def _end(self) -> None:
+        """End the view and the run, and delete what was sent."""
         self._take_ended()
         with self._showing:
             self._has_left = True

@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import SpecError
@@ -17,7 +17,7 @@ from ..node.kernel.generator_streams import Outside, dump_item
 from ..node.serialization import result_values
 from ..pool.execution.stream_client import StreamClient, Wanted, Yielded
 from ..pool.runs.result import ValueNotHere
-from ..util.interrupts import counting_interrupts
+from ..util.interrupts import counting_interrupts, raise_again
 from .batch import Batch
 from .short_way import name_of
 from .streaming_functions import is_generator, iterator_names
@@ -226,16 +226,15 @@ class Stream(Iterator[T]):
         """Close the generator on its rank and free the rank.
 
         The generator's ``finally`` blocks run. If it does not reach its next item within two seconds, it is
-        interrupted.
+        interrupted. An interrupt of this process ends the wait, and is raised when the stream is closed.
         """
-        if self._over:
-            return
-        self._over = True
-        self._flow.close()
-        end = time.monotonic() + _PATIENCE
-        while self._batch.left and time.monotonic() < end:
-            time.sleep(0.01)
-        self._batch.close()
+        # An interrupt in the middle would leave the generator on its rank.
+        with counting_interrupts() as presses:
+            if self._over:
+                return
+            self._over = True
+            _close(self._flow, self._batch, presses)
+        raise_again(presses)
 
     def __enter__(self) -> Stream[T]:
         return self
@@ -257,10 +256,10 @@ class Stream(Iterator[T]):
         return f"<stream of {self._batch.title}: {'closed' if self._over else 'open'}>"
 
 
-def _close(flow: StreamClient, batch: Batch) -> None:
+def _close(flow: StreamClient, batch: Batch, presses: Sequence[object] = ()) -> None:
     flow.close()
     end = time.monotonic() + _PATIENCE
-    while batch.left and time.monotonic() < end:
+    while batch.left and not presses and time.monotonic() < end:
         time.sleep(0.01)
     batch.close()
 

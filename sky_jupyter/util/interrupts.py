@@ -36,6 +36,13 @@ def counting_interrupts() -> Iterator[list[object]]:
         set_interrupt_handler(signal.default_int_handler if before is None else before)
 
 
+def raise_again(presses: list[object]) -> None:
+    """Raise the interrupts that were counted, after `counting_interrupts`."""
+    for _ in presses:
+        # An outer `counting_interrupts` counts them; without one, KeyboardInterrupt is raised here.
+        signal.raise_signal(signal.SIGINT)
+
+
 def set_interrupt_handler(handler: Any) -> Any:
     """Set the handler of SIGINT, as `signal.signal` does; return the one before."""
     return _signal(_INTERRUPT, int(handler) if isinstance(handler, int) else handler)

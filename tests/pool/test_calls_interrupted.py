@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sky_jupyter.pool.base.timed_queue import TimedQueue
 from sky_jupyter.pool.execution.short_calls import ShortCalls
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.pool.runs.result import CellError
+from sky_jupyter.session.calls_view import SharedRunView
 from tests.pool.pools import local_pool, run, wait_until
 
 PATIENCE = 60.0
@@ -94,6 +96,12 @@ BEFORE = {way: ["begun"] * ranks for way, ranks in RANKS.items()}
 BEFORE["future"] += ["waiting"]
 
 
+@pytest.fixture(scope="module")
+def compute() -> Iterator[sky.Compute]:
+    with sky.Compute(provider=sky.Local(), nodes=2, name="pressed") as compute:
+        yield compute
+
+
 def marks(mark: Path) -> list[str]:
     return sorted(mark.read_text().split()) if mark.exists() else []
 
@@ -146,6 +154,48 @@ def test_an_interrupt_that_comes_as_a_call_ends_is_not_lost(monkeypatch: pytest.
             sky.function(abs)(-1).with_retries(0) >> pool
         monkeypatch.undo()
         assert sky.function(abs)(-1) >> pool == 1
+
+
+@sky.function
+def heeds_no_interrupt(mark: Path, until: Path) -> None:
+    print("begun", flush=True)
+    mark.touch()
+    while not until.exists():
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(0.01)
+
+
+@sky.function
+def fails_after(mark: Path) -> None:
+    while not mark.exists():
+        time.sleep(0.01)
+    raise ValueError("first")
+
+
+def test_an_interrupt_while_calls_are_stopped_after_a_failure_ends_their_view_and_their_run(
+    compute: sky.Compute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stopped(batch: Batch, **how: bool) -> None:
+        stop(batch, **how)
+        signal.raise_signal(signal.SIGINT)
+
+    def left(view: SharedRunView, *count: int) -> None:
+        views.append(view)
+        leave(view, *count)
+
+    mark, go, views = tmp_path / "mark", tmp_path / "go", list[SharedRunView]()
+    stop, leave = Batch.stop, SharedRunView.leave
+    monkeypatch.setattr(Batch, "stop", stopped)
+    monkeypatch.setattr(SharedRunView, "leave", left)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            (fails_after(mark) & heeds_no_interrupt(mark, go)) >> compute
+    finally:
+        go.touch()
+    (view,) = views
+    assert view.over
+    assert compute.pool is not None
+    assert [row.state for row in compute.pool.registry.runs(compute.pool.id, limit=1)] == ["failed"]
 
 
 def sleeps(mark: Path) -> None:

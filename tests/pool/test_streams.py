@@ -24,6 +24,7 @@ from sky_jupyter.api import streaming_functions
 from sky_jupyter.node.kernel.generator_streams import AHEAD
 from sky_jupyter.pool.control import failure_detector
 from sky_jupyter.pool.execution import tasks
+from sky_jupyter.pool.execution.stream_client import StreamClient
 from sky_jupyter.pool.pool import Pool
 from tests.conftest import MARK, marked_processes
 from tests.pool.pools import wait_until
@@ -159,6 +160,34 @@ def test_a_generator_that_does_not_come_to_its_next_item_is_interrupted_when_it_
         time.sleep(0.3)
         break
     assert compute.dict("slow")["interrupted"]
+
+
+def test_an_interrupt_while_a_stream_is_closed_interrupts_its_generator_at_once(
+    compute: sky.Compute, pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @sky.function
+    def slow(mark: Path) -> Iterator[int]:
+        yield 1
+        try:
+            mark.touch()
+            time.sleep(600)
+        except KeyboardInterrupt:
+            sky.dict("pressed")["interrupted"] = True
+            raise
+
+    def closed(flow: StreamClient) -> None:
+        close(flow)
+        signal.raise_signal(signal.SIGINT)
+
+    stream, close = slow(tmp_path / "mark") >> compute, StreamClient.close
+    assert next(stream) == 1
+    wait_until((tmp_path / "mark").exists)
+    monkeypatch.setattr(StreamClient, "close", closed)
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()  # type: ignore[attr-defined]
+    assert compute.dict("pressed")["interrupted"]
+    assert not busy(pool)
+    assert [row.state for row in pool.registry.runs(pool.id, limit=1)] == ["failed"]
 
 
 def test_what_a_generator_raises_comes_in_its_place_with_its_type(compute: sky.Compute) -> None:
