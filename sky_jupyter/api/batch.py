@@ -217,7 +217,7 @@ class Batch:
         self._late = display.DelayedView("values", pool=self.live.spec.name)
         self._closed = self._stopped = self._failed = False
         self._began = time.perf_counter()
-        self._lock = threading.Lock()
+        self._lock, self._taking = threading.Lock(), threading.RLock()
         # The number of interrupts before the wait began.
         self.pressed = 0
         self.id = ""
@@ -242,9 +242,9 @@ class Batch:
     def send(self) -> bool:
         """Send as many calls as may be in flight; return whether there are more."""
         self._late = display.DelayedView("values", pool=self.live.spec.name)
-        most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
+        most = min(_AT_ONCE, self._most_tasks - len(self.left))
         taken: list[tuple[list[tuple[int, BoundCall[Any]]], TaskRequest, int]] = []
-        under_way, count = sum(sent.size for sent in list(self.left.values())), 0
+        under_way, count = self._size, 0
         with self._late:
             while count < most and under_way < _MOST_BYTES and (calls := self._take()):
                 count += 1
@@ -255,12 +255,31 @@ class Batch:
                 order, size = self._order([call for _, call in calls])
                 taken.append((calls, order, size))
                 under_way += size
-            if taken:
+            if taken and not self._stopped:
                 self._begin(taken)
         return bool(self._next) or self._calls is not None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for more calls until one ends."""
+        return len(self.left) >= self._most_tasks or self._size >= _MOST_BYTES
+
+    @property
+    def _most_tasks(self) -> int:
+        return self._pace.ahead() if self._pace else _MOST_TASKS
+
+    @property
+    def _size(self) -> int:
+        """The bytes of the arguments in flight."""
+        return sum(sent.size for sent in list(self.left.values()))
+
     def _take(self) -> list[tuple[int, BoundCall[Any]]]:
         """Take the calls of the next task: several of a function if they are short."""
+        # Another thread may stop the batch meanwhile: a failed call of a group that nobody waits for, or `cancel`.
+        with self._taking:
+            return self._take_next()
+
+    def _take_next(self) -> list[tuple[int, BoundCall[Any]]]:
         if not self._pull():
             return []
         first = self._next.popleft()
@@ -397,6 +416,9 @@ class Batch:
                 self.live.registry.run_began(self.id, self.live.id, self.title)
             for sent, run in begun:
                 run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
+            if self._stopped:
+                # It was stopped in another thread, which may not have seen all of these.
+                self.live.calls.cancel([run for run in runs if not run.cancelled])
         raise_again(presses)
 
     def take_up(self, short: ShortCall, call: BoundCall[Any]) -> None:
@@ -530,8 +552,9 @@ class Batch:
     def stop(self, *, hard: bool = False) -> None:
         """Start no more calls and interrupt those that run."""
         self._stopped = True
-        self._next.clear()
-        self._calls = None
+        with self._taking:
+            self._next.clear()
+            self._calls = None
         left = list(self.left.values())
         for sent in left:
             if sent.run is None and sent.short is not None:

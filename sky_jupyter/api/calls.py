@@ -339,6 +339,9 @@ class Group(PendingGroup, Generic[R]):
     def __gt__(self, pool: Target) -> Future[R]:
         """Submit all calls and return a future of the tuple at once.
 
+        At most 2,000 calls, with 256 MB of arguments, are in flight. The others are sent as those end, with their
+        arguments as they are by then.
+
         Parameters
         ----------
         pool : Compute, Pool or sky

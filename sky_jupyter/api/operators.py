@@ -436,36 +436,55 @@ def _submit(
     title = name_of(calls[0]) if len(calls) == 1 else f"{len(calls)} calls"
     batch = Batch(live, calls, f"{title} > {live.spec.name}", waited=False, many=len(calls) > 1)
     values: dict[int, Any] = {}
+    # What calls that are sent later print belongs to this cell, too.
+    context = contextvars.copy_context()
+    # Whether this thread sends no more: then the thread that settles futures does, and closes the batch.
+    handed_over = False
+
+    def send() -> None:
+        """Send the calls that there is room for."""
+        while batch.send() and not batch.is_full:
+            pass
 
     def take(sent: InFlightTask) -> None:
         """Handle a call that has ended, in the thread that settles futures."""
-        error: BaseException | None = None
         try:
             values.update(batch.take(sent))
-        except BaseException as raised:
-            error = raised
-        over = len(values) == len(calls)
-        if error is not None or over or future.cancelled():
+        except BaseException as error:
             batch.stop()
+            go_on()
+            settle(future, _raiser(error))
+        else:
+            go_on()
+
+    def go_on() -> None:
+        """Send more calls, or settle the future after the last one."""
+        if not handed_over:
+            return
+        over = len(values) == len(calls)
+        try:
+            if over or future.cancelled():
+                batch.stop()
+            context.run(send)
+        except BaseException as error:
+            batch.stop()
+            settle(future, _raiser(error))
         if not batch.left:
             batch.close()
-        if error is not None:
-            settle(future, _raiser(error))
-        elif over:
+        if over:
             settle(future, lambda: put_together([values[at] for at in range(len(values))]))
 
     future.belong_to(batch.stop, lambda: any(sent.placed for sent in list(batch.left.values())))
     batch.on_end = lambda sent: settler.do(lambda: take(sent))
     try:
-        while batch.send():
-            pass
+        send()
+        handed_over = True
+        # For calls that have ended before.
+        settler.do(go_on)
     except BaseException:
         batch.stop()
         batch.close()
         raise
-    if not calls:
-        batch.close()
-        settle(future, lambda: put_together([]))
     return future
 
 

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.api.batch import Batch, InFlightTask
+from sky_jupyter.api.futures import settler
 from sky_jupyter.errors import NodeLost
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
+from sky_jupyter.pool.execution.tasks import PoolTasks, TaskRun
 from sky_jupyter.pool.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("separate_agents")
@@ -262,6 +265,109 @@ def test_a_future_of_a_group_is_one_of_its_tuple(compute: sky.Compute) -> None:
     assert ((double(1) & text(2)) > compute).result(PATIENCE) == (2, "<2>")
     with pytest.raises(ValueError, match="three"):
         ((raises(1) & raises(3)) > compute).result(PATIENCE)
+
+
+class Prepared:
+    """An argument that takes until then to pickle."""
+
+    def __init__(self, then: threading.Event, size: int) -> None:
+        self.then, self.size = then, size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self.then.wait(PATIENCE)
+        return bytes, (bytes(self.size),)
+
+
+@sky.function
+def says_size(data: Any) -> int:
+    print("size", len(data))
+    return len(data)
+
+
+def test_a_group_whose_first_call_ends_before_the_next_is_sent_shows_what_that_prints(
+    compute: sky.Compute, pool: Pool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def took(batch: Batch, sent: InFlightTask) -> dict[int, Any]:
+        # All that the end of the first call leads to is done when this is set.
+        settler.do(ended.set)
+        return take(batch, sent)
+
+    take, ended = Batch.take, threading.Event()
+    assert double(1) >> compute == 2
+    monkeypatch.setattr(Batch, "take", took)
+    future = (double(1) & says_size(Prepared(ended, 3_000_000))) > compute  # type: ignore[arg-type]
+    assert future.result(PATIENCE) == (2, 3_000_000)
+    assert "size 3000000" in capsys.readouterr().out
+    assert [row.state for row in pool.registry.runs(pool.id, limit=1)] == ["ok"]
+
+
+@pytest.mark.parametrize("when", ["pickled", "begun"])
+def test_a_failed_call_of_a_group_stops_those_that_are_being_prepared(
+    compute: sky.Compute, pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
+) -> None:
+    def stop(batch: Batch, **how: bool) -> None:
+        stop_batch(batch, **how)
+        batches.append(batch)
+        stopped.set()
+
+    def begin(tasks: PoolTasks, *orders: Any) -> list[TaskRun]:
+        runs = begin_tasks(tasks, *orders)
+        # The group does not know of these yet.
+        assert stopped.wait(PATIENCE)
+        return runs
+
+    @sky.function
+    def fails(mark: str) -> None:
+        while mark and not lines(Path(mark)):
+            time.sleep(0.01)
+        raise ValueError("three")
+
+    @sky.function
+    def waits_with(data: Any, mark: str, go: str) -> None:
+        waits.local(mark, go)
+
+    go, stopped, batches = tmp_path / "go", threading.Event(), list[Batch]()
+    stop_batch, begin_tasks = Batch.stop, PoolTasks.begin
+    with pytest.raises(ValueError, match="three"):
+        fails("") >> compute
+    monkeypatch.setattr(Batch, "stop", stop)
+    monkeypatch.setattr(PoolTasks, "begin", begin)
+    mark = str(tmp_path / "mark")
+    first, data = (fails(mark), bytes(3_000_000)) if when == "begun" else (fails(""), Prepared(stopped, 3_000_000))
+    try:
+        future = (first & waits_with(data, mark, str(go))) > compute
+        with pytest.raises(ValueError, match="three"):
+            future.result(PATIENCE)
+        until(lambda: not batches[0].left, "a call goes on")
+        until(lambda: pool.registry.runs(pool.id, limit=1)[0].state == "failed", "the run goes on")
+    finally:
+        go.touch()
+
+
+def test_a_future_of_a_group_comes_though_there_is_not_room_for_all_of_its_calls(
+    compute: sky.Compute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sky_jupyter.api.batch._MOST_TASKS", 2)
+    go, futures = tmp_path / "go", list[Any]()
+    group = sky.gather(*(waits(str(tmp_path / "mark"), str(go)) for _ in range(5)))
+    thread = threading.Thread(target=lambda: futures.append(group > compute))
+    thread.start()
+    try:
+        until(lambda: futures, "the future does not come")
+    finally:
+        go.touch()
+        thread.join()
+    assert len(futures[0].result(PATIENCE)) == 5
+    assert len(lines(tmp_path / "mark")) == 5
+
+
+def test_a_call_for_which_there_was_no_room_and_that_cannot_be_sent_fails_the_future(
+    compute: sky.Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sky_jupyter.api.batch._MOST_TASKS", 1)
+    future = sky.gather(double(1), says_size(threading.Lock())) > compute
+    with pytest.raises(sky.SkyError, match="lock"):
+        future.result(PATIENCE)
 
 
 def test_cancelling_stops_a_call_on_its_rank_and_takes_others_out_of_the_queue(
