@@ -443,6 +443,6 @@ def _import_state() -> tuple[object, ...]:
         here = os.getcwd()
     except OSError:
         here = ""
-    # Modules are listed in the order of their loading.
-    newest = next(reversed(sys.modules), None)
+    # Modules are listed in the order of their loading. The copy is for other threads, which may import meanwhile.
+    newest = next(reversed(list(sys.modules)), None)
     return here, tuple(map(str, sys.path)), tuple(map(id, sys.meta_path)), len(sys.modules), newest
