@@ -572,8 +572,9 @@ class Batch:
                 if self._closed:
                     return
                 self._closed = True
+            # Also if none is in flight: there may be calls that have not been sent.
+            self.stop()
             if self.left:
-                self.stop()
                 end = time.monotonic() + patience
                 while self.left and not presses and time.monotonic() < end:
                     self._take_ended()

@@ -506,13 +506,17 @@ class Results(Iterator[T]):
         self._ordered = ordered
         self._early: dict[int, InFlightTask] = {}
         self._at = 0
+        self._over = False
         try:
             batch.send()
         except BaseException:
+            self._over = True
             batch.close()
             raise
 
     def __next__(self) -> T:
+        if self._over:
+            raise StopIteration
         try:
             return self._next()
         except BaseException:
@@ -535,6 +539,7 @@ class Results(Iterator[T]):
 
     def close(self) -> None:
         """Stop the remaining calls."""
+        self._over = True
         for sent in self._early.values():
             sent.drop()
         self._early.clear()

@@ -142,6 +142,25 @@ def test_a_stream_that_is_dropped_stops_its_calls(compute: sky.Compute, tmp_path
     assert sorted(rank_of() @ compute) == [0, 1]
 
 
+def test_a_stream_of_results_is_over_after_an_error_and_when_it_is_closed(compute: sky.Compute) -> None:
+    for ordered in (True, False):
+        results = sky.gather(*(raises(x) for x in (3, 3, 4, 5)), stream=True, ordered=ordered) >> compute
+        with pytest.raises(ValueError, match="three"):
+            list(results)
+        assert list(results) == []
+        results = sky.gather(*(double(x) for x in range(6)), stream=True, ordered=ordered) >> compute
+        with results:  # type: ignore[attr-defined]
+            next(results)
+        assert list(results) == []
+
+
+def test_calls_that_were_not_sent_before_a_close_are_not_sent_after_it(pool: Pool) -> None:
+    batch = Batch(pool, [double(1)], "closed", waited=False)
+    batch.close()
+    batch.send()
+    assert not batch.left
+
+
 def test_map_takes_any_function_and_any_iterable(compute: sky.Compute) -> None:
     assert compute.map(double, [3, 1, 2]) == [6, 2, 4]
     assert compute.map(lambda x: x + 1, (x for x in range(300))) == list(range(1, 301))
