@@ -25,7 +25,7 @@ from ..pool.execution.tasks import TaskRequest, TaskRun
 from ..pool.pool import Pool
 from ..pool.runs.result import RankInterrupted
 from ..session import calls_view
-from ..util.interrupts import counting_interrupts, raise_again
+from ..util.interrupts import counting_interrupts, interrupts_as_before, raise_again
 from . import short_way
 from .futures import settler
 from .short_way import main, name_of, note_restarts
@@ -301,11 +301,14 @@ class Batch:
         if self._stopped:
             return False
         if not self._next and self._calls is not None:
-            for call in self._calls:
+            # It may be the user's generator, which takes as long as it likes.
+            with interrupts_as_before():
+                call = next(self._calls, None)
+            if call is None:
+                self._calls = None
+            else:
                 self._next.append((self._count, call))
                 self._count += 1
-                return True
-            self._calls = None
         return bool(self._next)
 
     def _short(self, calls: Sequence[BoundCall[Any]]) -> ShortCall | None:
@@ -496,7 +499,12 @@ class Batch:
         with counting_interrupts() as presses:
             presses.extend([None] * self.pressed)
             self.pressed = 0
-            sent = self._wait_for_next(presses)
+            try:
+                sent = self._wait_for_next(presses)
+            except KeyboardInterrupt:
+                # It came while the next call was read, or as values were sent; no call was being begun.
+                presses.append(None)
+                sent = None
             if presses:
                 if sent is not None:
                     # It ended just as the interrupt came.

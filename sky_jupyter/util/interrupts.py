@@ -16,6 +16,8 @@ except ImportError:
     _signal = signal.signal
 
 _INTERRUPT = int(signal.SIGINT)
+# The handlers that `counting_interrupts` has replaced in the main thread, the innermost last.
+_replaced: list[Any] = []
 
 
 @contextlib.contextmanager
@@ -29,11 +31,27 @@ def counting_interrupts() -> Iterator[list[object]]:
         yield presses
         return
     before = set_interrupt_handler(lambda number, frame: presses.append(number))
+    # A handler that was not installed from Python cannot be restored.
+    before = signal.default_int_handler if before is None else before
+    _replaced.append(before)
     try:
         yield presses
     finally:
-        # A handler that was not installed from Python cannot be restored.
-        set_interrupt_handler(signal.default_int_handler if before is None else before)
+        _replaced.pop()
+        set_interrupt_handler(before)
+
+
+@contextlib.contextmanager
+def interrupts_as_before() -> Iterator[None]:
+    """Let SIGINT do inside `counting_interrupts` what it does outside; for users' code."""
+    if not _replaced or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    counting = set_interrupt_handler(_replaced[-1])
+    try:
+        yield
+    finally:
+        set_interrupt_handler(counting)
 
 
 def raise_again(presses: list[object]) -> None:

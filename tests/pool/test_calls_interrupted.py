@@ -172,6 +172,29 @@ def fails_after(mark: Path) -> None:
     raise ValueError("first")
 
 
+def test_an_interrupt_while_map_reads_its_items_stops_the_reading_and_the_calls(
+    compute: sky.Compute, tmp_path: Path
+) -> None:
+    def places() -> Iterator[Path]:
+        yield tmp_path / "one"
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            # The interrupt comes here, and does not wait for the next item.
+            for _ in range(100):
+                time.sleep(0.01)
+            yield tmp_path / "two"
+        finally:
+            read.append(sys.exc_info()[0])
+
+    read: list[Any] = []
+    with pytest.raises(KeyboardInterrupt, match="sleeps for each >> pressed was interrupted"):
+        compute.map(sleeps, places())
+    assert read == [KeyboardInterrupt]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not (tmp_path / "two.begun").exists()
+    assert sky.function(abs)(-1) @ compute == [1, 1]
+
+
 def test_an_interrupt_while_calls_are_stopped_after_a_failure_ends_their_view_and_their_run(
     compute: sky.Compute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
