@@ -500,7 +500,8 @@ class Compute(Runner, SharedNames):
         """End the pool, whoever made it and whether it is kept or not."""
         pool, self.pool = self.pool, None
         if pool is None:
-            pool = pools.get(self.spec.name) or (kept_pool(self.spec.name) if self.named else None)
+            # Without a name it would be another one's pool.
+            pool = (pools.get(self.spec.name) or kept_pool(self.spec.name)) if self.named else None
         if pool is not None:
             end_pool(pool)
 

@@ -170,6 +170,16 @@ def test_blocks_without_a_name_have_pools_of_their_own(capsys: pytest.CaptureFix
     assert not [pool for pool in pools.all() if pool.spec.name.startswith("compute")]
 
 
+def test_the_end_of_what_has_no_name_and_was_not_started_ends_nobody_elses_pool(
+    shared: sky.Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the pool of another block without a name.
+    monkeypatch.setattr("sky_jupyter.api.compute.UNNAMED", "shared")
+    sky.Compute().down()
+    assert where() @ shared
+    assert pools.get("shared") is shared.pool
+
+
 def test_a_block_joins_the_pool_of_its_name_and_leaves_it(shared: sky.Compute) -> None:
     with sky.Compute(name="shared") as any_spec:
         assert any_spec.pool is shared.pool
