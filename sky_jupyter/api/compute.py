@@ -235,7 +235,7 @@ class Compute(Runner, SharedNames):
             live.down()
             pools.discard(live)
             live = None
-        self._enter(threading.Event(), live)
+        self._enter(threading.Event(), live, anew=anew)
         self._own = not self.spec.keep
         return self
 
@@ -258,12 +258,17 @@ class Compute(Runner, SharedNames):
             raise
         return self
 
-    def _enter(self, given_up: threading.Event, live: Pool | None) -> None:
-        """Join the pool of this name, or make one."""
+    def _enter(self, given_up: threading.Event, live: Pool | None, *, anew: bool = False) -> None:
+        """Join the pool of this name, or make one; see `start` for ``anew``."""
         if self.pool is not None and self.pool.state != "ended":
             raise PoolError(f"{self!r} is live already: it is one pool for one block at a time")
         if live is None and self.named:
             live = kept_pool(self.spec.name, given_up) if self._any or self.spec.keep else None
+            if live is not None and anew and self._differences(live):
+                # Another process has kept it.
+                live.down()
+                pools.discard(live)
+                live = None
         if live is not None:
             self._join(live)
             return

@@ -246,6 +246,22 @@ def test_a_kept_pool_outlives_its_block_and_its_process(tmp_path: Path) -> None:
     assert not pool_folders(id)
 
 
+@pytest.mark.slow
+def test_a_pool_that_another_process_has_kept_with_another_spec_is_ended_where_that_is_asked_for() -> None:
+    program = textwrap.dedent("""
+        import sky_jupyter as sky
+        print(sky.Compute(nodes=1, name="kept-anew", keep=True).start().pool.id)
+        """)
+    env = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
+    said = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True).stdout
+    other = sky.Compute(nodes=2, name="kept-anew", keep=True)
+    try:
+        assert len(where() @ other.start(anew=True)) == 2
+        assert not pool_folders(said.strip())
+    finally:
+        other.down()
+
+
 # -- how long it lives -----------------------------------------------------------------------------
 
 
