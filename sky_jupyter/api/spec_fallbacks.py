@@ -90,14 +90,16 @@ def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Cal
         except REFUSED as error:
             refused.append((number, error))
     order = sorted(prices, key=lambda number: prices[number] if specs[0].options.selection == "cheapest" else 0)
+    if order:
+        for number, why in refused:
+            tell(_refusal(number, specs, why, order[0]))
     for place, number in enumerate(order):
         try:
             return make(specs[number])
         except REFUSED as error:
             refused.append((number, error))
             if place + 1 < len(order):
-                following = specs[order[place + 1]]
-                tell(f"{_named(number, specs)} is not available: {_first_line(error)}; trying {following.provider}")
+                tell(_refusal(number, specs, error, order[place + 1]))
     lines = [f"  {_named(number, specs)}: {error}" for number, error in sorted(refused, key=lambda item: item[0])]
     raise ProvisionError(
         "\n".join([f"none of the {len(specs)} specs of pool {specs[0].name!r} is available", *lines])
@@ -136,6 +138,10 @@ def price(spec: PoolSpec) -> float:
 
 def _named(number: int, specs: Sequence[PoolSpec]) -> str:
     return f"spec {number + 1} of {len(specs)} ({specs[number].provider})"
+
+
+def _refusal(number: int, specs: Sequence[PoolSpec], error: Exception, following: int) -> str:
+    return f"{_named(number, specs)} is not available: {_first_line(error)}; trying {specs[following].provider}"
 
 
 def _first_line(error: Exception) -> str:

@@ -125,6 +125,18 @@ def test_the_cheapest_is_tried_first_and_one_without_a_price_last() -> None:
     assert [id(spec.provider) for spec in tried] == list(map(id, markets))
 
 
+def test_a_spec_that_its_provider_refuses_is_told_before_the_next_is_tried() -> None:
+    dear, cheap = specs(Market(hourly=3.0), Market(hourly=0.5))
+    told: list[str] = []
+    made = first_of(
+        [dataclasses.replace(dear, max_hourly_cost=2.5), cheap], lambda spec: (spec, list(told)), told.append
+    )
+    assert made == (cheap, told)
+    (line,) = told
+    assert line.startswith("spec 1 of 2 (market at 3.0) is not available: the cheapest of market at 3.0 is $3 an hour")
+    assert line.endswith("; trying market at 0.5")
+
+
 def test_what_costs_more_than_it_may_is_not_had() -> None:
     dear = dataclasses.replace(specs(Market(hourly=3.0))[0], max_hourly_cost=2.5, nodes=2)
     with pytest.raises(ProvisionError, match=r"\$3 an hour, and max_hourly_cost is \$2.5"):
