@@ -537,6 +537,8 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
     """Build the spec of one way to get the machines."""
     if not isinstance(way, Spec):
         raise SpecError(f"Compute takes sky.Spec(…) without a name before it, not {way!r}; a provider is provider=…")
+    if isinstance(way.provider, type) or not hasattr(way.provider, "default_nodes"):
+        raise SpecError(f"provider must be a provider, such as sky.Local() or sky.SSH(…), not {way.provider!r}")
     own = {name: value for name in others if (value := getattr(way, name)) is not None}
     found = {**others, **own}
     kind = found["accelerator"]
@@ -557,6 +559,8 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
 def _with(options: Options | None, given: dict[str, Any]) -> Options:
     """Return the options, with those that `Compute` was given by themselves."""
     options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise SpecError(f"options must be sky.Options(…), not {options!r}")
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if getattr(options, name, None) != getattr(Options(), name):

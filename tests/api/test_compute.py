@@ -534,3 +534,13 @@ def test_what_skyward_gives_beside_the_options_counts_as_one_of_them() -> None:
         sky.Compute(worker=3)  # type: ignore[arg-type]
     with pytest.raises(sky.SpecError, match="selection"):
         sky.Compute(selection="chepest")
+    options: Any = {"console": False}
+    with pytest.raises(sky.SpecError, match=r"options must be sky\.Options\(…\), not {'console': False}"):
+        sky.Compute(options=options, worker=sky.Worker(2))
+
+
+@pytest.mark.parametrize("provider", ["ssh", sky.Local])
+def test_what_is_no_provider_is_refused(provider: Any) -> None:
+    for make in (lambda: sky.Compute(provider=provider), lambda: sky.Compute(sky.Spec(provider), nodes=2)):
+        with pytest.raises(sky.SpecError, match=r"provider must be a provider, such as sky\.Local\(\)"):
+            make()
