@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -16,12 +17,13 @@ import sky_jupyter as sky
 from sky_jupyter.capture.collect import Capture
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.node.protocol import rpc
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import OutputEvent
 from sky_jupyter.pool.execution.orphaned_runs import take_stock
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted, TimedOut
 from sky_jupyter.util.text import plain
-from tests.pool.pools import begin, local_pool, run
+from tests.pool.pools import begin, local_pool, run, underway, wait_until
 
 WHO = "import sky_jupyter as sky; rank = sky.instance_info().rank\n"
 
@@ -321,6 +323,47 @@ def test_an_interrupt_reaches_every_rank_and_leaves_the_namespace(pool: Pool) ->
     assert run(pool, "before").values == ["kept", "kept"]
 
 
+def test_an_interrupt_of_a_cell_that_waits_for_another_ends_it_and_not_the_other(pool: Pool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    training = underway(pool, f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n'trained'")
+    try:
+        waiting = begin(pool, "never = 1")
+        pool.interrupt(waiting)
+        wait_until(waiting.over.is_set)
+        assert training.left == [0, 1]
+    finally:
+        go.touch()
+    with pytest.raises(CellError) as caught:
+        pool.attend(waiting)
+    assert "by you while it waited for its turn" in str(caught.value.errors[0])
+    assert pool.attend(training).values == ["trained", "trained"]
+    assert run(pool, "'never' in globals()").values == [False, False]
+
+
+def test_an_interrupt_of_a_cell_that_waits_for_a_repair_ends_it_before_the_repair_is_done(pool: Pool) -> None:
+    repaired = asyncio.Event()
+
+    async def repair() -> None:
+        await repaired.wait()
+
+    async def let_it_wait() -> None:
+        assert pool.supervisor.repairs.mending
+
+    loop().loop.call_soon_threadsafe(pool.supervisor.repairs.begin, repair())
+    try:
+        waiting = begin(pool, "never = 1")
+        loop().call(let_it_wait())
+        pool.interrupt(waiting)
+        wait_until(waiting.over.is_set)
+        assert pool.supervisor.repairs.mending
+    finally:
+        loop().loop.call_soon_threadsafe(repaired.set)
+    with pytest.raises(CellError) as caught:
+        pool.attend(waiting)
+    assert "by you while it waited for a repair" in str(caught.value.errors[0])
+    assert run(pool, "'never' in globals()").values == [False, False]
+
+
 def test_an_interrupt_reaches_a_subprocess_of_a_rank(pool: Pool) -> None:
     current = begin(pool, "import subprocess\nsubprocess.run(['sleep', '60'])")
     threading.Timer(0.3, lambda: pool.interrupt(current)).start()
@@ -462,8 +505,6 @@ def test_a_rank_that_ignores_interrupts_is_replaced(pool: Pool) -> None:
 
 
 def test_a_run_id_that_an_agent_knows_is_not_run_twice(pool: Pool) -> None:
-    from sky_jupyter.pool.base.event_loop import loop
-
     run(pool, "counter = 0")
     current = begin(pool, "counter += 1; counter")
     assert pool.attend(current).values == [1, 1]
@@ -476,7 +517,6 @@ def test_a_run_id_that_an_agent_knows_is_not_run_twice(pool: Pool) -> None:
 
 def test_the_journal_holds_every_event_in_order(pool: Pool) -> None:
     from sky_jupyter.node.journal.journal import lines_of
-    from sky_jupyter.pool.base.event_loop import loop
 
     current = begin(pool, "print('journalled'); rank")
     pool.attend(current)

@@ -71,6 +71,27 @@ def test_an_interrupt_of_a_run_that_waits_for_a_call_ends_the_run_and_not_the_ca
         assert isinstance(caught.value.errors[0], RankInterrupted)
 
 
+def test_a_second_interrupt_of_a_run_that_waits_for_a_call_replaces_no_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_termination, "FREE_PATIENCE", 0.1)
+    at_it, go = tmp_path / "at it", tmp_path / "go"
+    with local_pool(nodes=1) as pool, ThreadPoolExecutor(1) as thread:
+        called = thread.submit(lambda: waits(at_it, go) >> pool)
+        wait_until(at_it.exists)
+        current = begin(pool, FOREVER)
+        wait_until(lambda: current.id in pool.runs())
+        pool.interrupt(current)
+        pool.interrupt(current, hard=True)
+        with pytest.raises(CellError, match="you cancelled it"):
+            pool.attend(current)
+        pool.settle()
+        go.touch()
+        assert called.result() == "done"
+        assert pool.take_restarted() == set()
+        assert run(pool, "40 + 2").values == [42]
+
+
 def test_an_interrupt_of_a_broadcast_that_waits_for_a_call_reaches_all_its_ranks(tmp_path: Path) -> None:
     at_it, go, elsewhere = tmp_path / "at it", tmp_path / "go", tmp_path / "elsewhere"
     with local_pool() as pool, ThreadPoolExecutor(2) as threads:

@@ -464,7 +464,9 @@ class KernelRepairs:
     async def _replace_stuck(self, run: Run, ranks: Sequence[int]) -> None:
         states = await self._supervisor.control.ask(rpc.STATUS, sorted({run.outcomes[rank].node for rank in ranks}))
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
-        well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and not its["busy_with"]}
+        # What else a rank works on, such as the run that this one waited for, goes on.
+        busy = {rank for rank, its in known.items() if str(its["busy_with"] or "").partition(".")[0] == run.key}
+        well = {rank for rank, its in known.items() if its["pid"] and its["entered"]} - busy
         if still := sorted(set(ranks) - well):
             await self._replace_at_once(still)
 

@@ -193,13 +193,28 @@ class Supervisor:
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         """Execute a run to its end: start and supervise it, and begin repairs."""
-        async with self._turn:
+        if not self._turn.take_now() and not await self._waits(run, self._turn.acquire()):
+            run.stop(f"{run.why} while it waited for its turn")
+            return
+        try:
             # A run that was given up while it waited is not begun.
             if run.left and await self._take_turn(run):
                 try:
                     await self._execute_alone(run, content, grace, timeout)
                 finally:
                     self._pass_on(run)
+        finally:
+            self._turn.release()
+
+    async def _waits(self, run: Run, work: Coroutine[Any, Any, None]) -> bool:
+        """Wait for work on behalf of a run; return False if that is over before."""
+        working, over = self.keep_task(work), self.keep_task(run.until(run.is_stopped_or_over, None))
+        try:
+            await asyncio.wait([working, over], return_when=asyncio.FIRST_COMPLETED)
+            return working.done() and not working.cancelled()
+        finally:
+            over.cancel()
+            working.cancel()
 
     def take_turn_now(self, run: str) -> bool:
         """Take the turn of cells and broadcasts for a short call, if it is free."""
@@ -254,19 +269,16 @@ class Supervisor:
     async def _take_turn(self, run: Run) -> bool:
         """Wait for a run's turn among the notebooks; return False if it is not to begin."""
 
-        def over() -> bool:
-            return not run.left or bool(run.why)
-
         def tell(text: str) -> None:
             if text:
                 run.listener(NoticeEvent(text, run.id))
 
-        if not over() and self.turns.take_standing(run.id):
+        if not run.is_stopped_or_over() and self.turns.take_standing(run.id):
             return True
         # A guest's first cell brings all that it needs, even if kernels are new.
         is_first = bool(self.turns.guest) and not self.turns.number
-        taking = self.keep_task(self.turns.take(run.id, tell, over))
-        waiting = self.keep_task(run.until(over, None))
+        taking = self.keep_task(self.turns.take(run.id, tell, run.is_stopped_or_over))
+        waiting = self.keep_task(run.until(run.is_stopped_or_over, None))
         await asyncio.wait([taking, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if not taking.done():
@@ -281,7 +293,7 @@ class Supervisor:
             if not is_first and (ranks := taken[0] & set(run.left)):
                 # The new kernels lack names that its notebook believes them to have.
                 run.lose(run.left, f"another notebook replaced the kernels of {rank_label(ranks)}: run it again")
-            if not over():
+            if not run.is_stopped_or_over():
                 return True
             self._pass_on(run)
         run.stop(f"{run.why} while it waited for its turn")
@@ -354,14 +366,9 @@ class Supervisor:
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         nodes = {outcome.node for outcome in run.outcomes.values()}
-        if self.repairs.is_pending(nodes):
-            settled = self.keep_task(self.repairs.settle(nodes))
-            over = self.keep_task(run.until(lambda: not run.left, None))
-            await asyncio.wait([settled, over], return_when=asyncio.FIRST_COMPLETED)
-            over.cancel()
-            if not settled.done():
-                settled.cancel()
-                return
+        if self.repairs.is_pending(nodes) and not await self._waits(run, self.repairs.settle(nodes)):
+            run.stop(f"{run.why} while it waited for a repair")
+            return
         run.start_clock()
         if run.shape != self.control.shape:
             run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")

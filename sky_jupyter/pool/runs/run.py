@@ -167,6 +167,10 @@ class Run:
         """Return whether it has ended, a rank has failed, or it is being stopped."""
         return not self.left or bool(self.failed) or bool(self.why)
 
+    def is_stopped_or_over(self) -> bool:
+        """Return whether it has ended, or is being stopped."""
+        return not self.left or bool(self.why)
+
     @property
     def failed(self) -> list[int]:
         """The ranks that ended, and not with ``ok``."""
