@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,28 @@ def test_kernels_that_are_replaced_twice_at_once_are_one_each() -> None:
                 assert result.stdout(rank).split() == [str(i) for i in range(400) if i % 3 == 0]
                 assert result.stderr(rank).split() == [str(i) for i in range(400) if i % 3]
             assert eventually(lambda: family() == before)
+
+
+def test_a_restart_ends_a_repair_that_is_under_way_while_another_waits_for_it(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
+    @contextlib.contextmanager
+    def held_once(info: Any) -> Iterator[None]:
+        with contextlib.suppress(FileNotFoundError):
+            hold.unlink()
+            time.sleep(600)
+        yield
+
+    with local_pool(plugins=(Plugin("held", around_process=held_once),)) as pool:
+        kernels = [kernel_of(pool, rank) for rank in (0, 1)]
+        hold.touch()
+        for kernel in kernels:
+            kernel.kill()
+        assert eventually(lambda: not hold.exists() and len(pool.supervisor.repairs._repairs) == 2)
+        pool.restart()
+        assert not pool.supervisor.repairs.mending
+        assert pool.state == "ready"
+        assert run(pool, "40 + 2").values == [42, 42]
 
 
 def test_a_killed_scheduler_costs_nothing(took: Took) -> None:

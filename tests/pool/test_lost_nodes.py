@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -44,6 +45,24 @@ def test_a_node_that_is_back_while_another_is_mended_is_mended_after_it() -> Non
         assert run(pool, "1").values == [1, 1]
         assert pool.state == "ready"
         assert pool.status()[1]["pid"] != agent
+
+
+def test_a_restart_leaves_no_node_lost_that_was_back_and_waited_for_its_repair() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    with local_pool() as pool:
+
+        async def is_back() -> bool:
+            return pool.supervisor.has_lost_nodes and not pool.control.lost
+
+        loop().loop.call_soon_threadsafe(pool.supervisor.repairs.begin, never())
+        psutil.Process(pool.status()[1]["pid"]).kill()
+        wait_until(lambda: loop().call(is_back()))
+        pool.restart()
+        assert not pool.supervisor.has_lost_nodes
+        assert not pool.supervisor.repairs.mending
+        assert run(pool, "40 + 2").values == [42, 42]
 
 
 def test_nobody_waits_for_a_node_to_be_back_once_the_pool_is_broken() -> None:

@@ -123,6 +123,8 @@ class KernelRepairs:
         self.finish: Callable[..., Awaitable[None]] = _at_once
         # Returns the replacement of lost machines, for which cells wait; None if there is none.
         self.replacing: Callable[[], asyncio.Future[None] | None] = lambda: None
+        # Called when a restart of all kernels has cancelled all repairs.
+        self.on_restart: Callable[[], None] = lambda: None
         # The last repair, for which the next cell waits; and all repairs.
         self._repair: asyncio.Future[None] | None = None
         self._repairs = BackgroundTasks()
@@ -263,11 +265,16 @@ class KernelRepairs:
             await self.settle()
             return
         self._supervisor.lose_all(why)
-        if self._repair is not None:
-            self._repair.cancel()
-            self._rejoining = False
+        # All of them: what the last one waits for would go on beside the restart.
+        cancelled = list(self._repairs)
+        for task in cancelled:
+            task.cancel()
+        self.on_restart()
+        self._rejoining = False
 
         async def replace() -> None:
+            if cancelled:
+                await asyncio.wait(cancelled)
             # A node that is lost meanwhile has no kernels to shut down; it is waited for below.
             with contextlib.suppress(NodeLost):
                 await self.finish(everyone, busy=busy)

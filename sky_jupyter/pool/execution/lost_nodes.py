@@ -64,11 +64,21 @@ class LostNodes:
         # Lost nodes, until they are back and have new kernels; those of them that are back, with why they were lost.
         self.nodes: set[int] = set()
         self._back: dict[int, str] = {}
+        repairs.on_restart = self.forget_repairs
 
     def forget(self) -> None:
         """Forget all nodes: nothing of the pool is alive."""
         self._returned.clear()
         self.nodes.clear()
+        self._back.clear()
+
+    def forget_repairs(self) -> None:
+        """Forget the repairs: a restart, which replaces all kernels, has cancelled them.
+
+        A node that is not back yet is repaired when it is.
+        """
+        self._returned.clear()
+        self.nodes.difference_update(self._back)
         self._back.clear()
 
     def lose(self, node: int, why: str, *, revived: bool) -> None:
