@@ -18,7 +18,7 @@ from sky_jupyter.capture.collect import Capture
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
-from sky_jupyter.pool.base.events import OutputEvent
+from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent
 from sky_jupyter.pool.execution.orphaned_runs import take_stock
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted, TimedOut
@@ -487,6 +487,36 @@ def test_other_ranks_get_their_grace_when_one_fails(pool: Pool) -> None:
         run(pool, code.replace("sleep(1)", "sleep(60)"), grace=0.3)
     assert isinstance(caught.value.errors[0], RankInterrupted)
     assert "rank 1 had failed" in str(caught.value.errors[0])
+
+
+def test_an_interrupt_ends_the_grace_of_other_ranks(pool: Pool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = f"""
+import os, time
+if rank == 1: raise ValueError("first")
+try:
+    print("at it", flush=True)
+    while True: time.sleep(0.02)
+except KeyboardInterrupt:
+    while not os.path.exists({str(go)!r}): time.sleep(0.02)
+"""
+    told: list[str] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, NoticeEvent):
+            told.append(event.text)
+
+    current = begin(pool, code, grace=600, listener=listen)
+    try:
+        wait_until(lambda: current.failed == [1] and "at it" in "".join(current.outcomes[0].stdout))
+        pool.interrupt(current)
+        # What the user's interrupt does to a rank that goes on.
+        wait_until(lambda: any("rank 0 does not respond" in text for text in told))
+    finally:
+        go.touch()
+    with pytest.raises(CellError) as caught:
+        pool.attend(current)
+    assert list(caught.value.errors) == [1]
 
 
 def test_a_rank_that_ignores_interrupts_is_replaced(pool: Pool) -> None:

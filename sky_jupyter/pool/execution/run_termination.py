@@ -79,12 +79,16 @@ class RunTermination:
         if has_died and self._supervisor.gentle and not run.apart:
             # Collectives of a dead rank cannot end.
             await self.abort(run)
-        if in_time and run.left:
-            # After the user's interrupt there is no grace: nothing more can come.
-            patience = _INTERRUPT_PATIENCE if run.why else grace
-            left = patience if end is None else min(patience, end - run.worked)
-            # An interrupted run does not wait for the user's answers, so all time counts.
-            await (run.until if run.why else run.until_in_work)(lambda: not run.left, left)
+
+        def at_most(patience: float) -> float:
+            return patience if end is None else min(patience, end - run.worked)
+
+        if in_time:
+            # The user's interrupt ends the grace: nothing more can come.
+            await run.until_in_work(run.is_stopped_or_over, at_most(grace))
+            if run.why:
+                # An interrupted run does not wait for the user's answers, so all time counts.
+                await run.until(lambda: not run.left, at_most(_INTERRUPT_PATIENCE))
         if not run.left:
             return
         asked = bool(run.why)
