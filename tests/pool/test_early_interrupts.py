@@ -16,10 +16,11 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.api import operators
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.execution import run_termination, tasks
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted
-from tests.pool.pools import begin, local_pool, run, wait_until
+from tests.pool.pools import begin, local_pool, run, underway, wait_until
 from tests.pool.test_faults import kernel_of
 
 FOREVER = "import time\nwhile True: time.sleep(0.1)"
@@ -69,6 +70,33 @@ def test_an_interrupt_of_a_run_that_waits_for_a_call_ends_the_run_and_not_the_ca
         with pytest.raises(CellError) as caught:
             pool.attend(current)
         assert isinstance(caught.value.errors[0], RankInterrupted)
+
+
+def test_code_that_heeds_an_interrupt_gets_no_second_one_while_it_saves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    told: list[Any] = []
+    code = f"""
+import os, time
+try:
+    while True: time.sleep(0.02)
+except KeyboardInterrupt:
+    print("heeded", flush=True)
+    while not os.path.exists({str(go)!r}): time.sleep(0.02)
+'saved'
+"""
+    with local_pool() as pool:
+        current = underway(pool, code, listener=told.append)
+        pool.interrupt(current)
+        wait_until(lambda: all("heeded" in "".join(outcome.stdout) for outcome in current.outcomes.values()))
+        # As it is stopped when its time to heed the interrupt is over.
+        monkeypatch.setattr(run_termination, "_INTERRUPT_PATIENCE", 0.0)
+        stopping = loop().submit(pool.supervisor.termination.stop(current, asked=True))
+        wait_until(lambda: any("not respond to the interrupt" in getattr(event, "text", "") for event in told))
+        go.touch()
+        stopping.result()
+        assert pool.attend(current).values == ["saved", "saved"]
 
 
 def test_a_second_interrupt_of_a_run_that_waits_for_a_call_replaces_no_kernel(

@@ -110,7 +110,8 @@ class RunTermination:
 
         A kill loses a namespace: if the user has interrupted the run, ranks are only killed at a second interrupt.
         """
-        await self.signal(run, signal.SIGINT)
+        # The user's interrupt may have come before a rank had begun; code that has heeded it gets no second one.
+        await self.signal(run, signal.SIGINT, run.left if to_the_end else sorted(set(run.left) - run.interrupted))
         if not to_the_end:
             await self.free(run)
         elif not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
@@ -227,26 +228,33 @@ class RunTermination:
             return await asyncio.wait_for(self._supervisor.turns.still_held(), _REACH_PATIENCE)
         return False
 
-    async def signal(self, run: Run, number: int) -> None:
-        """Signal the kernels that still work on a run."""
-        nodes = {run.outcomes[rank].node for rank in run.left}
+    async def signal(self, run: Run, number: int, chosen: Sequence[int] | None = None) -> None:
+        """Signal the kernels that still work on a run, by default all of them."""
+        by_node: dict[int, list[int]] = {}
+        for rank in run.left if chosen is None else chosen:
+            by_node.setdefault(run.outcomes[rank].node, []).append(rank)
         key = secrets.token_hex(8)
-        bringing = [self._supervisor.keep_task(self._bring_signal(run, node, int(number), key)) for node in nodes]
+        bringing = [
+            self._supervisor.keep_task(self._bring_signal(run, node, there, int(number), key))
+            for node, there in by_node.items()
+        ]
         if bringing:
             await asyncio.wait(bringing, timeout=_REACH_PATIENCE)
 
-    async def _bring_signal(self, run: Run, node: int, number: int, key: str) -> None:
+    async def _bring_signal(self, run: Run, node: int, there: Sequence[int], number: int, key: str) -> None:
         """Signal a node's kernels; retry until its agent confirms.
 
         An agent ignores a repeated signal: it knows its key.
         """
-        while ranks := [rank for rank in run.left if run.outcomes[rank].node == node]:
+        while ranks := [rank for rank in there if run.outcomes[rank].status == "running"]:
             if node not in self._supervisor.control.silent | self._supervisor.control.off:
                 try:
                     asking = self._supervisor.control.ask(
                         rpc.SIGNAL_KERNELS, [node], number=number, ranks=ranks, run=run.id, key=key
                     )
-                    await asyncio.wait_for(asking, _REACH_PATIENCE)
+                    reached = (await asyncio.wait_for(asking, _REACH_PATIENCE)).get(node)
+                    if number == signal.SIGINT:
+                        run.interrupted.update(set(ranks).intersection(reached or ()))
                     return
                 except (SkyError, OSError, asyncio.TimeoutError) as error:
                     if self._supervisor.control.closing or isinstance(error, PoolError):

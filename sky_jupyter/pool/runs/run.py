@@ -110,6 +110,8 @@ class Run:
         # Whether an interrupt came while it was being started.
         self.early = False
         self.pressed = 0.0
+        # The ranks to which agents have sent an interrupt.
+        self.interrupted: set[int] = set()
         # Whether its ranks' work is in processes of its own, as a script's is: then no rank itself waits in a
         # collective.
         self.apart = False
