@@ -172,6 +172,25 @@ def test_one_text_that_is_too_long_keeps_its_last_lines():
     assert size < 2_000_000
 
 
+def test_a_line_longer_than_the_room_counts_as_passed_over_and_what_follows_is_shown():
+    page = Page(1)
+    page.feed.open()
+    with page.feed._lock:
+        page.feed._take(stream(0, "x" * 2_000_000 + "\n"))
+        page.feed._take(stream(0, "after\n", 1))
+    page.model.finish(1.0)
+    page.feed.finish()
+    [[_, _, _, size, skipped, _]] = page.entries("s")
+    assert (size, skipped) == (len("after\n"), 1)
+    pending = Pending(64)
+    for rank in range(2):
+        pending.add_text(rank, "stdout", "short\n")
+        pending.add_text(rank, "stderr", "y" * 59_000 + "\n")
+    entries, data = pending.take()
+    assert data == b""
+    assert [(rank, skipped) for _, rank, _, _, skipped, _ in entries] == [(0, 2), (1, 2)]
+
+
 def test_of_a_display_that_is_updated_again_and_again_only_the_last_waits():
     page = Page(1)
     page.feed.open()

@@ -125,7 +125,8 @@ class Pending:
             piece.skipped = 0
             size[0] -= count
             size[1] -= len(cut)
-            if piece.text:
+            if piece.text or len(pieces) == 1:
+                # The last piece stays though it is empty: it says how much was left out.
                 break
             pieces.popleft()
         pieces[0].skipped += gone
