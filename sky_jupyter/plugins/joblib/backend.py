@@ -1,7 +1,8 @@
 """joblib backend over pools: a batch of a loop is a call on a rank.
 
-Only code that needs joblib imports this module. Pools start and end in any order, while joblib's settings can only be
-nested. So a single backend of ours is set in joblib while there is any pool, and asks this module for the newest pool.
+Only code that needs joblib imports this module. Pools start and end in any order and in any thread, while joblib's
+settings can only be nested, and are a thread's own. So a single backend of ours is joblib's default while there is any
+pool, and asks this module for the newest pool.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import joblib
+import joblib.parallel
 from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
 from ...errors import PoolError
@@ -27,7 +29,8 @@ NAME = "sky_jupyter"
 # An argument of at least this many bytes is sent to each rank once, not with each call.
 _LARGE = 1 << 18
 _pools: list[Any] = []
-_entered = contextlib.ExitStack()
+# What undoes `_set_backend`; empty without a pool.
+_undo: list[Callable[[], None]] = []
 _changing = threading.Lock()
 # Packages whose classes of warnings the nodes have too.
 _KNOWN = frozenset({"joblib", "sklearn", "numpy", "scipy", "builtins"})
@@ -160,8 +163,7 @@ def serving(pool: Any) -> Iterator[None]:
     """Run parallel loops in the block on a pool, unless they name another backend."""
     with _changing:
         if not _pools:
-            joblib.register_parallel_backend(NAME, PoolBackend)
-            _entered.enter_context(joblib.parallel_config(backend=NAME))
+            _undo.append(_set_backend())
         _pools.append(pool)
     try:
         yield
@@ -169,7 +171,25 @@ def serving(pool: Any) -> Iterator[None]:
         with _changing:
             _pools.remove(pool)
             if not _pools:
-                _entered.close()
+                _undo.pop()()
+
+
+def _set_backend() -> Callable[[], None]:
+    """Have all threads' loops use our backend; return what undoes it in any thread.
+
+    This thread has it as a setting too: joblib follows ``prefer="threads"``, which forests of scikit-learn give, rather
+    than the default, and a setting rather than that.
+    """
+    before = joblib.parallel.DEFAULT_BACKEND
+    joblib.register_parallel_backend(NAME, PoolBackend, make_default=True)
+    settings = joblib.parallel_config(backend=NAME)
+
+    def undo() -> None:
+        joblib.parallel.DEFAULT_BACKEND = before
+        # Only the thread that made the settings could leave them; their values are shared.
+        settings.parallel_config["backend"] = settings.old_parallel_config["backend"]
+
+    return undo
 
 
 def _call(batch: Any, find: Callable[[Any], Any]) -> Any:
