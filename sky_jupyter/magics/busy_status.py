@@ -93,19 +93,43 @@ def install(shell: Any) -> None:
     known = getattr(kernel, "_publish_status", None)
     if kernel is not None and callable(known) and not isinstance(known, Status) and hasattr(kernel, "get_parent"):
         kernel._publish_status = Status(kernel)
-    if hasattr(kernel, "post_handler_hook"):
-        shell.events.register("post_run_cell", ignore_late_interrupts)
+    if hasattr(kernel, "post_handler_hook") and hasattr(kernel, "get_parent"):
+        late = LateInterrupts(kernel)
+        shell.events.register("pre_run_cell", late.before_cell)
+        shell.events.register("post_run_cell", late.after_cell)
 
 
-def ignore_late_interrupts(result: Any) -> None:
-    """Ignore interrupts between a cell's failure and its reply.
+class LateInterrupts:
+    """Ignores interrupts between a cell's failure and its reply; made by `install`.
 
-    Otherwise ipykernel would lose the reply.
+    Otherwise ipykernel would lose the reply. It restores the handler after each message (``post_handler_hook``).
 
-    ipykernel restores the handler after each message (``post_handler_hook``).
+    Parameters
+    ----------
+    kernel : Any
+        The ipykernel of this process.
     """
-    if not result.success and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        # The request that is handled, and its own cell: code may run others in it, and goes on when one has failed. Of
+        # the request that loads the extension, the cell is not known.
+        self._request, self._cell = self._current(), None
+
+    def before_cell(self, info: Any) -> None:
+        """Note a request's own cell, which is the first."""
+        request = self._current()
+        if request != self._request and threading.current_thread() is threading.main_thread():
+            self._request, self._cell = request, info
+
+    def after_cell(self, result: Any) -> None:
+        """Ignore interrupts if a request's own cell has failed."""
+        is_own = result.info is self._cell and threading.current_thread() is threading.main_thread()
+        if is_own and not result.success:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _current(self) -> Any:
+        return (self._kernel.get_parent("shell") or {}).get("header", {}).get("msg_id")
 
 
 def remove(shell: Any) -> None:
@@ -113,5 +137,7 @@ def remove(shell: Any) -> None:
     kernel: Any = getattr(shell, "kernel", None)
     if kernel is not None and isinstance(vars(kernel).get("_publish_status"), Status):
         del kernel._publish_status
-    if ignore_late_interrupts in shell.events.callbacks["post_run_cell"]:
-        shell.events.unregister("post_run_cell", ignore_late_interrupts)
+    for event in ("pre_run_cell", "post_run_cell"):
+        for callback in list(shell.events.callbacks[event]):
+            if isinstance(getattr(callback, "__self__", None), LateInterrupts):
+                shell.events.unregister(event, callback)

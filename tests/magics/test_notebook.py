@@ -711,6 +711,24 @@ def test_an_interrupt_of_the_notebook_reaches_every_rank(two):
     assert two.run("%%sky\nrank").body == ["[0] Out: 0", "[1] Out: 1"]
 
 
+def test_a_cell_can_be_interrupted_after_one_that_it_ran_has_failed(book):
+    cell = book.run(
+        "get_ipython().run_cell('1/0')\nimport time\nprint('goes on', flush=True)\ntime.sleep(20)",
+        until=lambda cell: "goes on" in cell.stream(),
+    )
+    errors = [output.ename for output in cell.outputs if output.output_type == "error"]
+    assert errors == ["ZeroDivisionError", "KeyboardInterrupt"]
+
+
+def test_interrupts_are_ignored_between_a_cells_failure_and_its_reply(book):
+    look = "lambda result: handlers.append((result.success, signal.getsignal(signal.SIGINT)))"
+    book.run(f"import signal\nhandlers = []\nlook = {look}\nget_ipython().events.register('post_run_cell', look)")
+    book.run("1/0")
+    book.run("get_ipython().events.unregister('post_run_cell', look)")
+    default, ignored = "signal.default_int_handler", "signal.SIG_IGN"
+    assert book.value(f"[(True, {default}), (False, {ignored}), (True, {default})] == [*handlers, (True, {default})]")
+
+
 def test_an_interrupt_while_a_pool_starts_leaves_no_pool(book):
     cell = book.run("%sky up --nodes 3 --name early", until=lambda cell: bool(cell.displays))
     assert cell.error_name == "KeyboardInterrupt"
