@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from sky_jupyter.display.base import frontends
 from sky_jupyter.display.model import saved_output
 from sky_jupyter.display.notebook import anywidget_view
 from sky_jupyter.pool.base.events import OutputEvent
+from sky_jupyter.session.calls_view import SharedRunView
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("anywidget") is None, reason="needs the Python package anywidget"),
@@ -82,3 +84,16 @@ def test_a_run_that_is_over_at_once_makes_no_widget(monkeypatch):
     view.refresh()
     view.finish(0.1)
     assert [set(bundle) for bundle in drawn] == [{saved_output.MIME, "text/html", "text/plain"}]
+
+
+def test_the_view_of_calls_that_nobody_waits_for_has_its_place_before_the_cell_ends(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("sky_jupyter.display.base.frontends.Slot.show", lambda self, bundle: drawn.append(bundle))
+    view = anywidget_view.WidgetRunView(Kernel(), "sky", [0])
+    monkeypatch.setattr(SharedRunView, "_make_view", lambda *_: view)
+    shared = SharedRunView(SimpleNamespace(id="p", spec=SimpleNamespace(world_size=1)), "f", waited=False)
+    shared.go_on_alone()
+    assert [set(bundle) for bundle in drawn] == [{VIEW, "text/plain"}]
+    shared.leave()
+    assert shared.over
+    assert set(drawn[-1]) == {saved_output.MIME, "text/html", "text/plain"}

@@ -88,6 +88,11 @@ class WidgetRunView:
         else:
             self._mount()
 
+    def appear(self) -> None:
+        """Create the output at once: none can be created after the cell has ended."""
+        self._next = 0.0
+        self.refresh()
+
     def _mount(self) -> None:
         self._widget = _widget_class()(snapshot=self._feed.open())
         self._widget.on_msg(self._on_message)
