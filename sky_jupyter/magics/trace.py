@@ -111,7 +111,8 @@ def trace_of(rows: Sequence[EventRow], pool: str) -> dict[str, Any]:
 
 def _place(row: EventRow) -> tuple[int, int]:
     """Return the process and the thread that a row belongs to."""
-    if row.rank is not None:
+    # A call that was cancelled before it began was on no node.
+    if row.rank is not None and (row.node is None or row.node >= 0):
         return _FIRST_NODE + (row.node or 0), row.rank + 1
     return _NOTEBOOK, _LANES.get(row.kind, 1)
 

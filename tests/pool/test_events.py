@@ -212,6 +212,15 @@ def check(read: dict[str, Any]) -> None:
             ends.append(end)
 
 
+def test_a_trace_has_calls_that_were_cancelled_before_they_began_with_the_notebook():
+    rows = [EventRow("call", 20.0, 1.0, rank, -1, "f: cancelled") for rank in (0, 9)]
+    read = trace.trace_of(rows, "big")
+    check(read)
+    lanes = [one["args"]["name"] for one in read["traceEvents"] if one["name"] in ("process_name", "thread_name")]
+    assert lanes == ["notebook", "calls on all ranks"]
+    assert [(one["name"], one["cat"]) for one in read["traceEvents"] if one["ph"] == "X"] == [("f: cancelled", "call")] * 2
+
+
 def test_a_trace_of_all_that_a_pool_knows_has_every_kind(pool, tmp_path):
     rows = [
         EventRow("state", 10.0, 5.0, 0, 0, "ok"),
