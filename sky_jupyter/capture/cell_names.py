@@ -34,7 +34,9 @@ from .names_in_code import (
     words,
 )
 
-_INTERNAL = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[ido]h|_exit_code|_sky_copied|In|Out|exit|quit|display|get_ipython")
+_INTERNAL = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[ido]h|_exit_code|_sky_copied|get_ipython")
+# Names of IPython that the user may have for something else, and those of its lists under other names.
+_MAYBE_INTERNAL, _HISTORIES = {"display", "exit", "open", "quit"}, {"In": "_ih", "Out": "_oh"}
 _MODULES_OWN = {"name", "doc", "file", "spec", "loader", "package", "builtins", "builtin", "annotations", "session"}
 _MODULES_OWN |= {"cached", "dict", "annotate", "conditional_annotations", "path", "class", "main"}
 _OPTIONS = re.compile(r"(\s*-{1,2}\w+(\s+\d+)?(?=\s|$))*")
@@ -50,8 +52,16 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, *_COMPREHENSIONS)
 
 
-def is_internal(name: str) -> bool:
-    """Return True for a name of IPython or Python itself, which is never sent."""
+def is_internal(name: str, namespace: Mapping[str, Any]) -> bool:
+    """Return True for a name of IPython or Python itself, which is never sent.
+
+    Some names may be the user's: their values in the namespace tell.
+    """
+    if name in _HISTORIES:
+        return namespace.get(name) is namespace.get(_HISTORIES[name])
+    if name in _MAYBE_INTERNAL:
+        module = str(getattr(namespace.get(name), "__module__", ""))
+        return module.partition(".")[0] in ("IPython", "ipykernel")
     if name.startswith("__") and name.endswith("__"):
         return name[2:-2] in _MODULES_OWN or len(name) < 5
     return _INTERNAL.fullmatch(name) is not None
@@ -111,7 +121,7 @@ def analyse(source: str) -> CellNames:
     return CellNames(
         reads=reads,
         writes=frozenset(flow.writes),
-        shell=frozenset(name for name in flow.shell & reads if not is_internal(name)),
+        shell=frozenset(name for name in flow.shell & reads if not is_internal(name, {})),
         weak=reads - flow.strong,
         sure=frozenset(flow.sure & flow.writes),
         dropped=frozenset(flow.dropped),

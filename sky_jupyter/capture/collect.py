@@ -419,10 +419,7 @@ class _Collector:
     def left_alone(self, name: str) -> bool:
         if name in self.push or name in self.ranks:
             return False
-        if is_internal(name) or self.excluded is None or name in self.excluded:
-            return True
-        value = self.namespace.get(name)
-        return name == "open" and str(getattr(value, "__module__", "")).startswith("IPython")
+        return self.excluded is None or name in self.excluded or is_internal(name, self.namespace)
 
     def resolve(self, name: str, required: bool) -> None:
         if name in self.namespace:

@@ -187,7 +187,7 @@ class Ledger:
         """
         self.version += 1
         for name in names:
-            if is_internal(name):
+            if is_internal(name, namespace):
                 continue
             value = namespace.get(name, _ABSENT)
             mark = _Mark(value, None if value is _ABSENT else fingerprint(value, namespace))

@@ -182,14 +182,32 @@ def test_a_module_is_sent_once() -> None:
 
 
 def test_names_of_ipython_and_python_are_never_sent() -> None:
-    internal = ["get_ipython", "In", "Out", "_", "__", "___", "_i", "_ii", "_i7", "_12", "_oh", "exit", "quit"]
-    namespace = dict.fromkeys([*internal, "display", "__name__", "__file__", "_mine", "_index"], 1)
+    internal = ["get_ipython", "_", "__", "___", "_i", "_ii", "_i7", "_12", "_oh", "_ih"]
+    namespace: dict[str, Any] = dict.fromkeys([*internal, "__name__", "__file__", "_mine", "_index"], 1)
+    shell = notebook("def of_shell(): pass")["of_shell"]
+    shell.__module__ = "ipykernel.zmqshell"
+    namespace |= {"In": namespace["_ih"], "Out": namespace["_oh"], "exit": shell, "quit": shell, "display": shell}
     assert names(collect("\n".join(namespace), namespace, Ledger())) == ["_index", "_mine"]
 
 
-def test_ipythons_own_open_is_left_alone_and_the_users_is_not() -> None:
+def test_names_that_ipython_has_are_sent_when_they_are_the_users(tmp_path: Path) -> None:
+    namespace = notebook("""
+        _ih, _oh = [], {}
+        In, Out, quit = [7], (8,), "stop"
+        def display(value): return f"my own display of {value}"
+        def open(path): return f"my own {path}"
+        def shown(): return display(quit)
+    """)
+    assert run(tmp_path, namespace, "print(shown(), In, Out, open('file'))") == (
+        "my own display of stop [7] (8,) my own file"
+    )
+    ledger = Ledger()
+    ledger.nodes_wrote(["display"], namespace, sizes={"display": 5})
+    assert "display" in ledger.nodes_own
+
+
+def test_ipythons_own_open_is_left_alone() -> None:
     namespace = notebook("def open(path):\n    return path")
-    assert names(collect("open('a')", namespace, Ledger())) == ["open"]
     namespace["open"].__module__ = "IPython.core.interactiveshell"
     assert names(collect("open('a')", namespace, Ledger())) == []
 
