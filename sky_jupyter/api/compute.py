@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ..capture.project_files import check_path
+from ..capture.project_files import check_paths
 from ..errors import PoolError, SpecError
 from ..plugins import Plugin, parse_plugins
 from ..pool.open_pools import pools
@@ -195,8 +195,7 @@ class Compute(Runner, SharedNames):
         others = {"nodes": nodes, "accelerator": accelerator, "ttl": ttl, **wishes}
         self.specs = tuple(_made(way, others, common) for way in ways)
         self.spec = self.specs[0]
-        for path in self.spec.image.includes:
-            check_path(path)
+        check_paths(self.spec.image.includes)
         self.sync = sync
         self.named = name is not None
         # Whether only a name was given: then any pool of this name will do.

@@ -198,11 +198,15 @@ class LocalCode:
         Raises
         ------
         SpecError
-            When a path does not exist.
+            When a path does not exist, or another one has its place on the nodes.
         """
         for text in paths:
             path = check_path(text)
-            self._included[_place_of(path)] = path, text, tuple(excludes)
+            place = _place_of(path)
+            other, _, _ = self._included.get(place, (path, "", ()))
+            if other.exists():
+                _refuse_other(text, path, other)
+            self._included[place] = path, text, tuple(excludes)
             self._unchanged.clear()
 
     def include_script(self, path: Path) -> None:
@@ -337,6 +341,22 @@ def check_path(text: str) -> Path:
     if not os.path.exists(path):
         raise SpecError(f"{text} is not there; --include takes files and folders of this machine")
     return Path(os.path.normpath(path))
+
+
+def check_paths(texts: Iterable[str]) -> None:
+    """Raise SpecError unless paths to include exist, with different places on the nodes."""
+    places: dict[str, Path] = {}
+    for text in texts:
+        path = check_path(text)
+        _refuse_other(text, path, places.setdefault(_place_of(path), path))
+
+
+def _refuse_other(text: str, path: Path, other: Path) -> None:
+    if other != path:
+        raise SpecError(
+            f"--include {text}: {other} is included too, and would have the same place on the nodes; rename one, or "
+            "include the folder that has both"
+        )
 
 
 def _place_of(path: Path) -> str:

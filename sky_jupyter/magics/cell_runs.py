@@ -8,7 +8,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..capture.project_files import check_path
+from ..capture.project_files import check_paths
 from ..pool.open_pools import pools
 from ..session import cells, script_runs
 from ..session.cells import Cell
@@ -28,8 +28,7 @@ def run_code(shell: Any, inspector: CellInspector, code: str, given: ParsedLine)
     count = shell.displayhook.prompt_count
     # Errors of the cell itself are raised before a pool is made for it.
     source = to_python(shell, code, count)
-    for path in given.include:
-        check_path(path)
+    check_paths(given.include)
     # IPython turns `name?` into a call of `pinfo`. `answer_question` checks whether the cell has nothing else.
     if "pinfo" in source and inspector.answer_question(source, given):
         return
@@ -44,8 +43,7 @@ def run_script(shell: Any, given: ParsedLine) -> None:
     """Run a script on a pool; start a pool for the launcher's options if none lives."""
     assert given.script is not None
     script = given.script.found()
-    for path in given.include:
-        check_path(path)
+    check_paths(given.include)
     if (pools.current if given.name is None else pools.get(given.name)) is None:
         given = replace(given, pool={**script.pool_options(), **given.pool})
     pool = pool_for(replace(given, verb=None))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.display import display as display_value
 
-from ..capture.project_files import check_path
+from ..capture.project_files import check_paths
 from ..display.base import frontends
 from ..display.base.prompts import agrees
 from ..display.notebook import pool_panel
@@ -99,8 +99,7 @@ class Verbs:
             self.auto.turn_off()
             print("auto off: cells run in the notebook")
             return
-        for path in given.include:
-            check_path(path)
+        check_paths(given.include)
         pool = pool_for(replace(given, verb=None))
         shown_ranks(pool, given)
         self.auto.turn_on(given, pool.spec.name, without_values(self.line.strip().removeprefix("auto").strip()))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import sky_jupyter as sky
 from sky_jupyter.capture import file_selection
 from sky_jupyter.capture.project_files import LocalCode
-from sky_jupyter.errors import CaptureError
+from sky_jupyter.errors import CaptureError, SpecError
 
 
 def test_a_file_with_secrets_is_left_out_named_once_and_sent_when_it_is_included_by_name(
@@ -81,6 +82,29 @@ def test_what_was_included_and_is_refused_is_not_kept(tmp_path: Path, monkeypatc
     with pytest.raises(CaptureError, match=r"--include .*big is 100 MB.*; cells run without big until it is included"):
         local.look([])
     assert sorted(local.look([]).sources) == ["words.txt"]
+
+
+def test_of_two_includes_with_one_name_the_second_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.yaml").write_text(folder)
+    both = ["../a/config.yaml", "../b/config.yaml"]
+    with pytest.raises(SpecError, match=r"--include \.\./b/config.yaml"):
+        LocalCode().include(both)
+    with pytest.raises(SpecError, match=r"--include \.\./b/config.yaml"):
+        sky.Compute(include=both)
+    local = LocalCode()
+    local.include(both[:1])
+    local.include(both[:1])
+    with pytest.raises(SpecError, match=r"--include \.\./b/config.yaml: .*a/config.yaml is included too.*rename one"):
+        local.include(["../b/config.yaml"])
+    assert local.look([]).sources["config.yaml"].path == tmp_path / "a" / "config.yaml"
+    (tmp_path / "a" / "config.yaml").unlink()
+    local.include(["../b/config.yaml"])
+    assert local.look([]).sources["config.yaml"].path == tmp_path / "b" / "config.yaml"
 
 
 def test_of_an_included_folder_too_files_with_secrets_stay_here(
