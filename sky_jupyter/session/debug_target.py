@@ -137,12 +137,16 @@ class DebugTarget:
     async def turn_back(self) -> None:
         """Debug the notebook's own kernel again, once no cell runs; control thread."""
         if await self._choose(None, 0):
-            # The kernel starts its debugger on the main thread, and this thread would wait for that. It could answer
-            # nobody until a running cell has ended.
-            self._kernel.io_loop.add_callback(
-                self._control.call_soon_threadsafe, lambda: self._tasks.start(self._again())
-            )
+            self._turn_on_later()
         self.changed()
+
+    def _turn_on_later(self) -> None:
+        """Turn the debugger of what is debugged on, once no cell runs.
+
+        The kernel starts its debugger on the main thread, and this thread would wait for that. It could answer nobody
+        until a running cell has ended.
+        """
+        self._kernel.io_loop.add_callback(self._control.call_soon_threadsafe, lambda: self._tasks.start(self._again()))
 
     def _on_control(self, work: Coroutine[Any, Any, T]) -> T:
         doing = asyncio.run_coroutine_threadsafe(work, self._control)
@@ -187,12 +191,17 @@ class DebugTarget:
                 if was_on:
                     await self._begin()
             except BaseException:
+                self._lose()
                 self._pool, self._rank = before if before[0] is not pool else (None, 0)
+                if was_on:
+                    # The page has turned it on, and was told of no end.
+                    self._back = asyncio.Event()
+                    self._turn_on_later()
                 raise
             return False
 
     async def _again(self) -> None:
-        """Turn the notebook's own debugger on, with the page's breakpoints."""
+        """Turn the debugger on again, with the page's breakpoints."""
         async with self._turn:
             if self._back is not None:
                 try:
@@ -202,7 +211,7 @@ class DebugTarget:
                     self._let_go()
 
     def _let_go(self) -> None:
-        """Release the page's requests that wait for the notebook's own debugger."""
+        """Release the page's requests that wait until the debugger is on again."""
         if self._back is not None:
             self._back.set()
             self._back = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 
+from sky_jupyter.errors import PoolError
+from sky_jupyter.session.debug_target import DebugTarget
 from tests.magics.notebook import Cell, Notebook, notebook
 
 CELL = """%%sky
@@ -270,3 +273,54 @@ def test_a_rank_that_dies_while_it_is_stopped_leaves_pool_and_debugger_usable(pa
     page.body("continue", threadId=stopped)
     thread.join()
     assert "x is 2" in cells[0].run
+
+
+class Debugged:
+    """As much of a kernel and of a pool as a choice of what is debugged needs; some of its ranks refuse."""
+
+    def __init__(self, refuses: set[int]) -> None:
+        self.refuses, self.asked = refuses, []  # type: set[int], list[tuple[str, str]]
+        self.debugger = self.session = self.supervisor = self.control_thread = self
+        self.io_loop, self.iopub_socket, self.ranks_per_node, self.spec = self, None, 1, self
+        self.asyncio_loop, self.is_started = asyncio.get_running_loop(), False
+
+    def add_callback(self, callback: Callable[..., object], *args: Any) -> None:
+        callback(*args)
+
+    def send(self, *_: Any, **__: Any) -> None: ...
+
+    def extend(self, *_: Any) -> None: ...
+
+    async def do_debug_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(("notebook", request["command"]))
+        self.is_started = {"disconnect": False, "initialize": True}.get(request["command"], self.is_started)
+        return {"success": True, "body": {}}
+
+    async def ask(self, call: str, nodes: list[int], rank: int, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        self.asked.append((f"rank {rank}", request["command"]))
+        return {nodes[0]: {"success": rank not in self.refuses, "message": "debugpy is not installed", "body": {}}}
+
+
+async def choose_rank_that_refuses() -> list[tuple[str, str]]:
+    kernel: Any = Debugged({1})
+    target = DebugTarget(kernel, lambda text: None)
+    await target.answer({"type": "request", "seq": 1, "command": "initialize", "arguments": {}})
+    place = {"source": {"path": "cell.py"}, "breakpoints": [{"line": 2}]}
+    await target.answer({"type": "request", "seq": 2, "command": "setBreakpoints", "arguments": place})
+    kernel.asked.clear()
+    with pytest.raises(PoolError, match="rank 1 cannot be debugged: debugpy is not installed"):
+        await target.turn_to(kernel, 1)
+    # It waits until the debugger is on again.
+    await target.answer({"type": "request", "seq": 3, "command": "threads", "arguments": {}})
+    assert kernel.is_started
+    return list(kernel.asked)
+
+
+def test_the_debugger_stays_on_when_a_rank_refuses_it() -> None:
+    told = asyncio.run(choose_rank_that_refuses())
+    assert told == [
+        ("notebook", "disconnect"),
+        ("rank 1", "initialize"),
+        *[("notebook", command) for command in ("initialize", "attach", "setBreakpoints", "configurationDone")],
+        ("notebook", "threads"),
+    ]
