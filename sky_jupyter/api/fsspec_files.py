@@ -25,6 +25,8 @@ from ..util.text import format_size
 _BLOCK = 1 << 20
 # The limit of entries for one `ls`: more would take minutes, and hundreds of megabytes here.
 _MOST_ENTRIES = 100_000
+# The limit of bytes of a file that does not tell its size: some in `/proc` have no end.
+_MOST_UNSIZED = 1 << 26
 # The progress of a file is shown once its reads have taken so many seconds: libraries also read small parts only.
 _LATE = 0.4
 
@@ -75,7 +77,11 @@ class RankFiles(AbstractFileSystem):
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         text = stringify_path(path).removeprefix("skyrank://")
-        plain = posixpath.normpath(text) if text else ""
+        # What `~` stands for is known there only: `~/..` is no part of a relative path.
+        home, slash, inner = text.partition("/") if text.startswith("~") else ("", "", text)
+        plain = posixpath.normpath(inner) if inner else ""
+        if home:
+            return home if plain in ("", ".") else home + slash + plain.lstrip("/")
         # POSIX lets the system interpret two leading slashes; here they are one.
         return "/" + plain.lstrip("/") if plain.startswith("/") else "" if plain == "." else plain
 
@@ -171,8 +177,21 @@ class RankFiles(AbstractFileSystem):
         info = self.info(path)
         if info["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, f"it is a folder (on rank {self.rank})", path)
+        if info["type"] == "other":
+            raise OSError(errno.EINVAL, f"it is not a regular file (on rank {self.rank})", path)
         kwargs = {name: value for name, value in kwargs.items() if name in ("cache_type", "cache_options")}
+        if not info["size"] and (data := self._unsized(path)):
+            info["size"], kwargs = len(data), {"cache_type": "all", "cache_options": {"data": data}}
         return RankFile(self, path, mode, block_size or self.blocksize, size=info["size"], **kwargs)
+
+    def _unsized(self, path: str) -> bytes:
+        """Return what a file has that says that it is empty, as those in ``/proc`` do."""
+        data = b""
+        while part := browse.read_range(self.pool, self.rank, path, len(data), MOST_BYTES):
+            data += part
+            if len(data) > _MOST_UNSIZED:
+                raise OSError(errno.EFBIG, f"it does not tell its size, and has over {_MOST_UNSIZED:,} bytes", path)
+        return data
 
     def _refuse(self, path: Any, *_: Any, **__: Any) -> NoReturn:
         why = "the files of ranks are only read here; `%sky put` sends files, and a cell changes them"
