@@ -38,7 +38,9 @@ def iterator_names(function: Any) -> list[str]:
         return []
     # `*args` and `**kwargs` hold several of them, and are sent whole.
     several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return [name for name in found if inspect.signature(inner).parameters[name].kind not in several]
+    parameters = inspect.signature(inner).parameters
+    # A class's annotations are those of its attributes.
+    return [name for name in found if name in parameters and parameters[name].kind not in several]
 
 
 def _hints(function: Any) -> dict[str, Any]:

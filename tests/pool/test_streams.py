@@ -453,6 +453,14 @@ def test_which_parameters_stream_is_seen_by_their_annotations() -> None:
     assert streaming_functions.iterator_names(here) == ["a", "b", "e"]
     assert streaming_functions.iterator_names(known) == ["a", "c"]
     assert streaming_functions.iterator_names(several) == ["a"]
+
+    class Loader:
+        rows: Iterator[int]
+
+        def __init__(self, path: str) -> None:
+            self.path = path
+
     assert streaming_functions.iterator_names(optional) == ["a", "b"]
+    assert streaming_functions.iterator_names(Loader) == []
     assert streaming_functions.is_generator(sky.silent(here))
     assert not streaming_functions.is_generator(known)
