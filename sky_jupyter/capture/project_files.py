@@ -344,7 +344,7 @@ def check_path(text: str) -> Path:
 
 
 def check_paths(texts: Iterable[str]) -> None:
-    """Raise SpecError unless paths to include exist, with different places on the nodes."""
+    """Raise SpecError unless included paths exist and have different places on nodes."""
     places: dict[str, Path] = {}
     for text in texts:
         path = check_path(text)

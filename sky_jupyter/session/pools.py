@@ -20,7 +20,8 @@ from ..pool.base.timeouts import TIMEOUTS
 from ..pool.open_pools import pools
 from ..pool.registry import provider_accounts, stopped_pools
 from ..pool.registry.ended_pools import Gone
-from ..pool.registry.registry import PoolRow, Registry, sweep
+from ..pool.registry.pool_record import PoolRecord
+from ..pool.registry.registry import PoolRow, Registry, refuse_elsewhere, sweep
 from ..pool.registry.rows import clock
 from ..pool.registry.stopped_pools import STOPPED
 from ..providers import pool_listing, provider_registry
@@ -80,7 +81,6 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
 def _started(pool: Pool, given_up: threading.Event | None = None) -> Pool:
     """Start a pool that was made, with a view of its progress."""
     spec = pool.spec
-    display.mute(spec.name, off=spec.options.console)
     view = _view(spec, f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
     with _failing(view), pools.being_started(pool), person.answering(_until(given_up, view.refresh)) as tick:
         pool.start(view.on_event, tick)
@@ -92,6 +92,15 @@ def _started(pool: Pool, given_up: threading.Event | None = None) -> Pool:
 def _view(spec: PoolSpec, title: str, **about: Any) -> display.StartView:
     """Return the view of a start; a null view if its options turn it off."""
     return display.start_view(title, **about) if spec.options.console else display.NullView()
+
+
+def _view_of_row(row: PoolRow) -> display.StartView:
+    """Return the view of attaching to a pool, as the pool's own options have it."""
+    with contextlib.suppress(PoolError):
+        # One that cannot be read is refused afterwards.
+        refuse_elsewhere(row)
+        return _view(PoolRecord.read(row).spec, f"pool {row.name}")
+    return display.start_view(f"pool {row.name}")
 
 
 @contextlib.contextmanager
@@ -149,7 +158,7 @@ def renew_taken(pool: Pool) -> None:
 
 
 def _restart(pool: Pool, restart: Callable[[Listener, Tick], None]) -> None:
-    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
+    view = _view(pool.spec, f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
     try:
         with person.answering(view.refresh) as tick:
             restart(view.on_event, tick)
@@ -275,6 +284,7 @@ def managed_row(name: str) -> PoolRow | None:
 def _take_in(pool: Pool) -> None:
     """Register a pool that is live, with its files, widgets and values."""
     pools.add(pool)
+    display.mute(pool.spec.name, off=pool.spec.options.console)
     image = pool.spec.image
     for path in image.includes:
         # If the pool was made elsewhere, its files may not be here.
@@ -340,7 +350,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     (row,) = chosen
     if pools.get(row.name) is not None:
         raise PoolError(f"pool {row.name!r} is managed here already")
-    view = display.start_view(f"pool {row.name}")
+    view = _view_of_row(row)
     try:
         with _failing(view, "not attached"), person.answering(_until(given_up, view.refresh)) as tick:
             pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
@@ -383,7 +393,7 @@ def join_pool(name: str, *, given_up: threading.Event | None = None) -> Pool:
         pools.discard(live)
     elif live is not None:
         raise PoolError(f"this notebook has a pool {row.name!r} already: `%sky status` shows it")
-    view = display.start_view(f"pool {row.name}")
+    view = _view_of_row(row)
     with _failing(view, "not joined"), person.answering(_until(given_up, view.refresh)) as tick:
         pool = Pool.join(row, person.prompts, listener=view.on_event, tick=tick)
     _take_in(pool)

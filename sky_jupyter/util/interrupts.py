@@ -43,7 +43,7 @@ def counting_interrupts() -> Iterator[list[object]]:
 
 @contextlib.contextmanager
 def interrupts_as_before() -> Iterator[None]:
-    """Let SIGINT do inside `counting_interrupts` what it does outside; for users' code."""
+    """Handle SIGINT inside `counting_interrupts` as outside it; for code of users."""
     if not _replaced or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -27,7 +27,7 @@ from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import Local
 from sky_jupyter.providers.base import Offer, Order
-from sky_jupyter.session.pools import start_pool
+from sky_jupyter.session.pools import restart_pool, start_pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.conftest import pool_folders
 
@@ -272,6 +272,27 @@ def test_a_pool_that_another_process_has_kept_with_another_spec_is_ended_where_t
         assert not pool_folders(said.strip())
     finally:
         other.down()
+
+
+def test_a_kept_pool_without_a_console_is_attached_and_restarted_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    made = sky.Compute(nodes=1, name="silent", keep=True, options=sky.Options(console=False))
+    try:
+        with made as pool:
+            first = pool.pool
+        assert first is not None
+        # As if its process had ended.
+        first.release()
+        pools.discard(first)
+        with sky.Compute(name="silent") as pool:
+            assert pool.pool is not None
+            assert pool.pool is not first
+            restart_pool(pool.pool)
+            assert sky.function(print)("said") >> pool is None
+        assert capfd.readouterr() == ("", "")
+    finally:
+        sky.Compute(name="silent").down()
 
 
 # -- how long it lives -----------------------------------------------------------------------------

@@ -218,7 +218,9 @@ def test_a_trace_has_calls_that_were_cancelled_before_they_began_with_the_notebo
     check(read)
     lanes = [one["args"]["name"] for one in read["traceEvents"] if one["name"] in ("process_name", "thread_name")]
     assert lanes == ["notebook", "calls on all ranks"]
-    assert [(one["name"], one["cat"]) for one in read["traceEvents"] if one["ph"] == "X"] == [("f: cancelled", "call")] * 2
+    assert [(one["name"], one["cat"]) for one in read["traceEvents"] if one["ph"] == "X"] == [
+        ("f: cancelled", "call")
+    ] * 2
 
 
 def test_a_trace_of_all_that_a_pool_knows_has_every_kind(pool, tmp_path):
