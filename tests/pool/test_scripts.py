@@ -18,6 +18,7 @@ from sky_jupyter.node.kernel.script_run import Place, layout
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, CellResult
 from sky_jupyter.pool.runs.run import Run
+from sky_jupyter.session import script_runs
 from sky_jupyter.session.cells import Cell
 from sky_jupyter.session.script_runs import Script, run_script
 
@@ -266,3 +267,20 @@ def test_processes_are_laid_out_as_torchrun_counts_them() -> None:
         3: [5],
     }
     assert {rank: len(places) for rank, places in layout([0, 1, 2, 3], 4, 2).items()} == {0: 1, 1: 1, 2: 0, 3: 0}
+
+
+def test_accelerates_own_configuration_is_found_where_accelerate_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for folder in (".cache/huggingface", "xdg/huggingface", "mine"):
+        (tmp_path / folder / "accelerate").mkdir(parents=True)
+        (tmp_path / folder / "accelerate" / "default_config.yaml").write_text(folder)
+    asked = Script(verb="accelerate launch", kind="file", target="train.py", accelerate=True)
+    assert script_runs._config(asked) == ".cache/huggingface"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert script_runs._config(asked) == "xdg/huggingface"
+    monkeypatch.setenv("HF_HOME", "~/mine")
+    assert script_runs._config(asked) == "mine"
