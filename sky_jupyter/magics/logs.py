@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ..errors import PoolError, SkyError
+from ..errors import PoolError, SkyError, SpecError
 from ..pool.runs.log_reader import newest, texts_of, walk
 from ..providers.base import has_console
 from ..util.text import first_line, format_size, rank_label
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 # Maximum size of a shown output: as much as a cell's view keeps; with --last, as much as a page can take.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20
+
+
+def ranks_of(pool: Pool, run: str, asked: Collection[int] | None) -> list[int]:
+    """Return the ranks of a run that are asked for; raise SpecError for others."""
+    ranks = list(pool.homes(run))
+    if missing := sorted({*(asked or ())}.difference(ranks)):
+        raise SpecError(f"run {run} was not on {rank_label(missing)}; it was on {rank_label(ranks)}")
+    return [rank for rank in ranks if asked is None or rank in asked]
 
 
 def text(pool: Pool, run: str, ranks: Collection[int], lines: int | None = None) -> str:

@@ -321,7 +321,7 @@ class Verbs:
             print(logs.of_machines(pool, given.pods, previous=given.previous, last=given.last, to=given.to))
             return
         pool, id = runs_table.find(given)
-        ranks = [rank for rank in pool.homes(id) if given.ranks is None or rank in given.ranks]
+        ranks = logs.ranks_of(pool, id, given.ranks)
         print(logs.write(pool, id, ranks, given.to) if given.to else logs.text(pool, id, ranks, given.last))
 
     def do_trace(self, given: ParsedLine) -> None:

@@ -173,6 +173,17 @@ def test_ranks_that_a_pool_would_not_have_are_refused_before_it_is_made(book):
     assert pools_of(book) == []
 
 
+def test_logs_of_a_rank_that_the_run_was_not_on_are_refused(two, tmp_path):
+    two.run("%%sky --on 1\nprint('here')")
+    assert two.run("%sky logs --rank 1").stream() == "here\n"
+    for line in ("%sky logs --rank 0-1", f"%sky logs --rank 0,9 --to {tmp_path}/logs"):
+        refused = two.run(line)
+        assert refused.status == "error"
+        said = refused.stream("stderr")
+        assert re.search(r"run \w+ was not on ranks? 0(, 9)?; it was on rank 1", said), said
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupt_of_wait_lets_the_run_go_on(two, tmp_path):
     go = tmp_path / "go"
     two.run(
