@@ -20,6 +20,7 @@ from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.transfer.transfer_job import Transfer
 from ..providers import Local
+from ..providers.base import is_provider
 from ..session.pools import end_pool, get_files, kept_pool, live_pool, pull_value, put_files, resize_pool, start_pool
 from ..spec.options import Options, Worker
 from ..spec.pool_spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
@@ -536,7 +537,7 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
     """Build the spec of one way to get the machines."""
     if not isinstance(way, Spec):
         raise SpecError(f"Compute takes sky.Spec(…) without a name before it, not {way!r}; a provider is provider=…")
-    if isinstance(way.provider, type) or not hasattr(way.provider, "default_nodes"):
+    if not is_provider(way.provider):
         raise SpecError(f"provider must be a provider, such as sky.Local() or sky.SSH(…), not {way.provider!r}")
     own = {name: value for name in others if (value := getattr(way, name)) is not None}
     found = {**others, **own}

@@ -280,9 +280,14 @@ class LoggingProvider(Provider, Protocol):
 
 def provider_of(spec: PoolSpec) -> Provider:
     """Return a pool's provider; raise SpecError if it does not implement `Provider`."""
-    if not isinstance(spec.provider, Provider):
+    if not is_provider(spec.provider):
         raise SpecError(f"provider must be a provider such as sky.Local(), not {brief(spec.provider)}")
     return spec.provider
+
+
+def is_provider(value: object) -> TypeGuard[Provider]:
+    """Return True for an object that implements `Provider`; its class does not."""
+    return isinstance(value, Provider) and not isinstance(value, type)
 
 
 def account_of(provider: Provisioner) -> str:
