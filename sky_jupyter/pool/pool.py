@@ -22,7 +22,7 @@ from ..util.pool_cost import PoolCost, TimeLeft
 from ..util.text import rank_label
 from . import rank_names
 from .base.event_loop import Tick, loop, no_tick, wait_ticking
-from .base.events import Listener, Tape, ignore
+from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
 from .base.run_timeline import PoolEvents
 from .base.timeouts import TIMEOUTS
@@ -221,6 +221,41 @@ class Pool:
     def _close_submitter(self) -> None:
         if self.submitter is not None:
             self.submitter.close()
+
+    def surround(
+        self,
+        modules: frozenset[str],
+        listener: Listener,
+        hosts: Sequence[Host] | None = None,
+        on_send: Listener = ignore,
+        tick: Tick = no_tick,
+        *,
+        run: str = "",
+        put: bool = False,
+        again: bool = False,
+        text: str = "",
+        follow: bool = True,
+        within: float = 0.0,
+    ) -> dict[str, Any]:
+        """Return what ranks need besides values; send new files, packages and settings.
+
+        The project's files are checked, unless they were checked in the last ``within`` seconds. Calls in a loop do not
+        repeat the notice of missing packages (``again``).
+        """
+        with self.explaining_end():
+            code = self.code.local.look(modules, within=within)
+            if code.news:
+                listener(NoticeEvent(code.news, run))
+            packages = {}
+            if self.packages.may_differ:
+                packages = self.packages.check(code.others, listener, on_send, tick, put=put, again=again)
+            settings, notes = self.settings.follow(modules, text) if follow else ({}, [])
+            for note in notes:
+                listener(NoticeEvent(note, run))
+            around = {**packages, **settings, **self.pythons.reader}
+            if code.version:
+                around.update(self.code.bring(code, self.hosts if hosts is None else hosts, on_send, tick))
+            return around
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:

@@ -24,7 +24,6 @@ from .tasks import TaskRequest
 if TYPE_CHECKING:
     from ...capture.changed_settings import Settings
     from ..base.run_timeline import PoolEvents
-    from ..hosts.launch import Host
     from ..registry.registry import Registry
     from ..runs.input_requests import AskUser
     from ..transfer.packages import PoolPackages
@@ -245,8 +244,8 @@ class RunSubmission:
         pool, modules = self.pool, run.capture.modules
         with pool.explaining_end():
             hosts = send_values.hosts_of(pool, run)
-            around = self._around(
-                modules, run.listener, hosts, on_send, tick, run=run.id, put=sync, text=text, follow=follow
+            around = pool.surround(
+                modules, run.listener, hosts, on_send, tick, run=run.id, put=sync, again=True, text=text, follow=follow
             )
             for note in run.capture.notes:
                 run.listener(NoticeEvent(note, run.id))
@@ -255,46 +254,6 @@ class RunSubmission:
             except BaseException:
                 send_values.discard(pool, run)
                 raise
-
-    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
-        """Return what ranks need besides a function's files; send what is new.
-
-        The project's files are checked, unless they were checked in the last ``within`` seconds.
-        """
-        with self.pool.explaining_end():
-            # Calls in a loop do not repeat the notice of missing packages.
-            return self._around(modules, listener, self.pool.hosts, ignore, no_tick, again=False, within=within)
-
-    def _around(
-        self,
-        modules: frozenset[str],
-        listener: Listener,
-        hosts: Sequence[Host],
-        on_send: Listener,
-        tick: Tick,
-        *,
-        run: str = "",
-        put: bool = False,
-        again: bool = True,
-        text: str = "",
-        follow: bool = True,
-        within: float = 0.0,
-    ) -> dict[str, Any]:
-        """Send new files, packages and settings to hosts; return what ranks are told."""
-        pool = self.pool
-        code = pool.code.local.look(modules, within=within)
-        if code.news:
-            listener(NoticeEvent(code.news, run))
-        packages = {}
-        if pool.packages.may_differ:
-            packages = pool.packages.check(code.others, listener, on_send, tick, put=put, again=again)
-        settings, notes = pool.settings.follow(modules, text) if follow else ({}, [])
-        for note in notes:
-            listener(NoticeEvent(note, run))
-        around = {**packages, **settings, **pool.pythons.reader}
-        if code.version:
-            around.update(pool.code.bring(code, hosts, on_send, tick))
-        return around
 
     def take_up(self, short: ShortCall, listener: Listener, *, asks: bool) -> Run:
         """Continue an opened short call of all ranks as a run. See `begin_call`."""

@@ -233,7 +233,7 @@ class ShortCalls:
             self._bundles.move_to_end(name)
         # Calls of a burst share a check of the project's files. Each check yields the processor to the loop's thread.
         within = _BURST if self._queue or self._active else 0.0
-        around = self.pool.submission.surround(capture.modules | more, listener, within=within)
+        around = self.pool.surround(capture.modules | more, listener, within=within)
         if around != self._around[0]:
             self._around = around, json.dumps(around, sort_keys=True) if around else ""
         text = self._around[1]

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...capture.blobs import Blob
 from ...capture.collect import Capture
-from ..base.event_loop import Tick
-from ..base.events import Listener
+from ..base.event_loop import Tick, no_tick
+from ..base.events import Listener, ignore
 from ..runs.run import Run
 from ..transfer.fetch_values import ValuesContext
 
 if TYPE_CHECKING:
+    from ..hosts.launch import Host
     from ..transfer.python_versions import PoolPythons
     from .supervisor import Supervisor
 
@@ -43,10 +44,6 @@ class Submission(Protocol):
         """Send what a run needs to its nodes."""
         ...
 
-    def surround(self, modules: frozenset[str], listener: Listener, *, within: float = 0.0) -> dict[str, Any]:
-        """Return what ranks need besides a function's files; send what is new."""
-        ...
-
     def register(self, runs: Sequence[Run]) -> None:
         """Register runs about to start; raise PoolError if the pool has ended meanwhile."""
         ...
@@ -69,6 +66,24 @@ class TaskContext(ValuesContext, Protocol):
 
     @property
     def is_guest(self) -> bool: ...
+
+    def surround(
+        self,
+        modules: frozenset[str],
+        listener: Listener,
+        hosts: Sequence[Host] | None = None,
+        on_send: Listener = ignore,
+        tick: Tick = no_tick,
+        *,
+        run: str = "",
+        put: bool = False,
+        again: bool = False,
+        text: str = "",
+        follow: bool = True,
+        within: float = 0.0,
+    ) -> dict[str, Any]:
+        """Return what ranks need besides values; send new files, packages and settings."""
+        ...
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Record what a run has assigned on the nodes."""
