@@ -636,7 +636,11 @@ class ShortCalls:
 
     def _note_opened(self, call: DirectCall, count: int) -> None:
         """Count an opened call of one rank, and keep the files of any."""
-        self._long.add(call) if count > 0 else self._long.discard(call)
+        # One of all ranks that was not sent begins as any run, and nobody releases it.
+        if count > 0 and (call.sent or not call.everywhere):
+            self._long.add(call)
+        else:
+            self._long.discard(call)
         if not call.everywhere:
             self._all_opened += count
             if call.sent:
