@@ -206,6 +206,9 @@ class LoginRefused(MachineError):
     """
 
 
+# Reasons of a `LoginRefused` if the connection ended before the host had answered; another attempt may succeed.
+BROKEN_LOGIN = ("attempts", "waited")
+
 # Suffix for a connection that is being re-established; a caller that gives up removes it.
 AGAIN = ", and is made again"
 

@@ -39,9 +39,7 @@ class Token(Secret):
         """Return HF_TOKEN's value, or the token that `hf auth login` has stored."""
         given = os.environ.get(VARIABLE) or os.environ.get(_FORMER)
         if given is None:
-            cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-            home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-            path = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
+            path = os.environ.get("HF_TOKEN_PATH") or os.path.join(home(), "token")
             with contextlib.suppress(OSError):
                 given = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
         return (given or "").strip() or None
@@ -132,3 +130,9 @@ def _around(secret: Secret, info: InstanceInfo) -> Iterator[None]:
             os.environ.pop(VARIABLE, None)
             if before is not None:
                 os.environ[VARIABLE] = before
+
+
+def home() -> str:
+    """Return the folder of Hugging Face's files here; it may begin with ``~``."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")

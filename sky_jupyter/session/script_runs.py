@@ -235,9 +235,9 @@ def _shared_out(script: Script, nodes: int) -> Script:
 
 def _config(script: Script) -> str | None:
     """Return the text of the file of ``accelerate config``; None if there is none."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    own = Path(os.path.expanduser(home), "accelerate", "default_config.yaml")
+    from ..plugins.huggingface import home
+
+    own = Path(os.path.expanduser(home()), "accelerate", "default_config.yaml")
     path = absolute(script.config) if script.config else own
     if not script.config and (not path.is_file() or "--cpu" in script.options):
         return None

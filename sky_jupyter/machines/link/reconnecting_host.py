@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ...errors import AGAIN, GONE, HostKeyError, LinkLost, LoginRefused, MachineError
+from ...errors import AGAIN, BROKEN_LOGIN, GONE, HostKeyError, LinkLost, LoginRefused, MachineError
 from ..ssh import auth
 from ..ssh.session import Access
 from ..ssh.session_machine import SessionMachine
@@ -21,7 +21,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 _STABLE = 20.0
 # Reasons of a `LoginRefused` that may pass, since this login worked before: a right that an API server which has just
 # started has not loaded yet; and a connection that ended while we logged in, which may have broken again.
-_PASSING = ("rights", "attempts", "waited")
+_PASSING = ("rights", *BROKEN_LOGIN)
 # sshd allows ten sessions per connection by default; commands need some of them.
 _LANES = 4
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...errors import HostKeyError, LoginRefused, MachineError, ProvisionError, Unanswered
+from ...errors import BROKEN_LOGIN, HostKeyError, LoginRefused, MachineError, ProvisionError, Unanswered
 from ...machines.batch.login_session import LocalLogin, LoginSession, SSHLogin
 from ...machines.ssh.types import Ran, shown
 
@@ -35,8 +35,6 @@ _PASSING = re.compile(
     r"unable to contact|timed out|connection (refused|reset|failure)|temporarily|zero bytes|backup controller",
     re.IGNORECASE,
 )
-# Reasons of a `LoginRefused` if the connection ended before the host had answered.
-_BROKEN = ("attempts", "waited")
 _lock = threading.Lock()
 _logins: dict[tuple[int, Target | None, bool], LoginCalls] = {}
 
@@ -74,7 +72,7 @@ class LoginCalls:
             return self._used().run(argv, stdin.encode(), _PATIENCE)
         except (HostKeyError, LoginRefused) as error:
             text = f"{program_of(argv)} could not be run on {self}: {error}"
-            raise (Unanswered if error.reason in _BROKEN else ProvisionError)(text) from None
+            raise (Unanswered if error.reason in BROKEN_LOGIN else ProvisionError)(text) from None
         except (MachineError, OSError, EOFError, TimeoutError) as error:
             raise Unanswered(f"{program_of(argv)} on {self} gave no answer: {error}") from None
 
